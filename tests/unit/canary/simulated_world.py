@@ -11,7 +11,7 @@ import functools
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,91 +107,78 @@ def roll_out(world: SimulatedWorld, act: Callable[[Cycle], None] = lambda cycle:
         return store.record()
 
 
+@dataclass
 class SimulatedWorld:
-    """A simulated world in a folder.
+    """A simulated world in a folder; another instance with the same folder continues with its state.
 
-    Args:
-        folder: Another instance with the same folder continues with its state.
+    Attributes:
+        folder: The folder.
         fault: The candidate's fault.
-        broken: Names of the operations that fail: ``preflight``, ``load``, ``probe``, ``unload``, ``keep``,
-            ``settle`` or ``sample``.
+        broken: Names of the operations that fail, such as ``load``.
         crash_at: The candidate's request during which its process ends.
         open_for_s: The duration of requests that are always open.
-        same_target: Whether the candidate has the stable pair's target.
         held: Whether a person has to judge its probes.
-        leaked_per_s: The bytes that the candidate's process leaks per second.
         asked_by: The number of sessions that send all client requests; None for a session per request.
+        leaked_per_s: The bytes that the candidate's process leaks per second.
+        process: The process at the candidate's socket; a replaced one has another number.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        fault: Fault = NO_FAULT,
-        broken: tuple[str, ...] = (),
-        crash_at: int | None = None,
-        open_for_s: float = 0.0,
-        same_target: bool = True,
-        held: bool = False,
-        asked_by: int | None = None,
-        leaked_per_s: float = 0.0,
-    ) -> None:
-        self.folder = folder
-        self.arms = folder / "arms.json"
-        self.process = 1  # at the candidate's socket; a replaced one has another number
-        self._fault = fault
-        self._broken = broken
-        self._crash_at = crash_at
-        self._open_for_s = open_for_s
-        self._same_target = same_target
-        self._held = held
-        self._asked_by = asked_by
-        self._leaked_per_s = leaked_per_s
-        self._pools = _pools()
-        self._log = folder / "observations.jsonl"
-        self._file = folder / "world.json"
+    folder: Path
+    fault: Fault = NO_FAULT
+    broken: tuple[str, ...] = ()
+    crash_at: int | None = None
+    open_for_s: float = 0.0
+    held: bool = False
+    asked_by: int | None = None
+    leaked_per_s: float = 0.0
+    process: int = 1
+
+    def __post_init__(self) -> None:
+        self._arms, self._log = self.folder / "arms.json", self.folder / "observations.jsonl"
+        self._file = self.folder / "world.json"
         if not self._file.is_file():
-            write_table(self.arms, _initial())
-            self._remember(now_s=BEGAN_AT_S, number=0, is_loaded=False, candidates=[])
-            self._remember(is_kept=False, is_settled=False)
+            write_table(self._arms, _initial())
+            nothing = dict.fromkeys(("is_loaded", "is_kept", "is_settled"), False)
+            self._keep({"now_s": BEGAN_AT_S, "number": 0, "candidates": [], **nothing})
 
     # Called by a controller.
 
     def preflight(self) -> Outcome:
-        if "preflight" in self._broken:
+        if "preflight" in self.broken:
             return Outcome(False, "the tokenizer is another one", {"tokenizer": "differs"})
         return Outcome(True, "all checks pass", {"checks": 5})
 
     def load(self) -> Outcome:
-        if "load" in self._broken:
+        if "load" in self.broken:
             raise RepositoryError("the pair could not be loaded", values="speculative_0", limit="a pair")
         self._remember(is_loaded=True)
         sockets = {"socket": CANDIDATE, "control_socket": CANDIDATE_CONTROL}
-        return Outcome(True, "loaded in 4.0 s", {**sockets, "same_target": self._same_target})
+        return Outcome(True, "loaded in 4.0 s", {**sockets, "same_target": True})
 
     def probe(self) -> Outcome:
-        is_good = "probe" not in self._broken
+        is_good = "probe" not in self.broken
         length = 3.2 if is_good else 1.0
         evidence = {"mean_acceptance_length": length}
-        if self._held:
+        if self.held:
             return Outcome(False, "acceptance_rate 0.45, 0.50 at the build", evidence, needs_review=True)
         return Outcome(is_good, f"mean acceptance length {length}", evidence)
 
     def unload(self) -> str:
-        if "unload" in self._broken:
+        if "unload" in self.broken:
             raise ServerUnavailableError("no server answers", values="8000")
         assert self.table.candidate is None, "unloaded while requests go there"
         self._remember(is_loaded=False, is_kept=False)
         return "its pair is unloaded"
 
     def keep(self) -> Outcome:
-        if "keep" in self._broken:
+        if "keep" in self.broken:
             raise RepositoryError("the repository could not be written")
         assert self.table.stable.socket != CANDIDATE, "no server would have it after a restart"
         self._remember(is_kept=True)
         return Outcome(True, "servers load it at their start")
 
     def settle(self) -> Outcome:
-        if "settle" in self._broken:
+        if "settle" in self.broken:
             raise RepositoryError("the repository could not be rendered")
         sockets = {each.socket for each in self.table.settings.values()}
         assert sockets == {CANDIDATE, CANDIDATE_CONTROL}, "taken away while requests may go there"
@@ -199,7 +186,7 @@ class SimulatedWorld:
         return Outcome(True, "it serves without a rollout")
 
     def write(self, table: ArmTable) -> None:
-        write_table(self.arms, table)
+        write_table(self._arms, table)
 
     def observations(self, offset: int) -> tuple[list[Observation], int]:
         return read_observations(self._log, offset)
@@ -208,12 +195,12 @@ class SimulatedWorld:
         return log_end(self._log)
 
     def sample(self) -> Sample:
-        if "sample" in self._broken:
+        if "sample" in self.broken:
             raise CanaryError("memory and CPU time of both pairs cannot be read")
         now_s = self.clock()
         served_s = now_s - BEGAN_AT_S
         stable = Taken(1e9, served_s, 100 * served_s)
-        return Sample(now_s, replace(stable, resident_bytes=1e9 + self._leaked_per_s * served_s), stable)
+        return Sample(now_s, replace(stable, resident_bytes=1e9 + self.leaked_per_s * served_s), stable)
 
     def listener(self, socket: str) -> int | None:
         return self.process if self.state["is_loaded"] and not self._has_crashed else None
@@ -226,7 +213,7 @@ class SimulatedWorld:
 
     @property
     def table(self) -> ArmTable:
-        return read_table(self.arms)
+        return read_table(self._arms)
 
     def clock(self) -> float:
         return float(self.state["now_s"])
@@ -241,14 +228,13 @@ class SimulatedWorld:
         for index in range(int(seconds * PER_S)):
             lines += self._request(state, table, state["now_s"] + (index + 1) / PER_S)
         state["now_s"] += seconds
-        self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.with_name(f"{self._log.name}.{0:015d}").open("ab") as file:
             file.write(b"".join(lines))
         self._keep(state)
 
     @property
     def _has_crashed(self) -> bool:
-        return self._crash_at is not None and len(self.state["candidates"]) >= self._crash_at
+        return self.crash_at is not None and len(self.state["candidates"]) >= self.crash_at
 
     def _keep(self, state: dict[str, Any]) -> None:
         """Write the whole file or nothing: tests kill processes at any moment."""
@@ -257,8 +243,7 @@ class SimulatedWorld:
         staged.replace(self._file)
 
     def _remember(self, **changes: Any) -> None:
-        known = self.state if self._file.is_file() else {}
-        self._keep({**known, **changes})
+        self._keep({**self.state, **changes})
 
     def _request(self, state: dict[str, Any], table: ArmTable, now_s: float) -> list[bytes]:
         state["number"] += 1
@@ -272,11 +257,11 @@ class SimulatedWorld:
             "generation": table.generation,
             "request_id": f"request-{state['number']}",
             "key": str(state["number"]),
-            "session_id": "" if self._asked_by is None else f"s{state['number'] % self._asked_by}",
-            "oldest_open_at_s": now_s - self._open_for_s,
-            "band": rng.choice(list(self._pools)),
+            "session_id": "" if self.asked_by is None else f"s{state['number'] % self.asked_by}",
+            "oldest_open_at_s": now_s - self.open_for_s,
+            "band": rng.choice(list(_pools())),
         }
-        if arm == "candidate" and self._crash_at is not None and len(state["candidates"]) > self._crash_at:
+        if arm == "candidate" and self.crash_at is not None and len(state["candidates"]) > self.crash_at:
             failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
             return [self._line("stable", common, now_s, rng, **failed)]
         found = [self._line(arm, common, now_s, rng)]
@@ -288,12 +273,12 @@ class SimulatedWorld:
     def _line(
         self, arm: Arm, common: dict[str, Any], now_s: float, rng: np.random.Generator, **more: Any
     ) -> bytes:
-        pool = self._pools[common["band"]]["control" if arm == "control" else "stable"]
+        pool = _pools()[common["band"]]["control" if arm == "control" else "stable"]
         # that of the request that a replay repeats
         place = zlib.crc32(common["request_id"].encode()) % len(pool)
         drawn = replace(pool[place], answer="equal" if "is_replay" in more else "")
         if arm == "candidate":
-            drawn = self._fault.apply(drawn, rng)
+            drawn = self.fault.apply(drawn, rng)
             if "is_replay" not in more:
                 drawn = replace(drawn, answer="")
         if arm == "candidate" and drawn.failure and "is_replay" not in more:
