@@ -72,17 +72,17 @@ class Watch:
             time.sleep(0.01)
         return True
 
-    def first_not_ready_s(self, since_s: float, path: str | None = None) -> float | None:
-        """Return when something watched, or what a path names, was first not ready; None for never."""
-        watched = self._changes.values() if path is None else [self._changes[path]]
-        looks = (look for changes in watched for look in changes)
+    def first_not_ready_s(self, since_s: float) -> float | None:
+        """Return when something watched was first reported as not ready; None for never."""
+        looks = (look for changes in self._changes.values() for look in changes)
         return min((at_s for at_s, is_ready in looks if at_s >= since_s and not is_ready), default=None)
 
-    def longest_not_ready_s(self, since_s: float) -> float:
-        """Return the longest time for which something watched was reported as not ready."""
+    def longest_not_ready_s(self, since_s: float, path: str | None = None) -> float:
+        """Return the longest time for which something watched, or a path, was reported as not ready."""
+        watched = self._changes.values() if path is None else [self._changes[path]]
         lengths = [
             changes[index + 1][0] - at_s if index + 1 < len(changes) else time.monotonic() - at_s
-            for changes in self._changes.values()
+            for changes in watched
             for index, (at_s, is_ready) in enumerate(changes)
             if at_s >= since_s and not is_ready
         ]
