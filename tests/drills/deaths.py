@@ -28,7 +28,7 @@ _STOPPED_S = 20.0
 _REPETITIONS = 3
 
 TRITON = "triton"
-_ANSWERS, _RESTARTS = "draftproof_model_answers", "draftproof_triton_restarts_total"
+_ANSWERS = "draftproof_model_answers"
 
 
 def _dies(asked: Sequence[str], killed: str, number: int = signal.SIGKILL) -> Callable[[Place], Outcome]:
