@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,9 @@ class Calibration:
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            draft, target = (EngineCosts(**_with_tuples(document.pop(role))) for role in ("draft", "target"))
-            calibration = cls(draft, target, **_with_tuples(document))
+            own = {each.name: document[each.name] for each in fields(cls) if each.name in document}
+            draft, target = (EngineCosts(**_with_tuples(own.pop(role))) for role in ("draft", "target"))
+            calibration = cls(draft, target, **_with_tuples(own))  # without the baseline, which others read
             _check(calibration)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
