@@ -154,7 +154,7 @@ STILL_ABOVE = {
     "wire": 1_211,
     "router": 4_000,
     "triton": 4_000,
-    "front door": 3_878,
+    "front door": 3_610,
     "validation": 3_733,
     "canary": 3_177,
     "deploy": 2_173,

@@ -1,7 +1,8 @@
-"""Tests of the log probabilities of a message's text, beside thoughts and tool calls."""
+"""Tests of what is told of tokens: their log probabilities beside thoughts and calls, and their sources."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.client.generation import Chunk
+from pipelines.client.generation import TOKEN_SOURCES, Chunk
 from pipelines.front_door.messages.message import Content
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import HERMES, Thinking
-from pipelines.front_door.token_details import TextLogProbs
+from pipelines.front_door.token_details import TextLogProbs, runs_by_source
+from pipelines.text.chunk_boundary import decode_chunk
 
 THOUGHTS, SAID = "<think>\nhm \u00e9 \u2615\n</think>\n\n", "caf\u00e9 \u2615 <tool \U0001f600."
 CALL = '\n<tool_call>\n{"name": "f", "arguments": {"a": "\u2615"}}\n</tool_call>'
@@ -24,11 +26,12 @@ class Model:
 
     Args:
         pieces: The pieces; the id of a token is the index of its piece.
+        special: Names of special tokens, which have no bytes.
     """
 
-    def __init__(self, pieces: list[bytes]) -> None:
+    def __init__(self, pieces: list[bytes], special: dict[int, bytes]) -> None:
         self.pieces = pieces
-        vocabulary = SimpleNamespace(join=lambda ids: b"".join(map(self.bytes_of, ids)), special={})
+        vocabulary = SimpleNamespace(join=lambda ids: b"".join(map(self.bytes_of, ids)), special=special)
         self.tokenizer = SimpleNamespace(vocabulary=vocabulary)
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -43,7 +46,7 @@ def log_probs_of(pieces: list[bytes], ends: set[int], num_cut: int = 0) -> list[
         ends: Indices of tokens after which a chunk ends, where a character does too.
         num_cut: Characters at the end that a stop word cuts off.
     """
-    model: Any = Model(pieces)
+    model: Any = Model(pieces, {})
     reader, found = MessageReader(Thinking.POSSIBLE, HERMES), TextLogProbs(model)
     told: list[tuple[int, int]] = []
     ids: list[int] = []
@@ -126,3 +129,37 @@ def test_a_token_without_characters_belongs_where_its_neighbour_does(
     pieces: list[bytes], num_cut: int, expected: list[int]
 ) -> None:
     assert [token for token, _ in log_probs_of(pieces, set(range(9)), num_cut)] == expected
+
+
+WORDS = [b"def ", b"caf\xc3", b"\xa9", b"\xff", "\u2615".encode(), b"a", b""]
+SOURCES: Any = Model(WORDS, {6: b"<|end|>"})
+
+
+def runs_of(ids: list[int], sources: list[int], text: str) -> list[tuple[str, str, int]]:
+    marks = tuple(source != 0 for source in sources)
+    chunk = Chunk(text, tuple(ids), marks, "", 0.0, len(ids), token_sources=tuple(sources))
+    return [(run["source"], run["text"], run["num_tokens"]) for run in runs_by_source(SOURCES, chunk)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3))), st.integers(0, 40))
+def test_runs_join_to_the_text_of_the_chunk(tokens: list[tuple[int, int]], num_kept: int) -> None:
+    ids, sources = [token_id for token_id, _ in tokens], [source for _, source in tokens]
+    text = decode_chunk(b"".join(WORDS[each] for each in ids))[:num_kept]  # a stop word cuts its end off
+    runs = runs_of(ids, sources, text)
+    assert "".join(said for _, said, _ in runs) == text
+    assert [source for source, _, number in runs for _ in range(number)] == [
+        TOKEN_SOURCES[n] for n in sources
+    ]
+    assert all(one != other for (one, *_), (other, *_) in pairwise(runs))
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "expected"),
+    [
+        ([0, 1, 2], "def caf\u00e9", ["def ", "caf", "\u00e9"]),  # it belongs to the token that completes it
+        ([5, 6], "a<|end|>", ["a", "<|end|>"]),
+        ([5, 6], "a", ["a", ""]),
+    ],
+)
+def test_a_run_has_the_text_that_its_tokens_complete(ids: list[int], text: str, expected: list[str]) -> None:
+    assert [said for _, said, _ in runs_of(ids, list(range(len(ids))), text)] == expected
