@@ -14,18 +14,10 @@ from tritonclient.grpc import service_pb2
 from pipelines.deploy import served_files
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.served_files import ServedFiles
-from pipelines.errors import (
-    DraftproofError,
-    InvalidRequestError,
-    ProcessEndedError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    ServerBusyError,
-    ServerUnavailableError,
-)
+from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.triton.gateway.relay import CheckedRequest, Relay
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, parse
-from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of
+from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of, status_of
 from pipelines.triton.supervision.supervisor import Supervisor
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -33,14 +25,6 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}
 _MAX_PENDING = 1 << 16  # calls that wait to be handled; further ones get ``server_busy``
 _MESSAGE_ROOM_BYTES = 1 << 16  # for everything but the tensors
-_CODES: tuple[tuple[type[DraftproofError], grpc.StatusCode], ...] = (
-    (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
-    (ServerBusyError, grpc.StatusCode.UNAVAILABLE),
-    (ServerUnavailableError, grpc.StatusCode.UNAVAILABLE),
-    (ProcessEndedError, grpc.StatusCode.UNAVAILABLE),
-    (RequestTimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (RequestCancelledError, grpc.StatusCode.CANCELLED),
-)
 
 
 class GrpcServer:
@@ -210,8 +194,7 @@ async def _answered(method: Callable[[bytes, Any], Awaitable[Any]], raw: bytes, 
     try:
         response = await method(raw, context)
     except DraftproofError as error:
-        code = next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-        response = await context.abort(code, error.to_wire())
+        response = await context.abort(status_of(error)[0], error.to_wire())
     except grpc.aio.AioRpcError as error:
         response = await context.abort(error.code(), error_of(error).to_wire())
     return response if isinstance(response, bytes) else bytes(response.SerializeToString())

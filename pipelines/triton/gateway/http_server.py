@@ -11,15 +11,7 @@ import grpc  # type: ignore[import-untyped]
 from aiohttp import web
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 
-from pipelines.errors import (
-    DraftproofError,
-    InternalError,
-    InvalidRequestError,
-    ProcessEndedError,
-    RequestTimeoutError,
-    ServerBusyError,
-    ServerUnavailableError,
-)
+from pipelines.errors import DraftproofError, InternalError, InvalidRequestError
 from pipelines.time_limit import within
 from pipelines.triton.gateway.json_messages import (
     generate_document,
@@ -29,7 +21,7 @@ from pipelines.triton.gateway.json_messages import (
 )
 from pipelines.triton.gateway.relay import CheckedRequest, Relay
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, quoted
-from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of
+from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of, status_of
 from pipelines.triton.supervision.supervisor import Supervisor
 
 _LOG = logging.getLogger(__name__)
@@ -37,13 +29,6 @@ _LOG = logging.getLogger(__name__)
 _BODY_TIMEOUT_S = 30.0  # for the largest body over a slow network
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _EVENTS = "text/event-stream; charset=utf-8"
-_STATUS: tuple[tuple[type[DraftproofError], int], ...] = (
-    (InvalidRequestError, 400),
-    (ServerBusyError, 503),
-    (ServerUnavailableError, 503),
-    (ProcessEndedError, 503),
-    (RequestTimeoutError, 504),
-)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -236,7 +221,7 @@ class HttpServer:
 
 
 def _error_response(error: DraftproofError) -> web.Response:
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    _, status = status_of(error)
     headers = {"Retry-After": "1"} if status == 503 else {}
     return web.json_response({"error": error.to_wire()}, status=status, headers=headers)
 

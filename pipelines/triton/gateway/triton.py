@@ -18,7 +18,11 @@ from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
     InvalidRequestError,
+    ProcessEndedError,
     RepositoryError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ServerBusyError,
     ServerUnavailableError,
     from_wire,
 )
@@ -33,6 +37,14 @@ OWN_PREFIX = "draftproof_"
 KEY_PARAMETER = f"{OWN_PREFIX}key"
 """Request parameter with the server's key (``pipelines/triton/backend/header.py``)."""
 
+_STATUSES = (
+    (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT, 400),
+    (ServerBusyError, grpc.StatusCode.UNAVAILABLE, 503),
+    (ServerUnavailableError, grpc.StatusCode.UNAVAILABLE, 503),
+    (ProcessEndedError, grpc.StatusCode.UNAVAILABLE, 503),
+    (RequestTimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+    (RequestCancelledError, grpc.StatusCode.CANCELLED, 500),
+)
 _QUICK_S = 5.0
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _LOAD_S = 1800.0  # engines of TensorRT-LLM, as pipelines/deploy/triton/launch.py waits
@@ -214,6 +226,13 @@ def error_of(error: Any) -> DraftproofError:
     if error.code() in _SILENT and from_wire(details) is None:
         return triton_unavailable(f"{error.code().name}: {details[:200]}")
     return error_behind(details)
+
+
+def status_of(error: DraftproofError) -> tuple[grpc.StatusCode, int]:
+    """Return the codes of gRPC and HTTP with which a client gets an error."""
+    found = (codes for kind, *codes in _STATUSES if isinstance(error, kind))
+    code, status = next(found, (grpc.StatusCode.INTERNAL, 500))
+    return code, status
 
 
 def triton_unavailable(values: str) -> ServerUnavailableError:
