@@ -94,6 +94,15 @@ def test_a_mask_depends_on_nothing_but_the_output(guide: Guide, data: st.DataObj
         output.append(token_id)
 
 
+def test_an_answer_ends_only_where_its_guide_lets_it() -> None:
+    state = COMPILER.compile(Guide("regex", "ab+")).after(ids([]))
+    found = [state.may_end]
+    for letter in "abb":
+        state.push(encode(letter)[0])
+        found.append(state.may_end)
+    assert found == [False, False, True, True]
+
+
 def test_forced_text_is_written_in_the_tokenizers_own_tokens() -> None:
     grammar = COMPILER.compile(GUIDES[0])
     begin = encode('{"')
