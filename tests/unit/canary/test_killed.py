@@ -191,7 +191,7 @@ def left_behind(folder: Path) -> tuple[str, ...]:
     ("last", "phase"),
     [
         # Another test below kills a controller once in each of the phases before the decision.
-        pytest.param(last, phase, marks=[pytest.mark.long] * (phase in _BEFORE_THE_DECISION[:-1]))
+        pytest.param(last, phase, marks=[pytest.mark.long] * (phase in _BEFORE_THE_DECISION))
         for last, phases in PHASES.items()
         for phase in phases
     ],
@@ -241,10 +241,10 @@ def run_alone(folder: str, last: str, pause_in: str) -> None:
 @pytest.mark.parametrize(
     ("phase", "last"),
     [
-        *((phase, "promoted") for phase in ("preflight", "cold_start", "step/2", "promoting", "paused")),
+        *((phase, "promoted") for phase in ("cold_start", "step/2", "promoting", "paused")),
         *(
             pytest.param(phase, "promoted", marks=pytest.mark.long)
-            for phase in ("loading", "shadow", "step/1")
+            for phase in ("preflight", "loading", "shadow", "step/1")
         ),
         ("shadow", "rolled_back"),
         ("rolling_back", "rolled_back"),

@@ -156,7 +156,6 @@ STILL_ABOVE = {
     "triton": 3_430,
     "front door": 3_610,
     "validation": 3_733,
-    "canary": 3_177,
     "deploy": 2_173,
     "command line": 898,
     "shared modules": 743,
