@@ -201,24 +201,23 @@ def test_a_fault_of_a_feature_is_found_there_and_nowhere_else(
 
 
 def test_a_draft_token_that_stands_is_found_without_token_ids(
-    run: Callable[..., Run], door: Server, size: list[str]
+    run: Callable[..., Run], door: Server, plain: Path, fields: dict[str, Any]
 ) -> None:
-    control = "--control", url_of(door), "--control-fields", json.dumps({"num_draft_tokens": 0})
     with fault_proxy(url_of(door), Sometimes(faults.let_the_draft_stand, 2), with_ids=False) as url:
-        code, report, printed = run(url, *control, *size, "--num-prompts", "6")
+        code, report, printed = run(url, "--fields", json.dumps(fields), "--baseline", plain)
     whole = [each for each in judged(report) if "streamed" not in each["title"]]
     assert (code, len(whole)) == (1, 2), printed
     assert all(BEYOND_ROUNDING in each["summary"] for each in whole), printed
 
 
 def test_a_server_that_does_not_sample_is_found(run: Callable[..., Run], door: Server) -> None:
-    sampled = "--sampled", "40", *SIZE, "--num-prompts", "2"
+    sampled = "--sampled", "24", *SIZE, "--num-prompts", "2"
     with fault_proxy(url_of(door), faults.always_choose_the_best) as url:
         code, report, printed = run(url, "--control", url_of(door), *sampled)
     distribution = judged(report)[-1]
     assert (code, distribution["verdict"]) == (1, "fail"), printed
     assert "the distribution differs from the target's" in distribution["summary"], printed
-    assert distribution["figures"]["answers_per_prompt_and_model"] == 40
+    assert distribution["figures"]["answers_per_prompt_and_model"] == 24
     assert all(each["verdict"] == "inconclusive" for each in judged(report)[:-1]), printed
 
 
