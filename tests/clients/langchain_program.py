@@ -38,7 +38,6 @@ answers = {
     "completion_stream": "".join(text.stream("def area(")),
     "chat": answer.content,
     "chat_stream": "".join(chunk.content for chunk in chat.stream(MESSAGES)),
-    "chat_async": asyncio.run(chat.ainvoke(MESSAGES)).content,
     "usage": answer.usage_metadata["output_tokens"],
     "refusal": refusal,
 }
@@ -55,10 +54,19 @@ result = ToolMessage("noon", tool_call_id=answer.tool_calls[0]["id"])
 after = caller.bind_tools(tools, tool_choice="none", max_tokens=1).invoke([*messages, answer, result])
 form = caller.with_structured_output({"title": "weather", **asked["schema"]})
 responses = ChatOpenAI(**with_tools, use_responses_api=True).bind_tools(tools, tool_choice="required")
+
+
+async def ask_later() -> tuple[BaseMessage, BaseMessage]:
+    """Ask on one event loop, to which the client's connections belong."""
+    return await chat.ainvoke(MESSAGES), await required.ainvoke(messages)
+
+
+later, later_call = asyncio.run(ask_later())
+answers["chat_async"] = later.content
 calls = {
     "required": calls_of(answer),
     "streamed": calls_of(first),
-    "async": calls_of(asyncio.run(required.ainvoke(messages))),
+    "async": calls_of(later_call),
     "named": calls_of(caller.bind_tools(tools, tool_choice=asked["function"]).invoke(messages)),
     "allowed": calls_of(caller.bind_tools(tools, tool_choice=ALLOWED).invoke(messages)),
     "responses": calls_of(responses.invoke(messages, parallel_tool_calls=False)),
