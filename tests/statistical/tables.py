@@ -85,7 +85,7 @@ class Table:
         """Return the table behind the executor's own decisions, without scheduler, cache and event loop."""
 
         async def call(request: GenerationRequest) -> Output:
-            state = RequestState.begin(request, self.vocabulary, self._sampler(request))
+            state = RequestState(request, self.vocabulary, self._sampler(request))
             outputs: list[Output] = []
             while not outputs or not outputs[-1].is_final:
                 known = state.known_tokens[len(PROMPT) :].tolist()
