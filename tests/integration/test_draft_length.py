@@ -152,7 +152,6 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
         ]
 
     def counts_agree() -> bool:  # they are published one after the other
-        """the counters are published one after another"""
         rounds = by_length()
         num_verified = sum(length * count for length, count in enumerate(rounds))
         return (sum(rounds[1:]), num_verified) == (
@@ -195,7 +194,7 @@ def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(serv
             matched = matched_rounds([Pair(few, many)])
             num_matched += len(matched.depth)
             assert matched.by_candidate.tolist() == matched.by_baseline.tolist()
-            rates.append([each.total_accepted_draft_tokens / each.total_draft_tokens for each in (few, many)])
+            rates.append([sum(each.accepted_per_round) / sum(each.drafted_per_round) for each in (few, many)])
     models.close()
     assert num_matched >= 100
     assert any(few != many for few, many in rates)

@@ -75,8 +75,6 @@ def test_the_answer_is_the_targets_own(data: st.DataObject) -> None:
     draft, target = draft_executor(), make_executor(RecordingEngine(NUM_BLOCKS))
     rounds = run([draft, target], lambda: rounds_of(req, draft.complete, target, 4))
     assert tokens_of(rounds) == alone(req)
-    proposed = sum(part.num_draft_tokens for part in rounds)
-    assert proposed or len(rounds) < 3
 
 
 def test_the_draft_reads_each_position_once() -> None:
@@ -87,6 +85,7 @@ def test_the_draft_reads_each_position_once() -> None:
     rounds = run([draft, target], lambda: rounds_of(req, draft.complete, target, 4))
     output = tokens_of(rounds)
     assert set(NEVER) & set(output), "some tokens are read as several"
+    assert sum(part.num_draft_tokens for part in rounds) > 0
     length = len(token_map().translate_prompt(np.array(prompt + output, np.int32)))
     # Rejected proposals are computed again at the same position, but nothing before them.
     num_rejected = sum(part.num_draft_tokens - part.num_accepted_tokens for part in rounds)

@@ -148,22 +148,22 @@ NEWER_THAN_3_10 = re.compile(
 
 # Parts above their budget in tools/size.py, and what each may still have: lower it with every step.
 STILL_ABOVE = {
-    "speculation": 2_077,
+    "speculation": 1_866,
     "executor": 1_540,
     "text": 1_037,
     "wire": 1_195,
-    "router": 4_000,
-    "triton": 3_430,
-    "front door": 3_610,
+    "router": 3_642,
+    "triton": 3_420,
+    "front door": 3_609,
     "validation": 3_733,
-    "deploy": 2_173,
+    "deploy": 2_170,
     "command line": 898,
     "shared modules": 743,
-    "build": 5_035,
-    "GPU track": 3_262,
+    "build": 5_023,
+    "GPU track": 3_013,
 }
 
-TEST_LINES = 66_248  # on the way to size.TEST_LINES
+TEST_LINES = 64_829  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 

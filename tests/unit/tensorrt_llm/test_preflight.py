@@ -251,7 +251,7 @@ def test_the_command_fails_and_prints_every_finding(
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--recipe", "llama-3-1-8b-fp8", "--run", str(tmp_path)]) == 1
-    assert "correct the path in the recipe" in capsys.readouterr().err
+    assert "download the checkpoint to this directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"architectures": ["LlamaForCausalLM"]}'])
