@@ -302,13 +302,13 @@ BREAKAGES: tuple[Breakage, ...] = (
         "resumption: the output so far counts as prompt",
         '"prompt_length": scalar_tensor(prompt_ids.size, np.int32)',
         '"prompt_length": scalar_tensor(prompt_ids.size + len(output_ids), np.int32)',
-        "test_resumption.py",
+        "test_resumed_requests.py",
     ),
     _one(
         "resumption: it begins inside a character",
         "if num_whole < len(output_ids):",
         "if False:",
-        "test_resumption.py",
+        "test_resumed_requests.py",
     ),
     _one(
         "router: an answer that goes on after its end is not noticed",
