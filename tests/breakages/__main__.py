@@ -116,7 +116,9 @@ def _run_tests(tree: Path, breakage: Breakage) -> tuple[int, str]:
         if not found:
             return -1, f"there is no {name}"
         paths += [str(path.relative_to(tree)) for path in found]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *paths]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider"]
+    # Python 3.11 may fail to parse the source for pytest's own form of a deep traceback.
+    command += ["--tb=native", *paths]
     # Hypothesis tries the same examples each time, and takes the first that fails.
     environment = {**os.environ, "CI": "1", "HYPOTHESIS_PROFILE": "unshrunk"}
     try:

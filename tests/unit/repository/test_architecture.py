@@ -163,7 +163,7 @@ STILL_ABOVE = {
     "GPU track": 3_013,
 }
 
-TEST_LINES = 64_829  # on the way to size.TEST_LINES
+TEST_LINES = 64_831  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 
