@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "triton": {
         *("errors", "program", "asyncio_thread", "available_resources", "manifest", "kserve_stream"),
-        *("time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
+        *("atomic_file", "time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
     },
     "front_door": {
         *("socket_path", "wire"),
