@@ -1,7 +1,7 @@
 """Write the recipe of two checkpoints: ``python -m build.own_pair TARGET DRAFT``.
 
-Each is a directory, or ``hf://ORGANIZATION/NAME@REVISION`` on the hub. Settings and tokenizers are checked,
-and a plan of the memory is printed. Then what is on the hub is downloaded. Nothing is compiled.
+Each is a directory, a GGUF file, or ``hf://ORGANIZATION/NAME@REVISION`` on the hub. Settings and tokenizers
+are checked, and a plan of the memory is printed. Then what is on the hub is downloaded. Nothing is compiled.
 ``draftproof try`` calls this program and continues with the recipe.
 """
 
@@ -26,7 +26,7 @@ from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
 from build.operators.library import check_compiler
 from build.preflight import check_recipe, check_settings, plan_recipe
-from build.recipe import REPOSITORY_ROOT, load_recipe, parse_recipe
+from build.recipe import GGUF_SUFFIX, REPOSITORY_ROOT, EngineRecipe, load_recipe, parse_recipe
 from pipelines.atomic_file import write_whole
 from pipelines.available_resources import available_bytes, available_cores
 from pipelines.configuration import load_yaml
@@ -75,7 +75,10 @@ def write_recipe(
     checkpoints = [
         _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
     ]
-    configs = [open_settings(_directory(checkpoint), max_seq_len).config for checkpoint in checkpoints]
+    configs = [
+        open_settings(EngineRecipe(checkpoint).checkpoint_directory, max_seq_len).config
+        for checkpoint in checkpoints
+    ]
     length = min(max_seq_len, *(config.max_position_embeddings for config in configs))
     document = _document(name, checkpoints, _quantizations(configs, quantization), length)
     for role, config in zip(("target", "draft"), configs, strict=True):
@@ -104,7 +107,7 @@ def write_recipe(
 
 def _name(*checkpoints: str) -> str:
     parts = (HubCheckpoint.parse(each) or Path(each).resolve() for each in checkpoints)
-    both = "-".join(part.name for part in parts).lower()
+    both = "-".join(part.name.removesuffix(GGUF_SUFFIX) for part in parts).lower()
     return re.sub(r"[^a-z0-9-]+", "-", both).strip("-")
 
 
@@ -122,11 +125,6 @@ def _as_written(path: Path, role: str, checkpoint: str) -> str:
 def _pinned(checkpoint: str) -> str:
     on_hub = HubCheckpoint.parse(checkpoint)
     return str(Path(checkpoint).resolve() if on_hub is None else open_repository(on_hub).checkpoint)
-
-
-def _directory(checkpoint: str) -> Path:
-    on_hub = HubCheckpoint.parse(checkpoint)
-    return Path(checkpoint) if on_hub is None else on_hub.directory
 
 
 def _quantizations(configs: Sequence[NetworkConfig], quantization: str) -> list[str]:
@@ -214,7 +212,10 @@ def _work(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the last line of standard output is JSON."""
     parser = argparse.ArgumentParser(prog="python -m build.own_pair", description="Write a pair's recipe.")
-    parser.add_argument("target", help="checkpoint of the target: a directory, or hf://ORGANIZATION/NAME")
+    parser.add_argument(
+        "target",
+        help="checkpoint of the target: a directory, a GGUF file, or hf://ORGANIZATION/NAME",
+    )
     parser.add_argument("draft", help="checkpoint of the draft")
     parser.add_argument("--output", type=Path, help="recipe file (default: TARGET-DRAFT.yaml)")
     parser.add_argument(

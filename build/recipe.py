@@ -21,6 +21,8 @@ from pipelines.errors import RecipeError
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 RECIPES = Path(__file__).resolve().parent / "recipes"
+UNPACKED = REPOSITORY_ROOT / ".cache" / "gguf"
+GGUF_SUFFIX = ".gguf"
 
 Runtime = Literal["embedded", "tensorrt_llm"]
 RUNTIMES = get_args(Runtime)
@@ -77,8 +79,9 @@ class EngineRecipe:
     """Settings for building one of the two engines.
 
     Attributes:
-        checkpoint: Directory of a Hugging Face or TensorRT-LLM checkpoint, relative to the repository root
-            unless absolute; or ``hf://ORGANIZATION/NAME@REVISION`` on the Hugging Face hub.
+        checkpoint: Directory of a Hugging Face or TensorRT-LLM checkpoint, or GGUF file (of a split one, any
+            part), relative to the repository root unless absolute; or ``hf://ORGANIZATION/NAME@REVISION`` on
+            the Hugging Face hub.
         quantization: ``int8``: weight-only, per channel. ``int4``: weight-only, in groups of 128 inputs;
             embedded only. Both keep integers that a checkpoint has already, if they are as small; the
             embedded runtime rounds activations too. ``fp8``, ``int8_sq`` (SmoothQuant), ``int4_awq``,
@@ -120,9 +123,18 @@ class EngineRecipe:
 
     @property
     def checkpoint_directory(self) -> Path:
-        """Return the checkpoint's absolute path; raises CheckpointError if it has to be downloaded first."""
+        """Return the directory of the checkpoint; a GGUF file is unpacked into one, once.
+
+        Raises:
+            CheckpointError: It has to be downloaded first, or the GGUF file cannot be used.
+        """
         on_hub = HubCheckpoint.parse(self.checkpoint)
-        return REPOSITORY_ROOT / self.checkpoint if on_hub is None else on_hub.directory
+        path = REPOSITORY_ROOT / self.checkpoint if on_hub is None else on_hub.directory
+        if path.suffix != GGUF_SUFFIX:
+            return path
+        from build.gguf.unpack import unpack  # which needs recipes itself
+
+        return unpack(path, UNPACKED)
 
 
 @dataclass(frozen=True)

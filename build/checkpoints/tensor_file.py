@@ -8,12 +8,13 @@ the tensors. numpy supports neither bfloat16 nor E4M3, so their bits are kept as
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -167,8 +168,24 @@ def _tensors(path: Path, header: dict[str, Any], body: AnyArray) -> Iterator[tup
         yield name, Tensor(dtype, shape, data.reshape(shape))
 
 
+class WritableTensor(Protocol):
+    """Holds what is written of a tensor; ``data`` may be read from elsewhere when it is asked for."""
+
+    @property
+    def dtype(self) -> str:
+        """See ``Tensor``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See ``Tensor``."""
+
+    @property
+    def data(self) -> AnyArray:
+        """See ``Tensor``."""
+
+
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: Path, tensors: Mapping[str, WritableTensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a safetensors file atomically.
 
@@ -180,7 +197,7 @@ def write_tensors(
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for name, tensor in tensors.items():
-        size = tensor.data.nbytes
+        size = STORAGE[tensor.dtype].itemsize * math.prod(tensor.shape)
         header[name] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
@@ -192,4 +209,5 @@ def write_tensors(
     with whole_file(path) as made, made.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
-            file.write(np.ascontiguousarray(tensor.data, dtype=STORAGE[tensor.dtype]).tobytes())
+            data = np.ascontiguousarray(tensor.data, dtype=STORAGE[tensor.dtype])
+            file.write(data.reshape(tensor.shape).data)

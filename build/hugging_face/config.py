@@ -15,6 +15,7 @@ from build.hugging_face.families import FAMILIES, REFUSED, Family
 from build.hugging_face.quantized.compressed_tensors import read_compressed_tensors
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.quantized.fp8 import read_fp8
+from build.hugging_face.quantized.gguf import read_gguf
 from build.hugging_face.quantized.words import read_awq, read_gptq
 from build.hugging_face.rope import max_positions, rotary_of
 from build.networks.network import LayerConfig, NetworkConfig, Rotary
@@ -193,6 +194,7 @@ _FORMS: Mapping[str, Callable[[Settings], Form]] = {
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
+    "gguf": read_gguf,
     "gptq": read_gptq,
 }
 

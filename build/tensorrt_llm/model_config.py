@@ -71,6 +71,10 @@ def read_model_config(directory: Path) -> ModelConfig:
     """
     path = directory / "config.json"
     raw = read_json(path)
+    if (raw.get("quantization_config") or {}).get("quant_method") == "gguf":
+        raise Settings(raw, path).fail(
+            "a GGUF file", "TensorRT-LLM reads none", "use the checkpoint that the file was made from"
+        )
     if "architecture" in raw:
         return parse_tensorrt_llm(raw, path)
     if isinstance(raw.get("architectures"), list) and raw["architectures"]:

@@ -21,6 +21,7 @@ from pipelines.demo.__main__ import main as demonstrate
 from pipelines.program import EXIT_PASS, run_program
 
 _HUB = "hf://"
+_GGUF = ".gguf"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
@@ -51,24 +52,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def named_checkpoint(text: str) -> str:
     """Return a checkpoint as a recipe names it: an absolute path, or ``hf://ORGANIZATION/NAME@REVISION``.
 
-    ``ORGANIZATION/NAME`` is an id of the hub unless there is a directory ``ORGANIZATION``: then it is a path.
+    ``ORGANIZATION/NAME`` is an id of the hub unless there is a directory ``ORGANIZATION``, or NAME is that
+    of a GGUF file: then it is a path.
     """
     if text.startswith(_HUB):
         return text
-    if _HUB_ID.fullmatch(text) and not Path(text.partition("/")[0]).exists():
+    if _HUB_ID.fullmatch(text) and not text.endswith(_GGUF) and not Path(text.partition("/")[0]).exists():
         return f"{_HUB}{text}"
     return str(Path(text).resolve())
 
 
 def _last_name(checkpoint: str) -> str:
     is_on_hub = checkpoint.startswith(_HUB)
-    return Path(checkpoint.partition("@")[0] if is_on_hub else checkpoint).name
+    return Path(checkpoint.partition("@")[0] if is_on_hub else checkpoint).name.removesuffix(_GGUF)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="draftproof try", description="Serve and check a pair of your own.")
     parser.add_argument(
-        "target", help="checkpoint of the target: a directory, or ORGANIZATION/NAME[@REVISION]"
+        "target", help="checkpoint of the target: a directory, a GGUF file, or ORGANIZATION/NAME[@REVISION]"
     )
     parser.add_argument("draft", help="checkpoint of the draft, likewise")
     parser.add_argument("--output", type=Path, help="recipe to write (default: TARGET-DRAFT.yaml)")

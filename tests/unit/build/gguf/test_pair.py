@@ -1,0 +1,105 @@
+"""Tests of pairs of which one or both are GGUF files: recipes, preflight, engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from build.engines import build_engines, checkpoint_digests, engine_identity
+from build.own_pair import write_recipe
+from build.preflight import check_recipe
+from build.preflight import main as preflight
+from build.recipe import load_recipe
+from build.tensorrt_llm.model_config import read_model_config
+from pipelines.demo.own_pair import named_checkpoint
+from pipelines.errors import CheckpointError, RecipeError
+from tests.golden.families import save_family
+from tests.support.gguf_files import convert
+
+MEMORY = 20e9
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("build.recipe.UNPACKED", tmp_path / "unpacked")
+    return tmp_path / "unpacked"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    made = []
+    for role, family in (("Big-q8_0", "qwen2"), ("small", "olmo2")):
+        save_family(family, tmp_path / family)
+        path = convert(tmp_path / family, tmp_path / f"{role}.gguf", **{"tokenizer.chat_template": "{{ 1 }}"})
+        made.append(path)
+    return made[0], made[1]
+
+
+def test_two_files_become_a_recipe_and_engines(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    lines = list[str]()
+    path = write_recipe(*map(str, pair), tmp_path / "mine.yaml", "auto", 2048, MEMORY, lines.append)
+    recipe = load_recipe(path)
+    assert recipe.name == "big-q8-0-small"
+    assert (recipe.target.checkpoint, recipe.draft.checkpoint) == tuple(map(str, pair))
+    assert recipe.target.quantization == recipe.draft.quantization == "int8"
+    assert recipe.serving.max_seq_len == 512 and "weights, target" in "".join(lines)
+    assert write_recipe(*map(str, pair), path, "auto", 2048, 0) == path, "the recipe is kept"
+    built = build_engines(recipe, tmp_path / "engines", lines.append)
+    assert built["built"] == ["draft", "target"]
+    target = Path(built["target"])
+    assert json.loads((target / "chat.json").read_text())["templates"] == {"default": "{{ 1 }}"}
+    assert build_engines(recipe, tmp_path / "engines", lines.append)["built"] == []
+    assert preflight(["--recipe", str(path), "--engines", str(tmp_path / "engines")]) == 0
+
+
+def test_a_file_beside_a_directory_is_a_pair(pair: tuple[Path, Path], tmp_path: Path, cache: Path) -> None:
+    directory = tmp_path / "olmo2"
+    unpacked = check_recipe(
+        load_recipe(write_recipe(*map(str, pair), tmp_path / "a.yaml", "int8", 64, MEMORY))
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(unpacked[0].tokenizer_path.with_name(name), directory / name)
+    path = write_recipe(str(pair[0]), str(directory), tmp_path / "b.yaml", "int8", 64, MEMORY)
+    draft, target = check_recipe(load_recipe(path))
+    assert draft.network.directory == directory and target.network.directory.parent == cache
+    assert draft.token_map is None, "one tokenizer"
+
+
+def test_another_file_is_another_engine(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe = load_recipe(write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY))
+    engine = dataclasses.replace(recipe.target, linear="openvino")
+
+    def identity() -> Any:
+        source = check_recipe(recipe)[1]
+        return engine_identity("target", engine, source, 512, checkpoint_digests([source], print))
+
+    before = identity()
+    assert identity() == before
+    convert(tmp_path / "qwen2", pair[0], **{"qwen2.rope.freq_base": 5e5})
+    assert identity()["checkpoint"] != before["checkpoint"]
+
+
+def test_a_disk_that_does_not_hold_the_unpacked_file_is_refused(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(RecipeError, match=r"disk does not hold this pair.*for .*Big-q8_0\.gguf"):
+        write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY)
+
+
+def test_tensorrt_llm_reads_no_gguf_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe = load_recipe(write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY))
+    with pytest.raises(CheckpointError, match="a GGUF file; TensorRT-LLM reads none"):
+        read_model_config(recipe.target.checkpoint_directory)
+
+
+def test_try_takes_a_file_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert named_checkpoint("models/big.gguf") == str(tmp_path / "models/big.gguf")
+    assert named_checkpoint("models/big") == "hf://models/big"
