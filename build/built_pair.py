@@ -18,7 +18,7 @@ from build.engines import build_engines
 from build.fetch import fetch_checkpoints
 from build.hub.pinned import pin_recipe
 from build.recipe import REPOSITORY_ROOT, Recipe
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.tensorrt_llm.memory_plan import MemoryPlan, plan_memory
 from build.tensorrt_llm.pair import read_pair
 from pipelines.errors import EngineBuildError, RecipeError

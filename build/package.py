@@ -25,7 +25,7 @@ from build.built_pair import BuiltPair, build_pair
 from build.command_line import add_runtime, optional_path, print_line, recipe_parser, run_command
 from build.files import Need, check_space
 from build.recipe import REPOSITORY_ROOT, Recipe, Runtime, load_recipe, parse_recipe
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.signature import check_signature, sign
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines import configuration

@@ -20,10 +20,9 @@ from build.command_line import add_public_key, add_runtime, print_line, recipe_p
 from build.digests import known_engine
 from build.package import read_package
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
-from build.rendering.kv_blocks import num_kv_blocks, returned_bytes
-from build.rendering.pair_record import pair_record
+from build.rendering.kv_blocks import returned_bytes, with_kv_blocks
+from build.rendering.rendered_pair import PairNames, RenderedPair
 from build.rendering.second_pair import models_of_other_pairs, render_second_pair
-from build.rendering.template_values import PairNames, template_values
 from build.rendering.templates import TEMPLATES, render_repository
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.atomic_file import remove_directory
@@ -66,31 +65,15 @@ def render_recipe(
         RecipeError: The memory does not hold the pair.
         RepositoryError: See ``render_repository`` and ``models_of_other_pairs``.
     """
-    draft, target = known_engine(draft_engine), known_engine(target_engine)
-    manifests = draft.manifest, target.manifest
     destination = run / (name or recipe.name) / "model_repository"
-    names = PairNames()
-    kept = models_of_other_pairs(destination.parent, recipe.runtime, *manifests)
-
-    values = template_values(
-        recipe,
-        draft,
-        target,
-        destination.parent.resolve(),
-        memory,
-        names,
-        num_kv_blocks(
-            recipe,
-            draft,
-            target,
-            destination / names.speculative,
-            lambda: free() + returned_bytes(destination, names.speculative),
-        ),
-    )
-    models = render_repository(TEMPLATES, recipe.runtime, values, destination, kept)
-    own = [model for model in models if model in asdict(names).values()]
-    record = pair_record(recipe, *manifests, values, names, own, loads_at_start=True, memory=memory)
-    record.write(destination / names.speculative)
+    engines = known_engine(draft_engine), known_engine(target_engine)
+    pair = RenderedPair(recipe, *engines, destination.parent.resolve(), memory)
+    kept = models_of_other_pairs(pair)
+    loop = pair.names.speculative
+    pair = with_kv_blocks(pair, destination / loop, lambda: free() + returned_bytes(destination, loop))
+    models = render_repository(TEMPLATES, recipe.runtime, pair.values, destination, kept)
+    own = [model for model in models if model in asdict(pair.names).values()]
+    pair.record(own, loads_at_start=True).write(destination / loop)
     launch_of(recipe, package).write(destination.parent)
     return destination
 

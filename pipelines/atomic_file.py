@@ -68,6 +68,19 @@ def whole_file(path: Path) -> Iterator[Path]:
         made.replace(path)
 
 
+def version_of(path: Path) -> tuple[int, ...] | None:
+    """Identify what a file contains now, even if it is replaced twice within one tick of its clock.
+
+    Returns:
+        Equal numbers for the same content; None if there is no such file.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text file that every user may read, and create its folder if needed."""
     with whole_file(path) as made:

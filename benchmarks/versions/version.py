@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import run_directory
 from pipelines.errors import InvalidRequestError, VerificationError

@@ -2,85 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from build.command_line import print_line
 from build.memory import SERVER_BYTES, EngineMemory, plan_memory
-from build.recipe import REPOSITORY_ROOT, Recipe
-from build.rendering.pair_record import pair_fingerprint
+from build.recipe import REPOSITORY_ROOT
+from build.rendering.rendered_pair import RenderedPair
 from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.engine_memory import pair_bytes
 from pipelines.errors import RepositoryError
-from pipelines.manifest import EngineFiles
 from pipelines.socket_path import is_listening
 
 
-def num_kv_blocks(
-    recipe: Recipe,
-    draft: EngineFiles,
-    target: EngineFiles,
-    rendered: Path,
-    free: Callable[[], float],
-    process_bytes: int = SERVER_BYTES,
-) -> Mapping[str, int] | None:
-    """Return the blocks by role: the recipe's, or those that the memory holds.
+def with_kv_blocks(
+    pair: RenderedPair, rendered: Path, free: Callable[[], float], process_bytes: int = SERVER_BYTES
+) -> RenderedPair:
+    """Return the pair with the blocks of its recipe, or those that the memory holds.
 
     A pair that is rendered already keeps its blocks, since its own server may use the memory at this moment;
-    remove the folder of its loop to plan anew. A plan is printed.
+    remove the folder of its loop to plan anew. A plan is printed. TensorRT-LLM sizes its caches itself.
 
     Args:
-        recipe: The pair.
-        draft: Engine of the draft.
-        target: Engine of the target.
+        pair: The pair.
         rendered: Folder of the pair's loop in the repository; it need not exist.
         free: Returns the bytes that the pair may use; called if the memory decides.
         process_bytes: See ``plan_memory``.
-
-    Returns:
-        None on TensorRT-LLM, which sizes its caches itself.
 
     Raises:
         EngineLoadError: The sizes of an engine cannot be read.
         RecipeError: The memory does not hold the pair.
     """
+    recipe = pair.recipe
     if recipe.runtime != "embedded":
-        return None
+        return pair
     given = {"draft": recipe.draft.kv_cache.num_blocks, "target": recipe.target.kv_cache.num_blocks}
     chosen = {role: blocks for role, blocks in given.items() if blocks is not None}
     if len(chosen) == len(given):
-        return chosen
+        return replace(pair, num_kv_blocks=chosen)
     try:
         served = PairRecord.read(rendered)
     except RepositoryError:  # there is none, or one of another version
         served = None
-    if served and served.fingerprint == pair_fingerprint(recipe, draft.manifest, target.manifest):
-        return served.num_kv_blocks
+    if served and served.fingerprint == pair.fingerprint:
+        return replace(pair, num_kv_blocks=served.num_kv_blocks)
     plan = plan_memory(
-        EngineMemory.of_engine(target.directory, given["target"]),
-        EngineMemory.of_engine(draft.directory, given["draft"]),
+        EngineMemory.of_engine(pair.target.directory, given["target"]),
+        EngineMemory.of_engine(pair.draft.directory, given["draft"]),
         recipe.serving,
         free(),
         process_bytes,
     )
     for line in plan.lines():
         print_line(line)
-    return plan.num_blocks
-
-
-def bytes_at_start(repository: Path, loops: str) -> int:
-    """Return the bytes of the embedded pairs that a server loads at its start.
-
-    Args:
-        repository: The model repository; without one, the result is 0.
-        loops: Pattern of their loops' names, such as ``speculative_*`` for pairs that were promoted.
-
-    Raises:
-        EngineLoadError: The sizes of an engine cannot be read.
-        RepositoryError: Another version of Draftproof wrote a pair.
-    """
-    return sum(map(_bytes_of, _pairs_at_start(repository, loops)))
+    return replace(pair, num_kv_blocks=plan.num_blocks)
 
 
 def returned_bytes(repository: Path, own: str) -> int:
@@ -96,20 +73,17 @@ def returned_bytes(repository: Path, own: str) -> int:
         Bytes; negative if no server runs and there are promoted pairs.
 
     Raises:
-        EngineLoadError, RepositoryError: See ``bytes_at_start``.
+        EngineLoadError: The sizes of an engine cannot be read.
+        RepositoryError: Another version of Draftproof wrote a pair.
     """
-    promoted = _pairs_at_start(repository, f"{own}_*")
+    pairs = [PairRecord.read(path.parent) for path in repository.glob(f"{own}_*/{PAIR_FILE}")]
+    promoted = [pair for pair in pairs if pair.loads_at_start and pair.runtime == "embedded"]
     loaded = list(promoted)
     with suppress(RepositoryError):  # there is none, or one of another version
         loaded.append(PairRecord.read(repository / own))
     running = [pair for pair in loaded if is_listening(REPOSITORY_ROOT / pair.socket)]
     returned = sum(map(_bytes_of, running)) + (SERVER_BYTES if running else 0)
     return returned - sum(map(_bytes_of, promoted))
-
-
-def _pairs_at_start(repository: Path, loops: str) -> list[PairRecord]:
-    pairs = [PairRecord.read(path.parent) for path in repository.glob(f"{loops}/{PAIR_FILE}")]
-    return [pair for pair in pairs if pair.loads_at_start and pair.runtime == "embedded"]
 
 
 def _bytes_of(pair: PairRecord) -> int:

@@ -9,15 +9,14 @@ With TensorRT-LLM, rendering is tested, but such a pair has never been loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from build.digests import known_engine
 from build.recipe import Recipe
-from build.rendering.kv_blocks import num_kv_blocks
-from build.rendering.pair_record import engine_fingerprint, pair_fingerprint, pair_record
-from build.rendering.template_values import PairNames, template_values
+from build.rendering.kv_blocks import with_kv_blocks
+from build.rendering.rendered_pair import PairNames, RenderedPair
 from build.rendering.templates import TEMPLATES, render_model
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.atomic_file import put_in_place, scratch_beside
@@ -58,16 +57,15 @@ def render_second_pair(
     repository = run_directory / "model_repository"
     served = PairRecord.read(repository / PairNames().speculative)
     _check_runtime(recipe, served)
-    files = known_engine(draft_engine), known_engine(target_engine)
-    draft, target = (each.manifest for each in files)
-    fingerprint = pair_fingerprint(recipe, draft, target)
-    if fingerprint == served.fingerprint:
+    engines = known_engine(draft_engine), known_engine(target_engine)
+    pair = RenderedPair(recipe, *engines, run_directory, memory)
+    if pair.fingerprint == served.fingerprint:
         return served
-    suffix = f"_{short_hash(fingerprint)}"
+    suffix = f"_{short_hash(pair.fingerprint)}"
     # On the embedded runtime, the loop's process holds both engines, and answers by the target alone, too.
     holds_both = recipe.runtime == "embedded"
-    has_own_draft = holds_both or engine_fingerprint(draft) != served.draft_fingerprint
-    has_own_target = holds_both or engine_fingerprint(target) != served.target_fingerprint
+    has_own_draft = holds_both or pair.engine_fingerprint("draft") != served.draft_fingerprint
+    has_own_target = holds_both or pair.engine_fingerprint("target") != served.target_fingerprint
     standard = PairNames()
     names = PairNames(
         speculative=standard.speculative + suffix,
@@ -77,33 +75,25 @@ def render_second_pair(
     )
     models = _needed(recipe.runtime, names, has_own_draft=has_own_draft, has_own_target=has_own_target)
     there = repository / names.speculative
-    blocks = num_kv_blocks(recipe, *files, there, free, PROCESS_BYTES)
-    values = template_values(recipe, *files, run_directory, memory, names, blocks)
-    for socket in (values["speculative_socket"], values["target_socket"]):
+    pair = with_kv_blocks(replace(pair, names=names), there, free, PROCESS_BYTES)
+    for socket in (pair.values["speculative_socket"], pair.values["target_socket"]):
         check_socket_path(socket, RepositoryError)
     loads_at_start = there.exists() and PairRecord.read(there).loads_at_start  # it was promoted earlier
-    record = pair_record(
-        recipe, draft, target, values, names, list(models), loads_at_start=loads_at_start, memory=memory
-    )
+    record = pair.record(list(models), loads_at_start=loads_at_start)
     with scratch_beside(repository) as scratch:
         for name, template in models.items():
-            render_model(TEMPLATES / template, recipe.runtime, values, scratch / name)
+            render_model(TEMPLATES / template, recipe.runtime, pair.values, scratch / name)
             record.write(scratch / name)
         for name in models:
             put_in_place(scratch / name, repository / name)
     return record
 
 
-def models_of_other_pairs(
-    run_directory: Path, runtime: str, draft: Mapping[str, Any], target: Mapping[str, Any]
-) -> list[Path]:
+def models_of_other_pairs(own: RenderedPair) -> list[Path]:
     """Return the models of other pairs, which are kept when the recipe's own pair is rendered again.
 
     Args:
-        run_directory: ``.run/<recipe>``, with or without a repository.
-        runtime: Runtime of the recipe.
-        draft: Manifest of the new draft engine of the recipe's own pair.
-        target: Manifest of the new target engine.
+        own: The recipe's own pair; its run directory may have no repository.
 
     Returns:
         Folders of the models.
@@ -111,12 +101,11 @@ def models_of_other_pairs(
     Raises:
         RepositoryError: A pair that a server loads at its start could not be loaded any more.
     """
-    repository = run_directory / "model_repository"
-    own = {"draft": engine_fingerprint(draft), "target": engine_fingerprint(target)}
+    repository = own.run / "model_repository"
     kept = []
     for folder in sorted(repository.glob(f"{PairNames().speculative}_*")):
         pair = PairRecord.read(folder)
-        missing = _missing(pair, runtime, own)
+        missing = _missing(pair, own)
         if not missing:
             kept += [repository / model for model in pair.models]
         elif pair.loads_at_start:
@@ -125,13 +114,14 @@ def models_of_other_pairs(
                 values=f"{folder}, recipe {pair.name}: {'; '.join(missing)}",
                 limit="its engines and runtime must be those at its promotion",
                 remedy=f"rebuild them (draftproof engines --recipe {pair.name}), or return to the recipe's "
-                f"own pair: remove {repository} and {run_directory / 'arms.json'}",
+                f"own pair: remove {repository} and {own.run / 'arms.json'}",
             )
     return kept
 
 
-def _missing(pair: PairRecord, runtime: str, own: Mapping[str, str]) -> list[str]:
-    """Return what keeps a pair from being served with the recipe's own, which has these fingerprints."""
+def _missing(pair: PairRecord, own: RenderedPair) -> list[str]:
+    """Return what keeps a pair from being served with the recipe's own."""
+    runtime = own.recipe.runtime
     if pair.runtime != runtime:
         return [f"its runtime is {pair.runtime}, the recipe's is {runtime}"]
     engines = {
@@ -145,7 +135,7 @@ def _missing(pair: PairRecord, runtime: str, own: Mapping[str, str]) -> list[str
     ]
     for role in () if runtime == "embedded" else ("draft", "target"):
         has_own = any(model.startswith(f"{role}_") for model in pair.models)
-        if not has_own and engines[role][1] != own[role]:
+        if not has_own and engines[role][1] != own.engine_fingerprint(role):
             missing.append(f"it shares the {role} of the recipe's own pair, which has changed")
     return missing
 

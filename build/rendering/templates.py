@@ -110,7 +110,7 @@ def render_repository(
     Args:
         templates: Folder with one folder per model.
         runtime: ``embedded`` or ``tensorrt_llm``.
-        values: See ``template_values``.
+        values: See ``RenderedPair.values``.
         destination: The repository that Triton reads; replaced if it exists.
         kept: Folders of models that are copied unchanged.
 
@@ -139,7 +139,7 @@ def render_repository(
                 "some values are used by no template",
                 values=", ".join(sorted(unused)),
                 limit="every value must be used",
-                remedy="use it in a config.pbtxt, or remove it from build/rendering/template_values.py",
+                remedy="use it in a config.pbtxt, or remove it from build/rendering/rendered_pair.py",
             )
     return models
 
@@ -150,7 +150,7 @@ def render_model(template: Path, runtime: str, values: Mapping[str, str], destin
     Args:
         template: Folder of the model's templates.
         runtime: ``embedded`` or ``tensorrt_llm``.
-        values: See ``template_values``.
+        values: See ``RenderedPair.values``.
         destination: Folder to create.
 
     Raises:

@@ -16,11 +16,9 @@ from pipelines.client import Chunk
 from pipelines.client.connection import Timeouts
 from pipelines.client.generation import chunk_from_outputs
 from pipelines.front_door.served_model import ServedModel
-from pipelines.router.arms import Arm, LiveArms, pair_in_service
-from pipelines.router.observation_log import ObservationLog
-from pipelines.router.open_requests import OpenRequests
+from pipelines.router.arms import Arm
 from pipelines.router.preprocessing import Preprocessing
-from pipelines.router.router import Router, TextRequest, max_open_requests
+from pipelines.router.router import Router, TextRequest
 from pipelines.socket_path import is_listening
 from pipelines.wire.answer import Response
 from pipelines.wire.request import CompletionRequest
@@ -39,23 +37,17 @@ class OwnServer(Collector):
 
     def __init__(self, model: ServedModel, settings: Mapping[str, str]) -> None:
         self.max_requests = model.max_requests
-        max_batch_size = int(settings["max_batch_size"])
-        pair = pair_in_service(settings["stable_socket"], settings["control_socket"], max_batch_size)
-        self._arms = LiveArms(Path(settings["arms_file"]), pair)
-        self._log = ObservationLog(Path(settings["observations_file"]))
-        max_open = max_open_requests(max_batch_size, int(settings["max_queue_size"]))
         preprocessing = Preprocessing(model.tokenizer, model.max_seq_len)
-        open_requests = OpenRequests(self._log.open_requests_file)
-        self._router = Router(preprocessing, self._arms, self._log, open_requests, max_open)
+        self._router = Router.of(settings.__getitem__, preprocessing)
 
     async def close(self) -> None:
         """Stop replays and write the last observations."""
         await self._router.close()
-        await asyncio.to_thread(self._log.close)
+        await asyncio.to_thread(self._router.log.close)
 
     async def is_ready(self) -> bool:
         """Return whether the process of the pair in service takes requests."""
-        return is_listening(Path(self._arms.read().stable.socket))
+        return is_listening(Path(self._router.routing.table.stable.socket))
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         """Answer one request and stream its chunks; closing the generator cancels the request.
@@ -101,7 +93,7 @@ class OwnServer(Collector):
         dropped = CounterMetricFamily(
             "draftproof_front_door_observations_dropped", "Observations that could not be written"
         )
-        dropped.add_metric((), self._log.num_dropped)
+        dropped.add_metric((), self._router.log.num_dropped)
         yield from (requests, fallbacks, out, dropped)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.deploy.served_files import ServedFiles
-from pipelines.errors import PromptTooLongError, ServerBusyError
+from pipelines.errors import ServerBusyError
 from pipelines.front_door.messages.style import MessageStyle
+from pipelines.router.preprocessing import PromptLimits
 from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 from pipelines.time_limit import within
@@ -157,37 +158,10 @@ class ServedModel:
         """The values of sampling parameters that a request leaves out, by their names."""
         return {name: getattr(self.defaults, name) for name in SAMPLING_PARAMETERS}
 
-    def check_length(self, num_tokens: int, name: str) -> None:
-        """Refuse a prompt that leaves no room for an answer.
-
-        Raises:
-            PromptTooLongError: It has ``max_seq_len`` tokens or more.
-        """
-        if num_tokens >= self.max_seq_len:
-            raise self._too_long(f"{name} has {num_tokens} tokens")
-
-    def check_size(self, text: str, name: str) -> None:
-        """Refuse a text that must have too many tokens, before it is tokenized.
-
-        Raises:
-            PromptTooLongError: Its tokens would be more than ``max_seq_len`` even if all were the longest.
-        """
-        num_bytes = len(text.encode())
-        if num_bytes > self.max_seq_len * self._longest:
-            raise self._too_long(f"{name} has {num_bytes} bytes")
-
     @cached_property
-    def _longest(self) -> int:
-        vocabulary = self.tokenizer.vocabulary
-        return max(map(len, (*vocabulary.bytes_of, *vocabulary.special.values())))
-
-    def _too_long(self, values: str) -> PromptTooLongError:
-        return PromptTooLongError(
-            "the prompt is too long",
-            values=values,
-            limit=f"max_seq_len={self.max_seq_len} tokens, prompt and output together",
-            remedy="shorten the prompt, or serve with a larger max_seq_len",
-        )
+    def limits(self) -> PromptLimits:
+        """Limits of prompts."""
+        return PromptLimits(self.tokenizer.vocabulary, self.max_seq_len)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of a prompt's tokens, with the names of special ones."""

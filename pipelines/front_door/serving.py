@@ -15,6 +15,7 @@ from ssl import SSLContext
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from pipelines.atomic_file import version_of
 from pipelines.deploy.front_door import FrontDoorSettings, Tls
 from pipelines.errors import ServerStartError
 from pipelines.front_door.application import FrontDoor
@@ -46,7 +47,7 @@ class TlsContext:
         self._files = files
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._changed_ns = self._times()
+        self._seen = self._versions()
         try:
             self.context.load_cert_chain(files.certificate, files.key, password="")
         except (OSError, ssl.SSLError) as error:
@@ -61,22 +62,18 @@ class TlsContext:
         """Read the files again whenever they change."""
         while True:
             await asyncio.sleep(_LOOK_INTERVAL_S)
-            if (now_ns := self._times()) == self._changed_ns:
+            if (seen := self._versions()) == self._seen:
                 continue
             try:
                 # A key that does not fit would leave the context without either.
                 TlsContext(self._files)
                 self.context.load_cert_chain(self._files.certificate, self._files.key, password="")
-                self._changed_ns = now_ns
+                self._seen = seen
             except (OSError, ssl.SSLError, ServerStartError) as error:
                 _LOG.error("the earlier certificate stays in use: %s", error)
 
-    def _times(self) -> tuple[int, ...]:
-        try:
-            names = (self._files.certificate, self._files.key)
-            return tuple(Path(name).stat().st_mtime_ns for name in names)
-        except OSError:
-            return ()
+    def _versions(self) -> tuple[object, ...]:
+        return tuple(version_of(Path(name)) for name in (self._files.certificate, self._files.key))
 
 
 _BACKLOG = 4096  # as many as the socket lets wait; aiohttp would lower it

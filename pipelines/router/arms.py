@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from pipelines import configuration
-from pipelines.atomic_file import write_whole
+from pipelines.atomic_file import version_of, write_whole
 from pipelines.errors import CanaryError
 from pipelines.socket_path import check_socket_path
 
@@ -255,7 +255,7 @@ class LiveArms:
     def read(self) -> ArmTable:
         """Return the current table; an invalid file is logged once and ignored."""
         with self._lock:
-            seen = self._stamp()
+            seen = version_of(self._path)
             if seen != self._seen:
                 self._seen = seen
                 try:
@@ -273,14 +273,6 @@ class LiveArms:
                 table.settings,
                 table.shadow,
             )
-
-    def _stamp(self) -> tuple[int, ...] | None:
-        """Identify the file's version, even if it is replaced twice within one tick of its clock."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _refuse(what: str, values: str, limit: str) -> CanaryError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,75 @@ QUICK_BYTES = 4096
 """Up to this size, tokenizing takes about a millisecond; 1 MB takes 400 ms."""
 
 NUM_THREADS = 2
-"""For longer texts, in each model that tokenizes; the tokenizer lets go of Python's lock."""
+"""Threads for longer texts, in each process that tokenizes; the tokenizer releases Python's lock."""
 
 _RESUME_INPUT = "resume_output_ids"
 _OF_TEXT = ("add_special_tokens", "parse_special_tokens")
 
 _IDS = ("session_id", "arm")
+
+
+class PromptLimits:
+    """Refuses prompts that no engine of a model could answer. ``name`` is what the client calls the prompt.
+
+    Args:
+        vocabulary: Bytes of the tokens.
+        max_seq_len: Most tokens of prompt and output together.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, max_seq_len: int) -> None:
+        self._num_tokens = vocabulary.size
+        self._max_seq_len = max_seq_len
+        # With the longest token this bounds the number of tokens, so longer texts need not be tokenized.
+        longest = max(map(len, (*vocabulary.bytes_of, *vocabulary.special.values())))
+        self._max_bytes = max_seq_len * longest
+
+    def check_bytes(self, num_bytes: int, name: str) -> None:
+        """Refuse a text that must have too many tokens, before it is tokenized.
+
+        Raises:
+            PromptTooLongError: Its tokens would be too many even if all were the longest.
+        """
+        if num_bytes > self._max_bytes:
+            raise self._too_long(f"{name} has {num_bytes} bytes")
+
+    def check_length(self, num_tokens: int, name: str) -> None:
+        """Refuse a prompt that leaves no room for an answer.
+
+        Raises:
+            PromptTooLongError: It has ``max_seq_len`` tokens or more.
+        """
+        if num_tokens >= self._max_seq_len:
+            raise self._too_long(f"{name} has {num_tokens} tokens")
+
+    def check_not_empty(self, num_tokens: int, name: str) -> None:
+        """Refuse a prompt without tokens; raises InvalidRequestError."""
+        if not num_tokens:
+            raise InvalidRequestError(
+                "the prompt is empty",
+                values=f"{name} gives 0 tokens",
+                limit="at least 1 token",
+                remedy="send a prompt",
+            )
+
+    def check_ids(self, ids: Sequence[int] | npt.NDArray[np.int32], name: str) -> None:
+        """Refuse ids outside the vocabulary; raises InvalidRequestError."""
+        array = np.asarray(ids)
+        if array.size and not 0 <= array.min() <= array.max() < self._num_tokens:
+            raise InvalidRequestError(
+                "a token id is outside the vocabulary",
+                values=f"{name} has ids from {array.min()} to {array.max()}",
+                limit=f"0 to {self._num_tokens - 1}",
+                remedy="use the tokenizer with which the engine was built",
+            )
+
+    def _too_long(self, values: str) -> PromptTooLongError:
+        return PromptTooLongError(
+            "the prompt is too long",
+            values=values,
+            limit=f"max_seq_len={self._max_seq_len} tokens, prompt and output together",
+            remedy="shorten the prompt, or serve with a larger max_seq_len",
+        )
 
 
 class Preprocessing:
@@ -54,10 +117,7 @@ class Preprocessing:
     def __init__(self, tokenizer: PromptTokenizer, max_seq_len: int) -> None:
         self._tokenizer = tokenizer
         self.vocabulary = tokenizer.vocabulary
-        self._max_seq_len = max_seq_len
-        # With the longest token this bounds the number of tokens, so longer texts need not be tokenized.
-        longest = max(map(len, (*self.vocabulary.bytes_of, *self.vocabulary.special.values())))
-        self._max_prompt_bytes = self._max_seq_len * longest
+        self._limits = PromptLimits(self.vocabulary, max_seq_len)
 
     def is_quick(self, inputs: Inputs) -> bool:
         """Whether the calling thread can tokenize it: the text is short, and nothing must be loaded."""
@@ -79,15 +139,8 @@ class Preprocessing:
         self._check(inputs)
         source = _source_of_prompt(inputs)
         input_ids = self._given_ids(inputs) if source == "input_ids" else self._encode(inputs)
-        if not input_ids.size:
-            raise InvalidRequestError(
-                "the prompt is empty",
-                values=f"{source} gives 0 tokens",
-                limit="at least 1 token",
-                remedy="send a prompt",
-            )
-        if input_ids.size >= self._max_seq_len:
-            raise self._too_long(f"{source} has {input_ids.size} tokens")
+        self._limits.check_not_empty(input_ids.size, source)
+        self._limits.check_length(input_ids.size, source)
         max_tokens = read_scalar(inputs, "max_tokens", int, 0)
         _check_min_tokens(read_scalar(inputs, "min_tokens", int, 0), max_tokens)
         whole = {
@@ -127,20 +180,12 @@ class Preprocessing:
         """Return a tensor of tokens after checking them, int32 [n]."""
         without_batch(inputs, name)
         ids = read_token_ids(inputs, name)
-        if ids.size and (ids.min() < 0 or ids.max() >= self.vocabulary.size):
-            raise InvalidRequestError(
-                "a token id is outside the vocabulary",
-                values=f"{name} from {ids.min()} to {ids.max()}",
-                limit=f"0 to {self.vocabulary.size - 1}",
-                remedy="use the tokenizer with which the engine was built",
-            )
+        self._limits.check_ids(ids, name)
         return ids
 
     def _check(self, inputs: Inputs) -> None:
         """Check everything that can be checked without the tokenizer."""
-        num_bytes = len(read_scalar(inputs, "text_input", bytes, b""))
-        if num_bytes > self._max_prompt_bytes:
-            raise self._too_long(f"text_input has {num_bytes} bytes")
+        self._limits.check_bytes(len(read_scalar(inputs, "text_input", bytes, b"")), "text_input")
         for kind in WordKind:
             check_words(_words(inputs, kind), kind)
         for name in _IDS:
@@ -170,14 +215,6 @@ class Preprocessing:
                 remedy=kind.remedy,
             )
         return ids
-
-    def _too_long(self, values: str) -> PromptTooLongError:
-        return PromptTooLongError(
-            "the prompt is too long",
-            values=values,
-            limit=f"max_seq_len={self._max_seq_len} tokens, prompt and output together",
-            remedy="shorten the prompt, or serve with a larger max_seq_len",
-        )
 
 
 def _source_of_prompt(inputs: Inputs) -> str:

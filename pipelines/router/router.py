@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.errors import InvalidRequestError, RequestTimeoutError
-from pipelines.router.arms import Arm, ArmTable, LiveArms
+from pipelines.router.arms import Arm, ArmTable, LiveArms, pair_in_service
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog
 from pipelines.router.open_requests import OpenRequests
-from pipelines.router.preprocessing import Preprocessing
+from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
 from pipelines.router.received_answer import prompt_id
 from pipelines.router.routing import Arrived, Ended, Routing
 from pipelines.speculation.sampling.params import draw_seed
@@ -37,17 +37,8 @@ from pipelines.wire.calls import Call, Tensors
 from pipelines.wire.request import TEXT_INPUTS
 from pipelines.wire.tensors import Inputs, read_id, read_scalar, scalar_tensor, text_tensor
 
-_NUM_TOKENIZING = 2
-"""Threads for long texts; the tokenizer releases Python's lock."""
-
-
 _NUM_ENGINES = 3
 """Stable pair, candidate and target alone, each with its own limits."""
-
-
-def max_open_requests(max_batch_size: int, max_queue_size: int) -> int:
-    """Return how many requests a router takes at a time; engines would refuse those beyond it."""
-    return _NUM_ENGINES * (max_batch_size + max_queue_size)
 
 
 @dataclass(frozen=True)
@@ -100,9 +91,25 @@ class Router:
         self.log = log
         self._preprocess = preprocessing
         self._open_limit = OpenLimit(max_open)
-        self._tokenizing = ThreadPoolExecutor(_NUM_TOKENIZING, thread_name_prefix="tokenize")
+        self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._next_hedge_s = 0.0
         self.routing: Routing[Response] = Routing(arms, log, open_requests, self._count)
+
+    @classmethod
+    def of(cls, parameter: Callable[[str], str], preprocessing: Preprocessing) -> Router:
+        """Return a router to the engines of this machine.
+
+        Args:
+            parameter: Returns a parameter of the model ``router`` by its name.
+            preprocessing: See the class.
+        """
+        max_batch_size = int(parameter("max_batch_size"))
+        pair = pair_in_service(parameter("stable_socket"), parameter("control_socket"), max_batch_size)
+        log = ObservationLog(Path(parameter("observations_file")))
+        open_requests = OpenRequests(log.open_requests_file)
+        # Engines would refuse requests beyond these.
+        max_open = _NUM_ENGINES * (max_batch_size + int(parameter("max_queue_size")))
+        return cls(preprocessing, LiveArms(Path(parameter("arms_file")), pair), log, open_requests, max_open)
 
     async def answer(self, request: TextRequest) -> AsyncGenerator[Response, None]:
         """Stream the responses of one answer; the last one names the arm.

@@ -12,7 +12,7 @@ import yaml
 from build.built_pair import measure_pair
 from build.engines import build_engines
 from build.recipe import load_recipe, parse_recipe
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import HOST, Ports

@@ -12,7 +12,7 @@ import yaml
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.files import write_manifest
 from build.recipe import parse_recipe
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.judge.limits import Limit, Limits, read_limits

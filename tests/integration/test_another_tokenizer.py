@@ -11,7 +11,7 @@ import yaml
 
 from build.engines import build_engines
 from build.recipe import parse_recipe
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest
 from tests.integration.conftest import grpc_client, keep_models, target_alone

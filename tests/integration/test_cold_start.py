@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from build.rendering.rendered_pair import calibration_file
 from build.rendering.second_pair import render_second_pair
-from build.rendering.template_values import calibration_file
 from pipelines.bench.calibration.__main__ import main as calibrate
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline
 from pipelines.canary.checks.cold_start import cold_start

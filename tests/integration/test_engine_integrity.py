@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server

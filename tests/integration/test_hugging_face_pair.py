@@ -14,7 +14,7 @@ import yaml
 
 from benchmarks.families.networks import save_model
 from build.recipe import load_recipe
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import CompletionRequest
 from pipelines.deploy.ports import Ports

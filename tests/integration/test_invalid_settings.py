@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from pipelines.errors import ServerStartError
 from tests.integration.conftest import keep_models
 from tests.support.ready_server import ready_server

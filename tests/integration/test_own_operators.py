@@ -13,7 +13,7 @@ import pytest
 
 from build.engines import build_engines
 from build.recipe import EngineRecipe, load_recipe
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.server import Server

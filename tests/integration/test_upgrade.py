@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from build.recipe import load_recipe
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.bench.calibration.__main__ import main as calibrate
 from pipelines.canary.controller.state import Store, set_aside

@@ -26,7 +26,7 @@ from build.networks.growth import grow
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from build.recipe import Growth
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from pipelines.manifest import sha256_file, sha256_json
 from pipelines.speculation.draft_length.calibration import Calibration, EngineCosts
 

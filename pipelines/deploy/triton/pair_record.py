@@ -1,7 +1,7 @@
 """The record of a pair of engines, ``pair.json``, which lies in the folder of each of its models.
 
-``build`` writes it when it renders the models (``build/rendering/pair_record.py``). Servers read whether they
-load a model when they start, and a rollout reads what it must know of both pairs.
+``build`` writes it when it renders the models (``build/rendering/rendered_pair.py``). Servers read whether
+they load a model when they start, and a rollout reads what it must know of both pairs.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from aiohttp import web
 
+from pipelines.atomic_file import version_of
 from pipelines.errors import InvalidRequestError, RateLimitError, ServerStartError, UnauthorizedError
 from pipelines.front_door.access.key_file import ApiKey, digest_of, read_keys
-
-MAX_ID_BYTES = 256  # the models' limit
+from pipelines.wire.tensors import MAX_ID_BYTES
 
 
 class Client:
@@ -101,8 +101,6 @@ CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
 
 _LOG = logging.getLogger(__name__)
 
-_Version = tuple[int, int, int]
-
 
 class KeyRing:
     """The keys of a server.
@@ -119,9 +117,9 @@ class KeyRing:
         self._path = path
         self._anybody = Client(ApiKey("", ""))
         self._clients: tuple[Client, ...] = ()
-        self._version: _Version | None = None
+        self._version: tuple[int, ...] | None = None
         if path is not None:
-            self._version = _version(path)
+            self._version = version_of(path)
             self._read(path)
 
     def client(self, request: web.Request) -> Client:
@@ -147,7 +145,7 @@ class KeyRing:
         return found[0]
 
     def _read_again(self, path: Path) -> None:
-        version = _version(path)
+        version = version_of(path)
         if version == self._version:
             return
         self._version = version
@@ -170,11 +168,3 @@ class KeyRing:
             client.key = key
             clients.append(client)
         self._clients = tuple(clients)
-
-
-def _version(path: Path) -> _Version | None:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_size, state.st_ino

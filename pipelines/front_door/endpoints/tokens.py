@@ -14,7 +14,7 @@ from pipelines.errors import InvalidRequestError
 from pipelines.front_door.answering import json_response
 from pipelines.front_door.messages.tools import Tool
 from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
-from pipelines.front_door.requests.prompts import TokenIds, check_ids, encode
+from pipelines.front_door.requests.prompts import TokenIds, encode
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import token_text
@@ -89,8 +89,8 @@ async def detokenize(
     """
 
     def work() -> str:
-        ids = check_ids(model, list(body.tokens), "tokens")
-        return decode_chunk(b"".join(map(model.bytes_of, ids)))
+        model.limits.check_ids(body.tokens, "tokens")
+        return decode_chunk(b"".join(map(model.bytes_of, body.tokens)))
 
     return json_response({"prompt": await asyncio.to_thread(work)})
 

@@ -61,7 +61,7 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
     Raises:
         ChatTemplateError: The model has no template, or it refuses the conversation.
         InvalidRequestError: A message is none that a template could render.
-        PromptTooLongError: The conversation is longer than any prompt; see ``ServedModel.check_size``.
+        PromptTooLongError: The conversation is longer than any prompt; see ``PromptLimits``.
     """
     if model.chat is None:
         raise ChatTemplateError(
@@ -73,7 +73,8 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
     style = model.style(with_tools=bool(conversation.functions))
     messages = [_for_template(message, number, style) for number, message in enumerate(conversation.messages)]
     # A conversation whose texts alone are too long is not rendered.
-    model.check_size("".join(str(message.get("content") or "") for message in messages), "messages")
+    texts = [str(message.get("content") or "") for message in messages]
+    model.limits.check_bytes(sum(len(text.encode()) for text in texts), "messages")
     text = await model.chat.render(
         messages,
         tools=tools_for_template(conversation.functions) or None,

@@ -89,7 +89,7 @@ async def message_request(
         content_guide(body.form, body.structured_outputs),
     )
     prompt = await chat_prompt(model, body.to_conversation())
-    model.check_length(len(prompt.ids), field)
+    model.limits.check_length(len(prompt.ids), field)
     room = model.max_seq_len - len(prompt.ids)
     asked = replace(
         sampling_request(body, model.defaults, room if body.max_output is None else body.max_output),

@@ -46,11 +46,11 @@ async def prompt_ids(model: ServedModel, prompts: list[Any], *, add_special_toke
         if isinstance(each, str):
             ids = await encode(model, each, name, add_special_tokens=add_special_tokens)
         elif _is_ids(each):
-            model.check_length(len(each), name)  # before each of them is checked
-            ids = check_ids(model, each, name)
+            model.limits.check_ids(each, name)
+            ids = tuple(each)
         else:
             raise _wrong_type(prompts)
-        model.check_length(len(ids), name)
+        model.limits.check_length(len(ids), name)
         found.append(ids)
     return found
 
@@ -64,7 +64,7 @@ async def encode(
         InvalidRequestError: The text has no tokens, or names a special token that cannot be spelled.
         PromptTooLongError: The text is longer than any prompt.
     """
-    model.check_size(text, name)
+    model.limits.check_bytes(len(text.encode()), name)
 
     def work() -> list[int]:
         return model.tokenizer.encode(
@@ -73,31 +73,7 @@ async def encode(
 
     is_loaded = model.tokenizer.can_parse or not parse_special_tokens
     ids = work() if is_loaded and len(text) <= _QUICK_CHARACTERS else await asyncio.to_thread(work)
-    if not ids:
-        raise InvalidRequestError(
-            "the prompt is empty",
-            values=f"{name} gives 0 tokens",
-            limit="at least 1 token",
-            remedy="send a prompt",
-        )
-    return tuple(ids)
-
-
-def check_ids(model: ServedModel, ids: list[int], name: str) -> TokenIds:
-    """Return token ids after checking them.
-
-    Raises:
-        InvalidRequestError: One is outside the vocabulary.
-    """
-    size = model.tokenizer.vocabulary.size
-    wrong = next((each for each in ids if not 0 <= each < size), None)
-    if wrong is not None:
-        raise InvalidRequestError(
-            "a token id is outside the vocabulary",
-            values=f"{name} has id {wrong}",
-            limit=f"0 to {size - 1}",
-            remedy="use the tokenizer of the served model",
-        )
+    model.limits.check_not_empty(len(ids), name)
     return tuple(ids)
 
 

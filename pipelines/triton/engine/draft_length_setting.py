@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.atomic_file import version_of
 from pipelines.errors import DraftproofError, InvalidRequestError, RepositoryError
 from pipelines.triton.backend.parameters import ModelParameters
 
@@ -75,12 +76,12 @@ class LiveDraftLength:
     def __init__(self, initial: DraftLengthSetting, path: Path) -> None:
         self._initial = initial
         self._path = path
-        self._seen = self._stamp()
+        self._seen = version_of(self._path)
         self._setting = self._parse() if self._seen else initial
 
     def read(self) -> DraftLengthSetting:
         """Return the current setting; an invalid file is logged once and ignored."""
-        seen = self._stamp()
+        seen = version_of(self._path)
         if seen != self._seen:
             self._seen = seen
             try:
@@ -89,14 +90,6 @@ class LiveDraftLength:
             except DraftproofError as error:
                 _LOG.error("draft_length.json is invalid, so the draft length stays the same: %s", error)
         return self._setting
-
-    def _stamp(self) -> tuple[int, int] | None:
-        """Return modification time and size of the file; None if it does not exist."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size
 
     def _parse(self) -> DraftLengthSetting:
         ceiling = self._initial.max_draft_len

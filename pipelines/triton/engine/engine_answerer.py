@@ -11,11 +11,10 @@ from pipelines.errors import InvalidRequestError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.chunks import Chunk, ChunkStream
+from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.grammars import Grammars
-from pipelines.triton.engine.model import Outputs
+from pipelines.wire.calls import Tensors
 from pipelines.wire.engine_request import GenerationCall
-from pipelines.wire.tensors import scalar_tensor, text_tensor
 
 
 class EngineAnswerer:
@@ -52,46 +51,15 @@ class EngineAnswerer:
                 remedy="send the generation_logits of the draft as they are",
             )
 
-    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
+    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Tensors, bool]]:
         """Yield one response per chunk."""
-        chunks = ChunkStream(self.vocabulary, call.request, streaming=call.streaming)
+        chunks = ChunkStream(self.vocabulary, call)
         async with aclosing(self._executor.generate(call.request, self._lane_number)) as outputs:
             async for output in outputs:
                 self.num_output_tokens += len(output.token_ids)
-                chunk = chunks.push(output)
-                if chunk is not None:
-                    yield response_tensors(chunk, call), chunk.is_final
-
-
-def response_tensors(chunk: Chunk, call: GenerationCall) -> Outputs:
-    """Return all outputs of ``target``."""
-    logits = chunk.generation_logits[np.newaxis, np.newaxis]
-    return {**chunk_tensors(chunk, call), "generation_logits": logits}
-
-
-def chunk_tensors(chunk: Chunk, call: GenerationCall) -> Outputs:
-    """Return the outputs that both models have in every response; empty if not requested.
-
-    Those of the prompt are there only if they are requested, and empty after the first response.
-    """
-    log_probs = chunk.log_probs
-    outputs = {
-        "output_ids": chunk.token_ids.reshape(1, 1, -1),
-        "sequence_length": scalar_tensor(chunk.sequence_length, np.int32),
-        "text_length": scalar_tensor(chunk.text_length, np.int32),
-        "finish_reason": text_tensor(chunk.finish_reason),
-        "output_seed": scalar_tensor(call.request.sampling.seed, np.uint64),
-        "output_log_probs": log_probs.token_log_probs.reshape(1, 1, -1),
-        "cum_log_probs": scalar_tensor(chunk.cum_log_prob, np.float32),
-        "top_log_prob_ids": log_probs.top_ids[np.newaxis],
-        "top_log_probs": log_probs.top_log_probs[np.newaxis],
-    }
-    if call.request.prompt_log_probs:
-        of_prompt = chunk.prompt_log_probs
-        outputs["prompt_log_probs"] = of_prompt.token_log_probs.reshape(1, 1, -1)
-        outputs["prompt_top_log_prob_ids"] = of_prompt.top_ids[np.newaxis]
-        outputs["prompt_top_log_probs"] = of_prompt.top_log_probs[np.newaxis]
-    return outputs
+                response = chunks.push(output)
+                if response is not None:
+                    yield response, output.is_final
 
 
 def executor_limits(parameters: ModelParameters, role: str) -> ExecutorLimits:

@@ -6,12 +6,11 @@ import logging
 import threading
 from pathlib import Path
 
+from pipelines.atomic_file import version_of
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.lookup.corpus import Corpus
 
 _LOG = logging.getLogger(__name__)
-
-_Version = tuple[int, int, int]
 
 
 class LiveCorpus:
@@ -27,7 +26,7 @@ class LiveCorpus:
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._path = path
         self._vocab_size = vocab_size
-        self._version = self._find_version()
+        self._version = version_of(self._path)
         self._corpus: Corpus | None = None
         self._lock = threading.Lock()
         if self._version is not None:
@@ -41,7 +40,7 @@ class LiveCorpus:
 
     def read(self) -> Corpus | None:
         """Return the corpus that was read last; None for none."""
-        version = self._find_version()
+        version = version_of(self._path)
         if version != self._version:
             self._version = version
             threading.Thread(target=self._load, name="lookup-corpus", daemon=True).start()
@@ -50,17 +49,10 @@ class LiveCorpus:
     def _load(self) -> None:
         with self._lock:
             corpus = None
-            if self._find_version() is not None:
+            if version_of(self._path) is not None:
                 try:
                     corpus = Corpus.read(self._path, self._vocab_size)
                 except InvalidRequestError as error:
                     _LOG.error("nothing is looked up in the corpus: %s", error)
             self._corpus = corpus
             _LOG.warning("drafts are looked up in a corpus of %d tokens", self.num_tokens)
-
-    def _find_version(self) -> _Version | None:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
-
-import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.backend.header import Header
@@ -23,8 +20,6 @@ from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Call
 from pipelines.wire.responder import Responder
 from pipelines.wire.tensors import Inputs, read_scalar
-
-Outputs = dict[str, npt.NDArray[Any]]
 
 
 class GenerationModel(TritonModel):

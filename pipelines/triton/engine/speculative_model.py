@@ -28,17 +28,17 @@ from pipelines.triton.engine.acceptance_alarm import AcceptanceAlarm
 from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
-from pipelines.triton.engine.engine_answerer import chunk_tensors
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.triton.engine.in_process_engines import InProcessEngines
 from pipelines.triton.engine.live_corpus import LiveCorpus
-from pipelines.triton.engine.model import GenerationModel, Outputs
+from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.sessions import Session, Sessions
 from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.wire.admission import Admission
 from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import Tensors
 from pipelines.wire.engine_request import GenerationCall
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 
@@ -110,12 +110,12 @@ class SpeculativeAnswerer:
         _refuse_verification(call)
         self._engines.check(call)
 
-    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
+    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Tensors, bool]]:
         """Yield one response per chunk, with the counts so far."""
         request = call.request
         statistics = SpeculationStatistics(self._max_draft_len)
         rounds_so_far: list[tuple[int, int]] = []
-        chunks = ChunkStream(self.vocabulary, request, streaming=call.streaming)
+        chunks = ChunkStream(self.vocabulary, call)
         wanted = call.num_draft_tokens
         if wanted is None:
             wanted = self._setting.read().num_draft_tokens
@@ -143,17 +143,12 @@ class SpeculativeAnswerer:
                     log_probs=outcome.log_probs,
                     prompt_log_probs=outcome.prompt_log_probs,
                 )
-                chunk = chunks.push(output, outcome.token_sources)
-                if chunk is not None:
-                    outputs = {
-                        **chunk_tensors(chunk, call),
-                        "accepted_mask": (chunk.sources != 0).reshape(1, -1),
-                        "token_sources": chunk.sources.reshape(1, -1),
-                        **count_tensors(statistics),
-                        "draft_length": text_tensor(used),
-                        **(round_tensors(rounds_so_far) if chunk.is_final else {}),
-                    }
-                    yield outputs, chunk.is_final
+                response = chunks.push(output, outcome.token_sources)
+                if response is not None:
+                    response |= {**count_tensors(statistics), "draft_length": text_tensor(used)}
+                    if output.is_final:
+                        response |= round_tensors(rounds_so_far)
+                    yield response, output.is_final
 
     @asynccontextmanager
     async def _rounds(
@@ -203,7 +198,7 @@ def _refuse_verification(call: GenerationCall) -> None:
         )
 
 
-def count_tensors(counts: SpeculationStatistics) -> Outputs:
+def count_tensors(counts: SpeculationStatistics) -> Tensors:
     """Return the counts of one answer.
 
     ``acceptance_rate`` is 0 if nothing was drafted (``total_draft_tokens`` is 0 too), since JSON has no NaN.
@@ -218,7 +213,7 @@ def count_tensors(counts: SpeculationStatistics) -> Outputs:
     }
 
 
-def round_tensors(rounds: Sequence[tuple[int, int]]) -> Outputs:
+def round_tensors(rounds: Sequence[tuple[int, int]]) -> Tensors:
     """Return the verified and accepted draft tokens of each round, by which rollouts compare pairs."""
     drafted, accepted = np.array(rounds, np.int32).reshape(-1, 2).T
     return {"drafted_per_round": drafted.reshape(1, -1), "accepted_per_round": accepted.reshape(1, -1)}

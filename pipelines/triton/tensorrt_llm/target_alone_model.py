@@ -12,14 +12,14 @@ from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.chunks import ChunkStream
-from pipelines.triton.engine.engine_answerer import chunk_tensors
 from pipelines.triton.engine.grammars import Grammars
-from pipelines.triton.engine.model import GenerationModel, Outputs
+from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.triton.tensorrt_llm.target import TensorRtLlmTarget
 from pipelines.wire.admission import Admission
 from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import Tensors
 from pipelines.wire.engine_request import GenerationCall
 
 
@@ -42,17 +42,17 @@ class TargetAloneAnswerer:
         """Refuse a request that the target cannot answer."""
         self._target.check(call.request)
 
-    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
+    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Tensors, bool]]:
         """Yield one response per chunk."""
-        chunks = ChunkStream(self.vocabulary, call.request, streaming=call.streaming)
+        chunks = ChunkStream(self.vocabulary, call)
         async with (
             self._admission.slot(call.request.deadline_s),
             aclosing(self._target.generate(call.request)) as outputs,
         ):
             async for output in outputs:
-                chunk = chunks.push(output)
-                if chunk is not None:
-                    yield chunk_tensors(chunk, call), chunk.is_final
+                response = chunks.push(output)
+                if response is not None:
+                    yield response, output.is_final
 
 
 def load_target_alone_model(parameters: ModelParameters, backend: Any) -> GenerationModel:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+from pipelines.router.preprocessing import NUM_THREADS
 from pipelines.triton.backend.header import Header
 from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.parameters import ModelParameters
@@ -21,8 +22,6 @@ from pipelines.wire.answer import spell
 from pipelines.wire.request import NOT_OF_ENSEMBLE, TEXT_INPUTS
 from pipelines.wire.responder import Responder
 from pipelines.wire.tensors import Inputs, text_tensor
-
-_NUM_THREADS = 2  # for long texts; the tokenizer releases Python's lock
 
 # Name here -> name at the text level.
 _INPUTS = {
@@ -64,7 +63,7 @@ class EnsembleSteps(TritonModel):
         super().__init__(TritonWire(backend), _KNOWN, None)
         self._preprocess = parameters.preprocessing()
         self._open = OpenLimit(parameters.integer("max_batch_size") + parameters.integer("max_queue_size"))
-        self._tokenizing = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
+        self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
 
     def close(self) -> None:
         """Cancel what waits and send the last responses."""

@@ -13,10 +13,9 @@ from typing import Any, get_args
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.available_resources import published_bytes
-from pipelines.router.arms import Arm, LiveArms, pair_in_service
-from pipelines.router.observation_log import ObservationLog
-from pipelines.router.open_requests import OpenRequests, unix_time_s
-from pipelines.router.router import Router, TextRequest, max_open_requests
+from pipelines.router.arms import Arm
+from pipelines.router.open_requests import unix_time_s
+from pipelines.router.router import Router, TextRequest
 from pipelines.triton.backend.gauges import Gauges
 from pipelines.triton.backend.header import Header
 from pipelines.triton.backend.model import CLOSE_TIMEOUT_S, TritonModel
@@ -41,13 +40,7 @@ class TextModel(TritonModel):
     def __init__(self, parameters: ModelParameters, backend: Any) -> None:
         self._loop = AsyncioThread("requests")
         super().__init__(TritonWire(backend), parameters.input_names, self._loop)
-        sizes = (parameters.integer("max_batch_size"), parameters.integer("max_queue_size"))
-        sockets = (parameters.text("stable_socket"), parameters.text("control_socket"))
-        arms = LiveArms(parameters.path("arms_file"), pair_in_service(*sockets, sizes[0]))
-        self._log = ObservationLog(parameters.path("observations_file"))
-        open_requests = OpenRequests(self._log.open_requests_file)
-        max_open = max_open_requests(*sizes)
-        self._router = Router(parameters.preprocessing(), arms, self._log, open_requests, max_open)
+        self._router = Router.of(parameters.text, parameters.preprocessing())
         self._loop.start()
         self._gauges = Gauges(backend, parameters.model_name)
         watch_router(self._gauges, self._router)
@@ -58,7 +51,7 @@ class TextModel(TritonModel):
         self._loop.spawn(self._router.close()).result(CLOSE_TIMEOUT_S)
         self._loop.stop()
         super().close()
-        self._log.close()
+        self._router.log.close()
         self._gauges.stop()
 
     def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:

@@ -18,11 +18,11 @@ from build.hugging_face.config import parse_network_config
 from build.memory import SERVER_BYTES, EngineMemory, num_parameters, plan_memory, weight_bytes
 from build.networks.network import NetworkConfig
 from build.recipe import EngineRecipe, KvCache, Recipe, Serving
-from build.rendering.kv_blocks import bytes_at_start, num_kv_blocks, returned_bytes
+from build.rendering.kv_blocks import returned_bytes
 from build.rendering.second_pair import render_second_pair
 from build.repository import render_recipe
 from pipelines.deploy.triton.pair_record import PairRecord
-from pipelines.engine_memory import read_sizes
+from pipelines.engine_memory import pair_bytes, read_sizes
 from pipelines.errors import RecipeError
 from pipelines.executor.engine import Engine
 from pipelines.manifest import EngineFiles
@@ -169,9 +169,8 @@ def test_a_repository_keeps_the_blocks_that_were_chosen(
     assert chosen == {"draft": most, "target": most}
     assert render_recipe(recipe, *engines, tmp_path / "run", free=lambda: 0) / "speculative" == loop
     assert capsys.readouterr().out == ""
-    files = [EngineFiles(path) for path in engines]
     with pytest.raises(RecipeError, match="the memory does not hold this pair"):
-        num_kv_blocks(open_recipe(max_queue_size=1), *files, loop, lambda: 0)
+        render_recipe(open_recipe(max_queue_size=1), *engines, tmp_path / "run", free=lambda: 0)
 
 
 def test_a_pair_beside_a_server_is_planned_with_what_the_server_has_left(tmp_path: Path) -> None:
@@ -224,14 +223,14 @@ def test_what_a_running_server_holds_is_free_at_its_next_start(tmp_path: Path) -
     second = render_second_pair(open_recipe(max_queue_size=1), *engines, run, free=lambda: 20 * GB)
     dataclasses.replace(second, loads_at_start=True).write(models / second.speculative_model)
     own = PairRecord.read(models / "speculative")
-    promoted_bytes = bytes_at_start(models, "speculative_*")
-    assert returned_bytes(models, "speculative") == -promoted_bytes < 0
+    own_bytes, more_bytes = (pair_bytes(*engines, pair.num_kv_blocks) for pair in (own, second))
+    assert returned_bytes(models, "speculative") == -more_bytes < 0
     with listening(second.socket), listening(own.socket):
-        assert returned_bytes(models, "speculative") == bytes_at_start(models, "speculative") + SERVER_BYTES
+        assert returned_bytes(models, "speculative") == own_bytes + SERVER_BYTES
     with listening(second.socket):
         assert returned_bytes(models, "speculative") == SERVER_BYTES
     (models / "speculative" / "pair.json").write_text('{"format": 1}')  # an older version wrote it
-    assert returned_bytes(models, "speculative") == -promoted_bytes
+    assert returned_bytes(models, "speculative") == -more_bytes
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from build.files import write_manifest
 from build.recipe import load_recipe
-from build.rendering.template_values import template_values
+from build.rendering.rendered_pair import RenderedPair
 from build.rendering.templates import TEMPLATES, config_templates, render_repository, render_text
 from build.repository import render_recipe
 from pipelines.errors import EngineLoadError, RepositoryError
@@ -217,11 +217,11 @@ def test_every_value_has_a_use_and_every_name_a_value(tmp_path: Path) -> None:
     write_engine_files(tmp_path / "engine")
     engine = EngineFiles(tmp_path / "engine")
     blocks = {"draft": 64, "target": 64}
-    values = template_values(load_recipe("demo"), engine, engine, Path("run"), num_kv_blocks=blocks)
+    pair = RenderedPair(load_recipe("demo"), engine, engine, Path("run"), num_kv_blocks=blocks)
     named = {
         name
         for folder in TEMPLATES.iterdir()
         for path in config_templates(folder, "embedded")
         for name in re.findall(r"\$\{(\w+)\}", path.read_text())
     }
-    assert named == set(values)
+    assert named == set(pair.values)

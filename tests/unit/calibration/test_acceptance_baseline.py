@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from build.rendering.template_values import calibration_file
+from build.rendering.rendered_pair import calibration_file
 from pipelines.bench.calibration.__main__ import main
 from pipelines.bench.calibration.prompts import calibration_prompts
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt

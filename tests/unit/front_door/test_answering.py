@@ -21,6 +21,8 @@ from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.observing.exchange import Exchange
 from pipelines.front_door.serving import listen
+from pipelines.router.preprocessing import PromptLimits
+from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.request import CompletionRequest
 
 NUM_TOKENS = 50
@@ -36,15 +38,12 @@ class Model:
     def __init__(self) -> None:
         self.tokenizer: Any = self
         self.vocabulary: Any = self
-        self.can_parse, self.size = True, 256
+        self.can_parse = True
+        self.limits = PromptLimits(Vocabulary(tuple(bytes([byte]) for byte in range(256))), self.max_seq_len)
         self.num_looked_up = 0
 
     def encode(self, text: str, **_: bool) -> list[int]:
         return list(text.encode())
-
-    def check_size(self, text: str, name: str) -> None: ...
-
-    def check_length(self, num_tokens: int, name: str) -> None: ...
 
     def bytes_of(self, token_id: int) -> bytes:
         assert threading.current_thread() is not threading.main_thread()

@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "triton": {
         *("errors", "program", "asyncio_thread", "available_resources", "manifest", "kserve_stream"),
-        *("time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
+        *("atomic_file", "time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
     },
     "front_door": {
         *("socket_path", "wire"),
@@ -152,18 +152,18 @@ STILL_ABOVE = {
     "executor": 1_540,
     "text": 1_037,
     "wire": 1_195,
-    "router": 3_642,
-    "triton": 3_420,
-    "front door": 3_609,
+    "router": 3_652,
+    "triton": 3_372,
+    "front door": 3_562,
     "validation": 3_733,
-    "deploy": 2_170,
+    "deploy": 2_126,
     "command line": 899,
-    "shared modules": 743,
+    "shared modules": 749,
     "build": 5_951,
     "GPU track": 3_017,
 }
 
-TEST_LINES = 65_744  # on the way to size.TEST_LINES
+TEST_LINES = 65_748  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 

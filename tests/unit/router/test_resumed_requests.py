@@ -21,8 +21,10 @@ from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
-from pipelines.triton.engine.chunks import Chunk, ChunkStream
+from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.wire.answer import spell
+from pipelines.wire.calls import Tensors
+from pipelines.wire.engine_request import GenerationCall
 from tests.support.examples import examples
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, request, run
 from tests.unit.executor.test_parameters import sampling_params
@@ -79,12 +81,12 @@ def server() -> tuple[Executor, Executor]:
     return draft, target
 
 
-def chunks_of(asked: GenerationRequest, draft_length: int) -> list[Chunk]:
+def chunks_of(asked: GenerationRequest, draft_length: int) -> list[Tensors]:
     """Answer a request on a new server as the model ``speculative`` does, streamed."""
     draft, target = server()
-    stream = ChunkStream(VOCABULARY, asked, streaming=True)
+    stream = ChunkStream(VOCABULARY, GenerationCall(asked, True, None, False, ""))
 
-    async def rounds() -> AsyncIterator[Chunk]:
+    async def rounds() -> AsyncIterator[Tensors]:
         async for part in speculate(
             asked, draft.complete, target.complete, FixedDraftLength(draft_length), stream=target.generate
         ):
@@ -95,7 +97,7 @@ def chunks_of(asked: GenerationRequest, draft_length: int) -> list[Chunk]:
             if chunk is not None:
                 yield chunk
 
-    async def everything() -> list[Chunk]:
+    async def everything() -> list[Tensors]:
         return [chunk async for chunk in rounds()]
 
     return run([draft, target], everything)
@@ -119,35 +121,29 @@ def resumed_request(whole: GenerationRequest, output_ids: list[int]) -> Generati
     )
 
 
-def ids_of(chunks: list[Chunk]) -> list[int]:
-    return [token_id for chunk in chunks for token_id in chunk.token_ids.tolist()]
+def ids_of(chunks: list[Tensors]) -> list[int]:
+    return [token_id for chunk in chunks for token_id in chunk["output_ids"].reshape(-1).tolist()]
 
 
-def text_of(chunks: list[Chunk]) -> str:
-    return "".join(
-        spell(
-            {"output_ids": chunk.token_ids.reshape(1, 1, -1), "text_length": np.array([[chunk.text_length]])},
-            VOCABULARY,
-        )
-        for chunk in chunks
-    )
+def text_of(chunks: list[Tensors]) -> str:
+    return "".join(spell(chunk, VOCABULARY) for chunk in chunks)
 
 
-def log_probs_of(chunks: list[Chunk]) -> list[Any]:
+def log_probs_of(chunks: list[Tensors]) -> list[Any]:
     """Return the log probability of each token and its alternatives, as bits."""
     return [
         (value, ids, top)
         for chunk in chunks
         for value, ids, top in zip(
-            chunk.log_probs.token_log_probs.view(np.uint32).tolist(),
-            chunk.log_probs.top_ids.tolist(),
-            chunk.log_probs.top_log_probs.view(np.uint32).tolist(),
+            chunk["output_log_probs"].reshape(-1).view(np.uint32).tolist(),
+            chunk["top_log_prob_ids"][0].tolist(),
+            chunk["top_log_probs"][0].view(np.uint32).tolist(),
             strict=True,
         )
     ]
 
 
-def answered(ask: Callable[[], list[Chunk]]) -> list[Chunk] | None:
+def answered(ask: Callable[[], list[Tensors]]) -> list[Tensors] | None:
     """Return an answer; None if bad words and the grammar forbid every token somewhere."""
     try:
         return ask()
@@ -171,7 +167,7 @@ def test_the_rest_is_the_same_after_every_chunk(
     assert ids_of(kept) + ids_of(rest) == ids_of(uncut)
     assert text_of(kept) + text_of(rest) == text_of(uncut)
     assert log_probs_of(kept) + log_probs_of(rest) == log_probs_of(uncut)
-    assert rest[-1].finish_reason == uncut[-1].finish_reason
+    assert rest[-1]["finish_reason"] == uncut[-1]["finish_reason"]
 
 
 @examples(200)
@@ -190,7 +186,7 @@ def test_after_any_tokens_the_rest_is_the_same_or_refused(
             break
         except InvalidRequestError as error:
             assert "ends inside a character or a possible stop word" in str(error)
-            assert len(known) not in np.cumsum([len(chunk.token_ids) for chunk in uncut])
+            assert len(known) not in np.cumsum([chunk["output_ids"].size for chunk in uncut])
             known = known[:-1]
     rest = chunks_of(asked, 3)
     text = VOCABULARY.join(known).decode("utf-8", "replace")

@@ -16,8 +16,10 @@ from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.stop_words import StopWordMatcher
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
-from pipelines.triton.engine.chunks import Chunk, ChunkStream
+from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.wire.answer import spell
+from pipelines.wire.calls import Tensors
+from pipelines.wire.engine_request import GenerationCall
 
 # Token i spells byte i; then some longer ones, one that ends inside a character, and a special one.
 WORDS = (b"def ", b"return", b" caf\xc3", b"\xa9!", "☕".encode(), b"")
@@ -51,10 +53,15 @@ def output_of(ids: list[int], first_position: int, request: GenerationRequest) -
     return Output(np.array(ids, dtype=np.int32), "", False, log_probs, logits)
 
 
+def stream_of(request: GenerationRequest, *, streaming: bool = True) -> ChunkStream:
+    return ChunkStream(VOCABULARY, GenerationCall(request, streaming, None, False, ""))
+
+
 def chunks_of(
-    rounds: list[list[int]], request: GenerationRequest, *, streaming: bool, num_accepted: int = 0
-) -> list[Chunk]:
-    stream = ChunkStream(VOCABULARY, request, streaming=streaming)
+    rounds: list[list[int]], request: GenerationRequest, *, streaming: bool, num_accepted: int | None = None
+) -> list[Tensors]:
+    """Return the responses of the target alone, or of a pair some of whose tokens were accepted."""
+    stream = stream_of(request, streaming=streaming)
     chunks = []
     position = 0
     for number, ids in enumerate(rounds, start=1):
@@ -62,19 +69,20 @@ def chunks_of(
         position += len(ids)
         if number == len(rounds):
             output = Output(output.token_ids, "length", True, output.log_probs, output.generation_logits)
-        sources = np.arange(len(output.token_ids), dtype=np.int32) < num_accepted
-        chunk = stream.push(output, sources.astype(np.int32))
+        sources = None if num_accepted is None else (np.arange(len(ids)) < num_accepted).astype(np.int32)
+        chunk = stream.push(output, sources)
         if chunk is not None:
             chunks.append(chunk)
     return chunks
 
 
-def text_of(chunk: Chunk) -> str:
-    tensors = {
-        "output_ids": chunk.token_ids.reshape(1, 1, -1),
-        "text_length": np.array([[chunk.text_length]]),
-    }
-    return spell(tensors, VOCABULARY)
+def values_of(chunk: Tensors, name: str) -> list[Any]:
+    values: list[Any] = chunk[name].reshape(-1).tolist()
+    return values
+
+
+def text_of(chunk: Tensors) -> str:
+    return spell(chunk, VOCABULARY)
 
 
 def as_an_engine_ends(rounds: list[list[int]], request: GenerationRequest) -> list[list[int]]:
@@ -112,20 +120,20 @@ def test_streamed_chunks_join_to_the_whole(
     streamed = chunks_of(kept, request, streaming=True)
     (whole,) = chunks_of(kept, request, streaming=False)
     assert "".join(map(text_of, streamed)) == text_of(whole)
-    assert [i for chunk in streamed for i in chunk.token_ids.tolist()] == whole.token_ids.tolist()
-    assert [chunk.is_final for chunk in streamed] == [False] * (len(streamed) - 1) + [True]
-    assert streamed[-1].sequence_length == whole.sequence_length == sum(map(len, kept))
-
-    joined = LogProbs.concatenate([chunk.log_probs for chunk in streamed])
-    for name in ("token_log_probs", "top_ids", "top_log_probs"):
-        assert np.array_equal(getattr(joined, name), getattr(whole.log_probs, name)), name
-    assert streamed[-1].cum_log_prob == whole.cum_log_prob  # bit by bit
+    assert [chunk["finish_reason"].item() for chunk in streamed] == [b""] * (len(streamed) - 1) + [b"length"]
+    assert values_of(streamed[-1], "sequence_length") == values_of(whole, "sequence_length")
+    assert values_of(whole, "sequence_length") == [sum(map(len, kept))]
+    names = "output_ids", "output_log_probs", "top_log_prob_ids", "top_log_probs"
+    for name in names:
+        assert [each for chunk in streamed for each in values_of(chunk, name)] == values_of(whole, name), name
+    assert streamed[-1]["cum_log_probs"] == whole["cum_log_probs"]  # bit by bit
     if num_log_probs is not None:
         for chunk in streamed:
-            assert len(chunk.log_probs.token_log_probs) == len(chunk.token_ids)
-            assert chunk.log_probs.top_ids.tolist() == [[i] * num_log_probs for i in chunk.token_ids.tolist()]
-    logits = np.concatenate([chunk.generation_logits for chunk in streamed])
-    assert logits[:, 0].tolist() == list(range(whole.sequence_length))
+            ids = values_of(chunk, "output_ids")
+            assert chunk["output_log_probs"].size == len(ids)
+            assert chunk["top_log_prob_ids"][0].tolist() == [[i] * num_log_probs for i in ids]
+    logits = np.concatenate([chunk["generation_logits"][0, 0] for chunk in streamed])
+    assert logits[:, 0].tolist() == list(range(sum(map(len, kept))))
 
 
 @given(ROUNDS, STOP_WORDS.filter(bool), st.integers(0, 12))
@@ -138,21 +146,23 @@ def test_text_is_cut_only_at_stop_words_that_begin_after_the_least_tokens(
     (whole,) = chunks_of(kept, request, streaming=False)
     before, after = VOCABULARY.join(ids[:min_tokens]), VOCABULARY.join(ids[min_tokens:])
     starts = [start for word in stop_words if (start := after.find(word)) >= 0]
-    assert whole.text_length == len(before) + min(starts, default=len(after))
+    assert values_of(whole, "text_length") == [len(before) + min(starts, default=len(after))]
 
 
 def test_a_chunk_waits_for_the_end_of_a_character_and_of_a_possible_stop_word() -> None:
     rounds = [[DEF, HALF_CAFE], [CAFE_END, ord("r"), ord("e")], [ord("x"), CUP], [ord("!")]]
     request = request_of(stop_words=(b"return",), num_log_probs=0, return_generation_logits=True)
-    streamed = chunks_of(rounds, request, streaming=True, num_accepted=1)
+    streamed = chunks_of(rounds, request, streaming=True)
     assert [text_of(chunk) for chunk in streamed] == ["def ", " café!", "rex☕", "!"]
-    # Sources, log probabilities and logits travel with their tokens, withheld or not.
-    sources = [chunk.sources.tolist() for chunk in streamed]
-    assert sources == [[1], [0, 1], [0, 0, 1, 0], [1]]
-    logits = [chunk.generation_logits[:, 0].tolist() for chunk in streamed]
+    # Log probabilities, logits and sources travel with their tokens, withheld or not.
+    logits = [chunk["generation_logits"][0, 0, :, 0].tolist() for chunk in streamed]
     assert logits == [[0], [1, 2], [3, 4, 5, 6], [7]]
-    thirds = [chunk.log_probs.token_log_probs * -3 for chunk in streamed]
+    thirds = [chunk["output_log_probs"].reshape(-1) * -3 for chunk in streamed]
     assert [np.round(part).tolist() for part in thirds] == logits
+    of_a_pair = chunks_of(rounds, request, streaming=True, num_accepted=1)
+    sources = [values_of(chunk, "token_sources") for chunk in of_a_pair]
+    assert sources == [[1], [0, 1], [0, 0, 1, 0], [1]]
+    assert [values_of(chunk, "accepted_mask") for chunk in of_a_pair] == [list(map(bool, s)) for s in sources]
 
 
 def test_nothing_waits_for_a_stop_word_that_may_not_begin_yet() -> None:
@@ -163,7 +173,8 @@ def test_nothing_waits_for_a_stop_word_that_may_not_begin_yet() -> None:
 
 def test_an_output_that_ends_at_once_is_one_empty_chunk() -> None:
     (chunk,) = chunks_of([[]], request_of(), streaming=True)
-    assert (chunk.token_ids.size, chunk.text_length, chunk.is_final) == (0, 0, True)
+    found = (chunk["output_ids"].size, chunk["text_length"].item(), chunk["finish_reason"].item())
+    assert found == (0, 0, b"length")
 
 
 def test_between_the_first_and_the_last_chunk_lies_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +182,7 @@ def test_between_the_first_and_the_last_chunk_lies_a_pause(monkeypatch: pytest.M
     monkeypatch.setattr(serving_chunks, "CHUNK_INTERVAL_S", 0.02)
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     request = request_of(num_log_probs=0)
-    stream = ChunkStream(VOCABULARY, request, streaming=True)
+    stream = stream_of(request)
     sent = []
     for position in range(10):
         chunk = stream.push(output_of([ord("a") + position], position, request))
@@ -179,4 +190,4 @@ def test_between_the_first_and_the_last_chunk_lies_a_pause(monkeypatch: pytest.M
         now_s += 0.007
     assert sent == ["a", None, None, "bcd", None, None, "efg", None, None, "hij"]
     last = stream.push(Output(np.array([ord("!")], np.int32), "length", True, None, None))
-    assert last is not None and text_of(last) == "!" and last.sequence_length == 11
+    assert last is not None and text_of(last) == "!" and values_of(last, "sequence_length") == [11]

@@ -15,7 +15,6 @@ from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import ChunkStream
-from pipelines.triton.engine.engine_answerer import chunk_tensors
 from pipelines.triton.engine.speculative_model import count_tensors, round_tensors
 from pipelines.wire.answer import TextOutputs
 from pipelines.wire.engine_request import GenerationCall
@@ -46,7 +45,7 @@ def responses(
     """Return the text model's responses to these rounds of the loop, or of the target alone."""
     request = GenerationRequest("r", np.array([1], np.int32), 99, num_log_probs=1 if log_probs else None)
     call = GenerationCall(request, True, None, False, "")
-    chunks = ChunkStream(VOCABULARY, request, streaming=True)
+    chunks = ChunkStream(VOCABULARY, call)
     statistics = SpeculationStatistics(4)
     outputs_of = TextOutputs(VOCABULARY)
     sent = []
@@ -60,16 +59,13 @@ def responses(
             -np.ones(len(ids), np.float32), ids[:, np.newaxis], -np.ones((len(ids), 1), np.float32)
         )
         output = Output(ids, reason, bool(reason), probs if log_probs else None)
-        chunk = chunks.push(output, outcome.token_sources)
-        if chunk is None:
+        outputs = chunks.push(output, outcome.token_sources if drafts else None)
+        if outputs is None:
             continue
-        outputs = chunk_tensors(chunk, call)
         if drafts:
-            outputs["accepted_mask"] = (chunk.sources != 0).reshape(1, -1)
-            outputs["token_sources"] = chunk.sources.reshape(1, -1)
             outputs |= {**count_tensors(statistics), "draft_length": text_tensor("adaptive")}
-            outputs |= round_tensors(counts) if chunk.is_final else {}
-        sent.append(outputs_of.of((outputs, chunk.is_final))[0])
+            outputs |= round_tensors(counts) if output.is_final else {}
+        sent.append(outputs_of.of((outputs, output.is_final))[0])
     return sent
 
 

@@ -1,0 +1,196 @@
+"""A pair of engines as models are rendered for it: their placeholders' values, and its record.
+
+``model_repository/`` has the placeholders, and ``pipelines/deploy/triton/pair_record.py`` defines the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from build.recipe import REPOSITORY_ROOT, Recipe
+from build.rendering.tensorrt_llm_repository import engine_values
+from build.tensorrt_llm.memory_plan import MemoryPlan
+from pipelines.deploy.triton.pair_record import PairRecord
+from pipelines.errors import RepositoryError
+from pipelines.manifest import EngineFiles, engine_digest, sha256_json
+
+
+@dataclass(frozen=True)
+class PairNames:
+    """Names of a pair's models; two pairs in one repository have different names.
+
+    Attributes:
+        speculative: Model that runs the speculative loop.
+        draft: Model of the draft's engine, on TensorRT-LLM.
+        target: Model of the target's engine; on the embedded runtime, the name of the target's socket.
+        target_alone: Model that serves the target alone, on TensorRT-LLM.
+    """
+
+    speculative: str = "speculative"
+    draft: str = "draft"
+    target: str = "target"
+    target_alone: str = "target_alone"
+
+
+def calibration_file(draft_engine: Path, target_engine: Path) -> Path:
+    """Return the path of a pair's measurements, which ``python -m pipelines.bench.calibration`` writes."""
+    return target_engine.parent / f"calibration-{draft_engine.name}-{target_engine.name}.json"
+
+
+@dataclass(frozen=True)
+class RenderedPair:
+    """A pair, and how it uses the memory of a server.
+
+    Attributes:
+        recipe: The pair and the limits of its server.
+        draft: Engine of the draft.
+        target: Engine of the target; preprocessing uses its tokenizer.
+        run: ``.run/<recipe of the repository>``, absolute.
+        memory: How the engines share their GPUs; required on TensorRT-LLM.
+        names: Names of the pair's models.
+        num_kv_blocks: Blocks of the KV caches by role; required on the embedded runtime.
+    """
+
+    recipe: Recipe
+    draft: EngineFiles
+    target: EngineFiles
+    run: Path
+    memory: MemoryPlan | None = None
+    names: PairNames = field(default_factory=PairNames)
+    num_kv_blocks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the pair: its engines and all settings of the recipe that reach a server."""
+        recipe = self.recipe
+        settings: dict[str, Any] = {"serving": asdict(recipe.serving)}
+        if recipe.runtime == "embedded":
+            settings["kv_blocks"] = [recipe.draft.kv_cache.num_blocks, recipe.target.kv_cache.num_blocks]
+        else:
+            settings["engines"] = [asdict(recipe.draft.tensorrt_llm), asdict(recipe.target.tensorrt_llm)]
+            settings["tensorrt_llm"] = asdict(recipe.tensorrt_llm)
+        engines = [self.engine_fingerprint("draft"), self.engine_fingerprint("target")]
+        return sha256_json({"runtime": recipe.runtime, "engines": engines, **settings})
+
+    def engine_fingerprint(self, role: str) -> str:
+        """Return the hash of everything an engine was built from; equal engines of two recipes have the same.
+
+        Raises:
+            RepositoryError: The manifest does not contain it.
+        """
+        fingerprint = getattr(self, role).manifest.get("fingerprint")
+        if not isinstance(fingerprint, str) or not fingerprint:
+            raise RepositoryError(
+                "an engine's manifest has no fingerprint",
+                values=f"fingerprint={fingerprint!r}",
+                limit="a hash, written by 'draftproof engines'",
+                remedy="run 'draftproof engines'",
+            )
+        return fingerprint
+
+    @cached_property
+    def values(self) -> dict[str, str]:
+        """Values for the templates of the recipe's runtime; every value is used by a template.
+
+        Raises:
+            EngineLoadError: The target has no tokenizer.
+            DraftproofError: See ``tensorrt_llm_repository.engine_values``.
+        """
+        serving, fixed = self.recipe.serving, self.recipe.serving.num_draft_tokens
+        # Relative to the server's working directory, because the path of a socket has at most 107 bytes.
+        is_inside = self.run.is_relative_to(REPOSITORY_ROOT)
+        sockets = self.run.relative_to(REPOSITORY_ROOT) if is_inside else self.run
+        shared = {
+            "draft_engine_dir": str(self.draft.directory),
+            "draft_engine_digest": engine_digest(self.draft.manifest),
+            "target_engine_dir": str(self.target.directory),
+            "target_engine_digest": engine_digest(self.target.manifest),
+            "tokenizer_file": str(self.target.path("tokenizer.json")),
+            "tokenizer_sha256": self.target.sha256("tokenizer.json"),
+            "speculative_model": self.names.speculative,
+            "target_socket": str(sockets / f"{self.names.target}.sock"),
+            "speculative_socket": str(sockets / f"{self.names.speculative}.sock"),
+            "max_batch_size": str(serving.max_batch_size),
+            "max_seq_len": str(serving.max_seq_len),
+            "max_queue_size": str(serving.max_queue_size),
+            "max_draft_len": str(serving.max_draft_len),
+            "num_draft_tokens": "adaptive" if fixed is None else str(fixed),
+            "draft_length_file": str(self.run / "draft_length.json"),
+            "arms_file": str(self.run / "arms.json"),
+            "observations_file": str(self.run / "observations.jsonl"),
+        }
+        engines = self.draft.directory, self.target.directory
+        if self.recipe.runtime == "tensorrt_llm":
+            assert self.memory is not None
+            return {
+                **shared,
+                **engine_values(self.recipe, *engines, self.memory),
+                "engine_access": "tensorrt_llm",
+                # Its engines do not tell what a step costs, by which lengths adapt.
+                "num_draft_tokens": str(serving.max_draft_len) if fixed is None else str(fixed),
+                "draft_model": self.names.draft,
+                "target_model": self.names.target,
+                "target_alone_model": self.names.target_alone,
+            }
+        return {
+            **shared,
+            "engine_access": "in_process",
+            **{f"{role}_num_kv_blocks": str(blocks) for role, blocks in self.num_kv_blocks.items()},
+            "max_num_tokens": str(serving.max_num_tokens),
+            "calibration_file": str(calibration_file(*engines)),
+            "lookup_corpus_file": str(self.run / f"lookup_corpus-{self._tokenizer_identity[:16]}.npy"),
+        }
+
+    def record(self, models: Sequence[str], *, loads_at_start: bool) -> PairRecord:
+        """Return the record of the pair.
+
+        Args:
+            models: Models that are rendered for it.
+            loads_at_start: See the attribute.
+        """
+        is_embedded = self.recipe.runtime == "embedded"
+        return PairRecord(
+            name=self.recipe.name,
+            fingerprint=self.fingerprint,
+            runtime=self.recipe.runtime,
+            speculative_model=self.names.speculative,
+            control_model=self.names.speculative if is_embedded else self.names.target_alone,
+            models=tuple(models),
+            socket=self.values["speculative_socket"],
+            control_socket=self.values["target_socket"],
+            draft_engine_dir=self.values["draft_engine_dir"],
+            draft_fingerprint=self.engine_fingerprint("draft"),
+            draft_digest=self.values["draft_engine_digest"],
+            target_engine_dir=self.values["target_engine_dir"],
+            target_fingerprint=self.engine_fingerprint("target"),
+            target_digest=self.values["target_engine_digest"],
+            max_draft_len=self.recipe.serving.max_draft_len,
+            num_draft_tokens=self.values["num_draft_tokens"],
+            draft_length_file=self.values["draft_length_file"],
+            calibration_file=self.values.get("calibration_file", ""),
+            num_kv_blocks=dict(self.num_kv_blocks),
+            gpu_bytes={} if self.memory is None else self._gpu_bytes(self.memory, models),
+            gpu_usable_bytes=0 if self.memory is None else self.memory.usable_bytes,
+            loads_at_start=loads_at_start,
+        )
+
+    @property
+    def _tokenizer_identity(self) -> str:
+        """Digest that pairs that may follow each other have in common; others cannot read the tokens."""
+        identity = self.target.manifest.get("tokenizer_identity_sha256")
+        return str(identity or self.target.sha256("tokenizer.json"))
+
+    def _gpu_bytes(self, memory: MemoryPlan, models: Sequence[str]) -> dict[str, int]:
+        """Return the memory that the rendered engines take of each GPU: weights, workspace and KV cache."""
+        taken: dict[str, int] = {}
+        for engine in (memory.draft, memory.target):
+            if getattr(self.names, engine.role) not in models:
+                continue
+            num_bytes = engine.static_bytes + engine.kv_bytes_per_token * engine.max_tokens_in_paged_kv_cache
+            for device in engine.devices:
+                taken[str(device)] = taken.get(str(device), 0) + num_bytes
+        return taken
