@@ -74,7 +74,12 @@ class RepositoryApi:
             RequestTimeoutError: The server did not answer in time.
             ServerUnavailableError: No server answers, or its answer is not Triton's.
         """
-        reply = self._send("POST", "/v2/repository/index", ANSWER_TIMEOUT_S)
+        return self._listed(self._ask_for_index())
+
+    def _ask_for_index(self) -> httpx.Response:
+        return self._send("POST", "/v2/repository/index", ANSWER_TIMEOUT_S)
+
+    def _listed(self, reply: httpx.Response) -> tuple[ModelState, ...]:
         try:
             reply.raise_for_status()
             return tuple(ModelState(str(each["name"]), str(each.get("state", ""))) for each in reply.json())
@@ -101,10 +106,20 @@ class RepositoryApi:
 
     def _wait_while(self, model: str, states: tuple[str, ...], action: str, timeout_s: float) -> None:
         ends_at_s = time.monotonic() + timeout_s
-        while any(each.name == model and each.state in states for each in self.index()):
+        while self._may_be(model, states):
             if time.monotonic() > ends_at_s:
                 raise _too_slow(f"{action} {model}", timeout_s)
             time.sleep(_POLL_S)
+
+    def _may_be(self, model: str, states: tuple[str, ...]) -> bool:
+        """Return whether a model is in one of these states, or Triton is being restarted and cannot tell.
+
+        The gateway restarts a Triton that cannot unload a model whose process was killed.
+        """
+        reply = self._ask_for_index()
+        if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            return True
+        return any(each.name == model and each.state in states for each in self._listed(reply))
 
     def _control(self, model: str, action: str, timeout_s: float) -> None:
         reply = self._send("POST", f"/v2/repository/models/{model}/{action}", timeout_s)

@@ -22,7 +22,7 @@ def api_of(handler: Callable[[httpx.Request], httpx.Response]) -> RepositoryApi:
 
 
 class Triton:
-    """A Triton whose only model enters its next state with each request."""
+    """A Triton whose only model enters its next state with each list of models; "" is being restarted."""
 
     def __init__(self, *states: str) -> None:
         self.states = list(states)
@@ -35,6 +35,8 @@ class Triton:
         if self.asked[-1] == "index":
             if len(self.states) > 1:
                 self.states.pop(0)
+            if not state:
+                return httpx.Response(503)
             never = {"name": "never"}
             return httpx.Response(200, json=[never, {"name": "pair", "version": "1", "state": state}])
         if self.asked[-1] == "ready":
@@ -57,9 +59,9 @@ def test_a_model_is_loaded_once_whoever_began(states: tuple[str, ...], asked: li
 
 
 def test_unloading_waits_until_it_is_over_or_too_late() -> None:
-    triton = Triton("READY", "UNLOADING", "UNLOADING", "UNAVAILABLE")
+    triton = Triton("READY", "UNLOADING", "UNLOADING", "", "UNAVAILABLE")
     api_of(triton).unload("pair")
-    assert triton.asked == ["unload", "index", "index", "index", "index"]
+    assert triton.asked == ["unload", *["index"] * 5]
     assert api_of(triton).index() == (ModelState("never", ""), ModelState("pair", "UNAVAILABLE"))
     with pytest.raises(RequestTimeoutError, match=r"did not finish in time; unload pair; 0 s; .*repeated"):
         api_of(Triton("UNLOADING")).unload("pair", timeout_s=0)
@@ -82,7 +84,7 @@ def test_what_triton_refuses_is_quoted_in_a_line(answer: httpx.Response, said: s
             api_of(lambda request: answer).index()
         return
     with pytest.raises(CanaryError, match=f"could not load a model; pair: {said}"):
-        api_of(lambda asked: answer if asked.url.path.endswith("/load") else Triton("")(asked)).load("pair")
+        api_of(lambda asked: answer if asked.url.path.endswith("/load") else Triton("UNAVAILABLE")(asked)).load("pair")
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,7 @@ def test_masks_behind_draft_tokens_are_computed_until_the_time_is_over() -> None
 def test_an_output_that_uses_up_the_lexer_harms_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of a matcher share the states of its lexer, which this expression doubles with every "a"."""
     monkeypatch.setattr(guides_module, "_MAX_LEXER_STATES", 1500)
+    monkeypatch.setattr(guides_module, "_MOST_SECONDS_IN_A_STEP", 60.0)
     compiler = new_compiler()
     guide = Guide("regex", "[ax]*a[ax]{14}b[ax]*")
     hostile, other = (compiler.compile(guide).after(ids([])) for _ in range(2))
