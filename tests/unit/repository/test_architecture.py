@@ -156,14 +156,16 @@ STILL_ABOVE = {
     "triton": 3_372,
     "front door": 3_562,
     "validation": 3_733,
+    "canary": 3_007,
     "deploy": 2_126,
     "command line": 899,
     "shared modules": 749,
     "build": 5_951,
     "GPU track": 3_017,
+    "tools": 1_280,
 }
 
-TEST_LINES = 65_748  # on the way to size.TEST_LINES
+TEST_LINES = 65_751  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 
