@@ -83,8 +83,9 @@ def test_what_triton_refuses_is_quoted_in_a_line(answer: httpx.Response, said: s
         with pytest.raises(ServerUnavailableError, match="the server did not list its models"):
             api_of(lambda request: answer).index()
         return
+    triton = Triton("UNAVAILABLE")
     with pytest.raises(CanaryError, match=f"could not load a model; pair: {said}"):
-        api_of(lambda asked: answer if asked.url.path.endswith("/load") else Triton("UNAVAILABLE")(asked)).load("pair")
+        api_of(lambda asked: answer if asked.url.path.endswith("/load") else triton(asked)).load("pair")
 
 
 @pytest.mark.parametrize(
