@@ -8,14 +8,12 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support.compiler import compile_once
 from tests.support.distribution import ByGroupOrFile, in_turn
 from tests.support.examples import FULL
 from tests.support.fake_triton import SERVER_KEY
@@ -68,16 +66,6 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     socket has at most 107 bytes.
     """
     return tmp_path_factory.mktemp("t")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compile operators of our own once for all workers, which share the parent of their folders."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        compile_once(shared, monkeypatch)
-        yield
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroupOrFile:

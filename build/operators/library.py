@@ -14,11 +14,14 @@ from pathlib import Path
 
 import openvino as ov
 
+from build.files import exclusive
+from pipelines.atomic_file import whole_file
 from pipelines.errors import EngineBuildError
 from pipelines.manifest import sha256_file, sha256_json
 
 COMPILER = "g++"
 _SOURCES = Path(__file__).resolve().parent
+CACHE = _SOURCES.parents[1] / ".cache" / "operators"
 _PACKAGE = Path(ov.__file__).resolve().parent
 # Products and sums are fused only where the source says so: then all processors round alike.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
@@ -61,27 +64,42 @@ def check_compiler() -> None:
 
 @functools.cache
 def compiled_library() -> bytes:
-    """Return the compiled library; the first call takes about 10 seconds.
+    """Return the library, linked from its parts.
+
+    Raises:
+        EngineBuildError: There is no compiler, or it failed.
+    """
+    parts = compiled_parts().values()
+    with tempfile.TemporaryDirectory(prefix="draftproof-operators-") as folder:
+        library = Path(folder, "operators.so")
+        libraries = [next((_PACKAGE / "libs").glob(f"lib{name}.so*")) for name in ("openvino", "tbb")]
+        _run("-shared", "-s", "-o", str(library), *map(str, parts), *map(str, libraries))
+        return library.read_bytes()
+
+
+def compiled_parts() -> dict[str, Path]:
+    """Return name -> object file of each part of the library.
+
+    They are compiled once for these sources, compiler and OpenVINO, which takes half a minute of
+    CPU time.
 
     Raises:
         EngineBuildError: There is no compiler, or it failed.
     """
     check_compiler()
-    with tempfile.TemporaryDirectory(prefix="draftproof-operators-") as name:
-        folder = Path(name)
-        with ThreadPoolExecutor(len(_PARTS)) as pool:
-            objects = list(pool.map(functools.partial(_compile, folder), _PARTS))
-        library = folder / "operators.so"
-        libraries = [next((_PACKAGE / "libs").glob(f"lib{name}.so*")) for name in ("openvino", "tbb")]
-        _run("-shared", "-s", "-o", str(library), *map(str, objects), *map(str, libraries))
-        return library.read_bytes()
+    version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=False).stdout
+    folder = CACHE / sha256_json([source_digest(), version, ov.__version__])[:16]
+    parts = {part: folder / f"{part}.o" for part in _PARTS}
+    with exclusive(folder), ThreadPoolExecutor(len(_PARTS)) as pool:
+        missing = {part: path for part, path in parts.items() if not path.exists()}
+        list(pool.map(_compile, missing.keys(), missing.values()))
+    return parts
 
 
-def _compile(folder: Path, part: str) -> Path:
+def _compile(part: str, path: Path) -> None:
     source, *flags = _PARTS[part]
-    made = folder / f"{part}.o"
-    _run(*_FLAGS, *flags, "-I", ".", "-isystem", str(_PACKAGE / "include"), "-c", source, "-o", str(made))
-    return made
+    with whole_file(path) as made:
+        _run(*_FLAGS, *flags, "-I", ".", "-isystem", str(_PACKAGE / "include"), "-c", source, "-o", str(made))
 
 
 def _run(*arguments: str) -> None:

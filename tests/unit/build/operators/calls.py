@@ -14,7 +14,7 @@ _PACKAGE = Path(ov.__file__).parent
 
 def compile_calls(folder: Path, source: Path, *parts: str) -> ctypes.CDLL:
     """Compile a source of functions for ctypes with parts of the library, and load it."""
-    objects = [str(library._compile(folder, part)) for part in parts]
+    objects = [str(library.compiled_parts()[part]) for part in parts]
     threads = next((_PACKAGE / "libs").glob("libtbb.so*"))
     made = folder / "calls.so"
     flags = ("-std=c++17", "-shared", "-fPIC", "-I", ".", "-isystem", str(_PACKAGE / "include"))

@@ -10,7 +10,7 @@ import pytest
 
 from build.openvino.engine import OPERATOR_LIBRARY
 from build.operators import library
-from build.operators.library import _compile, compiled_library
+from build.operators.library import compiled_library
 from pipelines.errors import EngineBuildError, EngineLoadError
 from pipelines.executor.engine import Engine
 from pipelines.manifest import MANIFEST_NAME, EngineFiles, sha256_file
@@ -61,6 +61,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     compiler.write_text("#!/bin/sh\necho 'kernel.cpp:1: error: no such flag' >&2; exit 1\n", encoding="utf-8")
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(library, "CACHE", tmp_path)
     with pytest.raises(EngineBuildError) as caught:
         compile_anew()
     assert caught.value.values == "kernel.cpp:1: error: no such flag"
@@ -68,8 +69,10 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 @needs_compiler
 @pytest.mark.long  # compiles once more
-def test_the_library_is_the_same_wherever_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_compile", _compile)  # not the parts of this run
+def test_the_library_is_the_same_wherever_it_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "CACHE", tmp_path)
     assert compile_anew() == compiled_library()
 
 
