@@ -160,12 +160,12 @@ STILL_ABOVE = {
     "deploy": 2_126,
     "command line": 899,
     "shared modules": 749,
-    "build": 5_951,
+    "build": 5_959,
     "GPU track": 3_017,
     "tools": 1_280,
 }
 
-TEST_LINES = 65_754  # on the way to size.TEST_LINES
+TEST_LINES = 65_726  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 
