@@ -119,7 +119,7 @@ def _as_written(path: Path, role: str, checkpoint: str) -> str:
     section = _load(path).get(role)
     written = section.get("checkpoint") if isinstance(section, dict) else None
     known = HubCheckpoint.parse(written) if isinstance(written, str) else None
-    return str(known) if known is not None and known.repo == asked.repo else checkpoint
+    return str(known) if known and known.repo == asked.repo and asked.means(known.file) else checkpoint
 
 
 def _pinned(checkpoint: str) -> str:

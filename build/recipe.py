@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -21,7 +22,7 @@ from pipelines.errors import RecipeError
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 RECIPES = Path(__file__).resolve().parent / "recipes"
-UNPACKED = REPOSITORY_ROOT / ".cache" / "gguf"
+UNPACKED = Path(os.environ.get("DRAFTPROOF_CACHE") or REPOSITORY_ROOT / ".cache") / "gguf"
 GGUF_SUFFIX = ".gguf"
 
 Runtime = Literal["embedded", "tensorrt_llm"]
@@ -80,8 +81,9 @@ class EngineRecipe:
 
     Attributes:
         checkpoint: Directory of a Hugging Face or TensorRT-LLM checkpoint, or GGUF file (of a split one, any
-            part), relative to the repository root unless absolute; or ``hf://ORGANIZATION/NAME@REVISION`` on
-            the Hugging Face hub.
+            part), relative to the repository root unless absolute; or on the Hugging Face hub
+            ``hf://ORGANIZATION/NAME@REVISION``, or ``hf://ORGANIZATION/NAME:FILE@REVISION`` for a GGUF file,
+            by its name or quantization.
         quantization: ``int8``: weight-only, per channel. ``int4``: weight-only, in groups of 128 inputs;
             embedded only. Both keep integers that a checkpoint has already, if they are as small; the
             embedded runtime rounds activations too. ``fp8``, ``int8_sq`` (SmoothQuant), ``int4_awq``,

@@ -36,7 +36,7 @@ def unpack(path: Path, cache: Path) -> Path:
             implemented.
         RecipeError: The disk does not hold it.
     """
-    paths = part_paths(path.resolve())
+    paths = part_paths(path.absolute())
     version = _version(paths)
     name = f"{paths[0].stem}-{sha256_json(str(paths[0]))[:8]}"
     directory = cache / f"{name}-{version}"
@@ -45,10 +45,10 @@ def unpack(path: Path, cache: Path) -> Path:
     with exclusive(cache):
         if directory.is_dir():  # another process has unpacked it meanwhile
             return directory
-        file = open_gguf(path.resolve())
+        file = open_gguf(path.absolute())
         documents, tensors = _documents(file), tensors_of(file)
         print(f"{path.name}: unpacking {file.architecture}, {_summary(file)}", flush=True)
-        check_space([Need(str(path), cache, sum(each.stat().st_size for each in paths))])
+        check_space([Need(str(path), cache, sum(each.stat().st_size for each in paths), "DRAFTPROOF_CACHE")])
         with whole_directory(directory) as made:
             for document, text in documents.items():
                 (made / document).write_text(text, encoding="utf-8")

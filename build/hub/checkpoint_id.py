@@ -1,4 +1,7 @@
-"""Name a checkpoint on the Hugging Face hub: ``hf://ORGANIZATION/NAME@REVISION``."""
+"""Name a checkpoint on the Hugging Face hub: ``hf://ORGANIZATION/NAME@REVISION``.
+
+``hf://ORGANIZATION/NAME:FILE@REVISION`` is a GGUF file; FILE is its name, or its quantization: ``q4_k_m``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pipelines.errors import CheckpointError
 
 PREFIX = "hf://"
 DEFAULT_BRANCH = "main"
-_ID = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.][\w./-]*))?")
+_ID = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(:(?P<file>[\w.][\w.+/-]*))?(@(?P<revision>[\w.][\w./-]*))?")
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -35,10 +38,12 @@ class HubCheckpoint:
     Attributes:
         repo: Such as ``Qwen/Qwen3-0.6B``.
         revision: A branch, a tag or a commit.
+        file: Name of a GGUF file, or its quantization; None for a checkpoint of several files.
     """
 
     repo: str
     revision: str = DEFAULT_BRANCH
+    file: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> HubCheckpoint | None:
@@ -50,24 +55,31 @@ class HubCheckpoint:
         if not text.startswith(PREFIX):
             return None
         match = _ID.fullmatch(text)
-        if match is None or not _is_repo(match["repo"]) or ".." in (match["revision"] or ""):
+        if match is None or not _is_repo(match["repo"]) or ".." in text:
             raise CheckpointError(
                 f"{text} names no repository of the Hugging Face hub",
                 values=text,
-                limit="hf://ORGANIZATION/NAME, or hf://ORGANIZATION/NAME@REVISION; both are ASCII letters, "
-                "digits, '-', '_' and '.' without '--', '..' and '.git' at the end, NAME at most 96 of them; "
-                "REVISION has no '..'",
+                limit="hf://ORGANIZATION/NAME[:FILE][@REVISION]; the first two are ASCII letters, digits, "
+                "'-', '_' and '.' without '--', '..' and '.git' at the end, NAME at most 96 of them; the "
+                "others have no '..'",
                 remedy="correct the name",
             )
-        return cls(match["repo"], match["revision"] or DEFAULT_BRANCH)
+        return cls(match["repo"], match["revision"] or DEFAULT_BRANCH, match["file"])
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.repo}@{self.revision}"
+        return f"{PREFIX}{self.repo}{f':{self.file}' if self.file else ''}@{self.revision}"
 
     @property
     def name(self) -> str:
-        """Return the name of the repository, without its organization."""
-        return self.repo.rpartition("/")[2]
+        """Return the name of the repository, without its organization, and that of the file."""
+        return self.repo.rpartition("/")[2] + (f"-{self.file}" if self.file else "")
+
+    def means(self, file: str | None) -> bool:
+        """Return whether a file, or None for a checkpoint of several, is what this names."""
+        if self.file is None or file is None or self.file == file:
+            return self.file == file
+        quantization = rf"(?i).*[^a-z0-9]{re.escape(self.file)}(-\d{{5}}-of-\d{{5}})?\.gguf"
+        return re.fullmatch(quantization, f"/{file}") is not None
 
     @property
     def is_pinned(self) -> bool:
@@ -85,7 +97,7 @@ class HubCheckpoint:
 
     @property
     def directory(self) -> Path:
-        """Return the directory with its files, which exists after the download.
+        """Return the directory with its files, or the GGUF file, which exists after the download.
 
         Raises:
             CheckpointError: The revision is not a commit.
@@ -96,6 +108,6 @@ class HubCheckpoint:
                 values=f"revision {self.revision}",
                 limit="a branch or a tag becomes a commit when it is downloaded",
                 remedy="run draftproof engines with this recipe first, or name the commit: "
-                f"{PREFIX}{self.repo}@<40 hexadecimal digits>",
+                f"{str(self).partition('@')[0]}@<40 hexadecimal digits>",
             )
-        return self.cache / "snapshots" / self.revision
+        return self.cache / "snapshots" / self.revision / (self.file or "")

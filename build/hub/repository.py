@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import (
@@ -19,7 +20,9 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars, loggi
 
 from build import hub
 from build.checkpoints.tokenizer_file import SENTENCEPIECE
-from build.hub.checkpoint_id import HubCheckpoint
+from build.files import Need, check_space
+from build.gguf.file import part_names
+from build.hub.checkpoint_id import PREFIX, HubCheckpoint
 from build.hub.failures import explained
 from build.hub.transfer import Blob, download
 from build.hugging_face.weights import weight_names
@@ -59,8 +62,11 @@ class Repository:
         Raises:
             CheckpointError: The repository has no weights in safetensors, or lacks a part of them.
         """
-        directory = self.checkpoint.directory
-        names = weight_names(directory, self.checkpoint.repo, self.files)
+        directory = self.checkpoint.cache / "snapshots" / self.checkpoint.revision
+        if self.checkpoint.file is not None:
+            names = tuple(part_names(self.checkpoint.file))
+        else:
+            names = weight_names(directory, self.checkpoint.repo, self.files)
         return [name for name in names if not (directory / name).is_file()]
 
     def missing_weights(self) -> list[Blob]:
@@ -98,25 +104,30 @@ class Repository:
 def open_repository(checkpoint: HubCheckpoint) -> Repository:
     """Find the commit of a revision, and download the settings and the tokenizer: a few small files.
 
-    Without the hub, the revision is the commit that was downloaded last.
+    A GGUF file is downloaded whole: its settings come with its weights. Without the hub, the revision is the
+    commit that was downloaded last.
 
     Raises:
         CheckpointError: The hub does not answer or refuses, a file is missing, or ``HF_HUB_OFFLINE`` is set
             and the files are not on this machine.
+        RecipeError: The disk does not hold a GGUF file.
     """
     if hub.MALFORMED is not None:
         raise hub.MALFORMED
     disable_progress_bars()
     logging.set_verbosity_error()  # its warnings speak of options that this project does not have
     with explained(checkpoint):
+        wanted = list(_SETTINGS) if checkpoint.file is None else []
         directory = Path(
-            snapshot_download(checkpoint.repo, revision=checkpoint.revision, allow_patterns=list(_SETTINGS))
+            snapshot_download(checkpoint.repo, revision=checkpoint.revision, allow_patterns=wanted)
         )
     pinned = replace(checkpoint, revision=directory.name)
     try:
         files = [file.path for file in get_cached_repo_tree(pinned.repo, revision=pinned.revision)]
     except CachedRepoTreeNotFoundError:  # offline, and an older version of the library filled the cache
         files = [path.name for path in directory.iterdir()]
+    if checkpoint.file is not None:
+        return _downloaded(Repository(replace(pinned, file=_chosen(checkpoint, files)), files))
     missing = [name for name in _REQUIRED if name not in files]
     if missing:
         raise CheckpointError(
@@ -126,9 +137,46 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
             remedy="download the repository into a directory and name that: the error then has the command "
             f"that converts {SENTENCEPIECE}"
             if missing == ["tokenizer.json"] and SENTENCEPIECE in files
-            else "use a repository in the form of transformers, such as the one that this was made from",
+            else "use a repository in the form of transformers, such as the one that this was made from"
+            + (f", or name a GGUF file: {PREFIX}{checkpoint.repo}:q4_k_m" if _gguf_files(files) else ""),
         )
     return Repository(pinned, files)
+
+
+def _gguf_files(files: Sequence[str]) -> list[str]:
+    """Return the names of the GGUF files among others; of split files, those of the first parts."""
+    return sorted({part_names(name)[0] for name in files if name.endswith(".gguf")})
+
+
+def _chosen(checkpoint: HubCheckpoint, files: Sequence[str]) -> str:
+    """Return the name of the GGUF file that a checkpoint means, or of its first part."""
+    present = _gguf_files(files)
+    fitting = [name for name in present if checkpoint.means(name)]
+    if len(fitting) != 1:
+        raise CheckpointError(
+            f"{checkpoint.repo} has {len(fitting) or 'no'} GGUF files that {checkpoint.file} means",
+            values=", ".join((fitting or present)[:9]) or "no GGUF files",
+            limit="one file: its whole name, or the quantization at the end of its name",
+            remedy="name one of these files",
+        )
+    return fitting[0]
+
+
+def _downloaded(repository: Repository) -> Repository:
+    """Return a repository after its GGUF file has been downloaded."""
+    lost = [name for name in part_names(repository.checkpoint.file or "") if name not in repository.files]
+    if lost:
+        raise CheckpointError(
+            f"{repository.checkpoint.repo} lacks a part of a file",
+            values=", ".join(lost[:3]),
+            limit="every part of a split GGUF file",
+            remedy="use another file or another revision",
+        )
+    blobs = repository.missing_weights()
+    size = sum(blob.bytes_left for blob in blobs)
+    check_space([Need(repository.checkpoint.repo, repository.checkpoint.cache, size, "HF_HOME")])
+    repository.download(blobs, partial(print, flush=True))
+    return repository
 
 
 def _blob(checkpoint: HubCheckpoint, name: str) -> Blob:

@@ -22,7 +22,7 @@ from pipelines.program import EXIT_PASS, run_program
 
 _HUB = "hf://"
 _GGUF = ".gguf"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.+/-]+)?(@[\w./-]+)?")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,20 +57,23 @@ def named_checkpoint(text: str) -> str:
     """
     if text.startswith(_HUB):
         return text
-    if _HUB_ID.fullmatch(text) and not text.endswith(_GGUF) and not Path(text.partition("/")[0]).exists():
+    is_file = text.endswith(_GGUF) and ":" not in text
+    if _HUB_ID.fullmatch(text) and not is_file and not Path(text.partition("/")[0]).exists():
         return f"{_HUB}{text}"
     return str(Path(text).resolve())
 
 
 def _last_name(checkpoint: str) -> str:
     is_on_hub = checkpoint.startswith(_HUB)
-    return Path(checkpoint.partition("@")[0] if is_on_hub else checkpoint).name.removesuffix(_GGUF)
+    name = Path(checkpoint.partition("@")[0] if is_on_hub else checkpoint).name
+    return name.removesuffix(_GGUF).replace(":", "-")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="draftproof try", description="Serve and check a pair of your own.")
     parser.add_argument(
-        "target", help="checkpoint of the target: a directory, a GGUF file, or ORGANIZATION/NAME[@REVISION]"
+        "target",
+        help="checkpoint of the target: a directory, a GGUF file, or ORGANIZATION/NAME[:FILE][@REVISION]",
     )
     parser.add_argument("draft", help="checkpoint of the draft, likewise")
     parser.add_argument("--output", type=Path, help="recipe to write (default: TARGET-DRAFT.yaml)")

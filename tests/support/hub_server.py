@@ -99,7 +99,7 @@ class Hub:
 
 
 def is_large(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin"))
+    return name.endswith((".safetensors", ".bin", ".gguf"))
 
 
 class _Handler(BaseHTTPRequestHandler):

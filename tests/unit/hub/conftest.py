@@ -50,7 +50,11 @@ def program(hub: Hub, tmp_path: Path) -> Callable[..., Outcome]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments],
-            env={**clean, **hub.environment(tmp_path / "cache", **environment)},
+            env={
+                **clean,
+                "DRAFTPROOF_CACHE": str(tmp_path / "own"),
+                **hub.environment(tmp_path / "cache", **environment),
+            },
             cwd=REPOSITORY_ROOT,
             capture_output=True,
             text=True,
