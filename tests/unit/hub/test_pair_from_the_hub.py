@@ -173,7 +173,12 @@ REFUSED: dict[str, tuple[Callable[[Hub, Path], None], tuple[str, str], dict[str,
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+BY_DAY = ("gated", "private", "missing", "offline", "down", "pickles", "a shard", "disk", "memory")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in BY_DAY else pytest.mark.long) for case in REFUSED]
+)
 def test_a_pair_that_cannot_be_had_is_refused_before_its_weights(
     case: str, try_pair: Try, hub: Hub, tmp_path: Path
 ) -> None:

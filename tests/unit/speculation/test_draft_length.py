@@ -19,7 +19,7 @@ from tests.unit.speculation.draft_length_world import MAX_DRAFT_LEN, ROWS, Machi
 # What lies between these is left to `make test-all`.
 @pytest.mark.parametrize(
     "num_requests",
-    [1, pytest.param(2, marks=pytest.mark.long), 4, pytest.param(8, marks=pytest.mark.long), 16],
+    [1, *(pytest.param(number, marks=pytest.mark.long) for number in (2, 4, 8)), 16],
 )
 @pytest.mark.parametrize(
     "agreement",
@@ -62,7 +62,7 @@ def test_speculation_that_looks_good_and_does_not_pay_is_hardly_slower(num_reque
         assert gain >= 0.98
 
 
-@pytest.mark.parametrize("num_requests", [1, 8])
+@pytest.mark.parametrize("num_requests", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_the_length_follows_a_change_of_the_text_within_forty_rounds(num_requests: int) -> None:
     """All texts change together, after probes have become rare."""
     away, back = 100, 500

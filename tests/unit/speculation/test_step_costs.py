@@ -53,8 +53,8 @@ def test_fixed_costs_of_steps_are_told_from_a_slower_machine() -> None:
 
 
 @pytest.mark.parametrize("is_estimate", [True, False])
-@pytest.mark.parametrize("rise", [0.0, 1.0, 4.0])
-@pytest.mark.parametrize("slowness", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize("rise", [0.0, pytest.param(1.0, marks=pytest.mark.long), 4.0])
+@pytest.mark.parametrize("slowness", [0.05, pytest.param(1.0, marks=pytest.mark.long), 20.0])
 def test_costs_stay_positive_and_rise_however_long_another_machine_is_observed(
     slowness: float, rise: float, *, is_estimate: bool
 ) -> None:
