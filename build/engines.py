@@ -31,7 +31,7 @@ from build.operators.library import COMPILER, has_compiler, source_digest
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
-from pipelines.available_resources import available_bytes, has_avx2_alone
+from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
 from pipelines.errors import EngineLoadError, RecipeError
 from pipelines.manifest import EngineFiles, sha256_file, sha256_json
 from pipelines.time_left import TimeLeft
@@ -88,7 +88,7 @@ def engine_identity(
         vocab_size: Tokens of the target.
         digests: SHA-256 of the checkpoints' files (``checkpoint_digests``).
     """
-    assert engine.linear != "auto", "one identity would stand for two contents"
+    assert engine.linear != "auto" and engine.num_threads, "one identity would stand for two contents"
     section = dataclasses.asdict(engine)
     del section["checkpoint"], section["tensorrt_llm"]
     section["kv_cache"] = engine.kv_cache.dtype
@@ -142,7 +142,7 @@ def _build(
             recipe=recipe.name,
             quantization=engine.quantization,
             kv_cache_dtype=engine.kv_cache.dtype,
-            num_threads=engine.num_threads,
+            num_threads=engine.num_threads or available_cores(),
             thread_placement=engine.thread_placement,
             attention=engine.attention,
             linear=engine.linear,
@@ -188,13 +188,14 @@ def _plan(
     return plan_engine(folder, role, engine_identity(role, engine, source, vocab_size, digests))
 
 
-def _with_products(
+def _for_this_machine(
     engine: EngineRecipe,
     source: EngineSource,
     plan_of: Callable[[EngineRecipe], EnginePlan],
     report: Callable[[str], None],
 ) -> tuple[EngineRecipe, EnginePlan]:
-    """Replace ``linear: auto`` by what is faster on this machine, if that is built or can be built here."""
+    """Choose the threads that a recipe leaves open, and the faster products that can be had here."""
+    engine = dataclasses.replace(engine, num_threads=engine.num_threads or available_cores())
     if engine.linear != "auto":
         return engine, plan_of(engine)
     if gains_from_own_products(engine, source.network.config):
@@ -242,7 +243,7 @@ def build_engines(
     chosen, plans = dict[str, EngineRecipe](), dict[str, EnginePlan]()
     for role, source in sources.items():
         plan_of = partial(_plan, engines / recipe.name, role, source, vocab_size, digests)
-        chosen[role], plans[role] = _with_products(getattr(recipe, role), source, plan_of, report)
+        chosen[role], plans[role] = _for_this_machine(getattr(recipe, role), source, plan_of, report)
     recipe = dataclasses.replace(recipe, draft=chosen["draft"], target=chosen["target"])
     missing = [role for role, plan in plans.items() if not plan.is_built()]
     check_space(

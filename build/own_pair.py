@@ -22,6 +22,7 @@ from build.fetch import fetch_checkpoints
 from build.files import Need
 from build.hub.checkpoint_id import DEFAULT_BRANCH, HubCheckpoint
 from build.hub.repository import open_repository
+from build.memory import num_parameters
 from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
 from build.operators.library import check_compiler
@@ -79,6 +80,12 @@ def write_recipe(
         open_settings(EngineRecipe(checkpoint).checkpoint_directory, max_seq_len).config
         for checkpoint in checkpoints
     ]
+    target_size, draft_size = (sum(num_parameters(config)) for config in configs)
+    if draft_size >= target_size:
+        report(
+            f"warning: the draft has {draft_size / 1e9:.2f} billion parameters and the target "
+            f"{target_size / 1e9:.2f} billion; only a smaller draft is faster, and the target is named first"
+        )
     length = min(max_seq_len, *(config.max_position_embeddings for config in configs))
     document = _document(name, checkpoints, _quantizations(configs, quantization), length)
     for role, config in zip(("target", "draft"), configs, strict=True):

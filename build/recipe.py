@@ -91,7 +91,8 @@ class EngineRecipe:
             ``none``: floating point.
         lm_head: ``int8`` or ``checkpoint``; embedded only. Exporters do not quantize the output head,
             although every step reads all of it. INT8 makes it faster, but deviates from the checkpoint.
-        num_threads: Threads of one step; embedded only.
+        num_threads: Threads of one step; None: as many as the machine that builds the engine has cores;
+            embedded only.
         thread_placement: ``pinned`` to cores, or ``free`` for the operating system to move; embedded only.
             ``free`` suits a machine on which other programs run.
         attention: ``openvino``, or ``draftproof``: an operator of our own, which is faster with long contexts
@@ -113,7 +114,7 @@ class EngineRecipe:
     checkpoint: Text
     quantization: Quantization = "int8"
     lm_head: Literal["int8", "checkpoint"] = "checkpoint"
-    num_threads: PositiveInt = 2
+    num_threads: PositiveInt | None = None
     thread_placement: Literal["pinned", "free"] = "pinned"
     attention: Literal["openvino", "draftproof"] = "openvino"
     linear: Literal["auto", "openvino", "draftproof"] = "auto"

@@ -151,7 +151,7 @@ def draw_sets(prompts: Prompts, names: Sequence[str], least: int, most: int) -> 
             "prompt sets have too few prompts",
             values="; ".join((f"{prompts.source}: {', '.join(small)}", *prompts.notes)),
             limit=f"{least} in each set: 2 for each concurrent request, at least 4, none of them twice",
-            remedy="lower --concurrency, add prompts (in *.txt a line --- stands between two prompts), or "
+            remedy="lower --concurrency, add prompts (in *.txt one a line, or separated by lines ---), or "
             "name other sets with --sets",
         )
     kept = replace(prompts, sets=sets)

@@ -1,8 +1,8 @@
 """Read files of prompts: JSON lines with a text or chat messages, or plain text.
 
 ``*.jsonl`` has one JSON object per line, with ``prompt``, ``text`` or ``messages``, and optionally ``id``;
-other keys are ignored. In ``*.txt``, a line ``---`` separates prompts. A folder contains such files, and each
-of them is one set.
+other keys are ignored. In ``*.txt``, a line ``---`` separates prompts; without one, each line is a prompt. A
+folder contains such files, and each of them is one set.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_text(file: Path) -> Iterator[Prompt]:
-    texts = [text.strip("\n") for text in _SEPARATOR.split(_content(file))]
+    content = _content(file)
+    texts = _SEPARATOR.split(content) if _SEPARATOR.search(content) else content.split("\n")
+    texts = [text.strip("\n") for text in texts]
     for number, text in enumerate(filter(str.strip, texts), start=1):
         yield Prompt(f"{file.stem}-{number:04d}", text)
 

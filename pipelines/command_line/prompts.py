@@ -145,7 +145,7 @@ class Prompts:
                 "there are too few prompts",
                 values="; ".join((f"{len(drawn)} of {self.source}", *self.notes)),
                 limit=f"at least {least}",
-                remedy="add prompts (in *.txt a line --- stands between two prompts)"
+                remedy="add prompts (in *.txt one a line, or separated by lines ---)"
                 + (", of which one in four is kept for calibration" if self.is_calibrated else "")
                 + (", or request fewer" if least > 1 else ""),
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,8 @@ from build.engines import build_engines
 from build.own_pair import main, write_recipe
 from build.recipe import load_recipe
 from pipelines.available_resources import available_cores
-from pipelines.errors import DraftproofError, RecipeError
-from tests.support.hugging_face_checkpoints import make_hugging_face
+from pipelines.errors import CheckpointError, DraftproofError, RecipeError
+from tests.support.hugging_face_checkpoints import change_config, make_hugging_face
 from tests.support.quantized_checkpoints import pack_awq, quantize_checkpoint
 
 MEMORY = 20e9
@@ -35,6 +36,16 @@ def test_a_recipe_is_written_that_other_commands_read(pair: tuple[str, str], tmp
     assert recipe.target.kv_cache.num_blocks is None and "KV caches, target" in "".join(lines)
     assert recipe.serving.max_seq_len <= 2048
     assert recipe.target.num_threads == recipe.draft.num_threads == available_cores()
+
+
+def test_a_draft_that_is_not_smaller_is_warned_about_before_anything_is_compiled(tmp_path: Path) -> None:
+    target, draft = (str(make_hugging_face(tmp_path / name)) for name in ("target", "draft"))
+    change_config(Path(draft), num_hidden_layers=1)
+    for number, pair in enumerate(((target, draft), (draft, target))):
+        lines = list[str]()
+        with suppress(CheckpointError):  # the weights of the second layer are left over
+            write_recipe(*pair, tmp_path / f"{number}.yaml", "int8", 64, MEMORY, lines.append)
+        assert any("only a smaller draft is faster" in line for line in lines) == bool(number)
 
 
 def test_the_same_command_keeps_the_recipe_and_another_does_not_replace_it(

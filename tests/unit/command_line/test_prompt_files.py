@@ -43,6 +43,11 @@ def test_a_line_of_dashes_separates_prompts_of_plain_text(tmp_path: Path) -> Non
     ]
 
 
+def test_without_such_a_line_each_line_of_plain_text_is_a_prompt(tmp_path: Path) -> None:
+    prompts = read_prompts(written(tmp_path / "mine.txt", "first\n\n  second\n--- third\n"))
+    assert [prompt.text for prompt in prompts.all] == ["first", "  second", "--- third"]
+
+
 def test_a_folder_is_one_set_per_file_with_the_largest_first(tmp_path: Path) -> None:
     written(tmp_path / "a.txt", "one")
     written(tmp_path / "b.jsonl", '{"prompt": "two"}\n{"prompt": "three"}\n')
