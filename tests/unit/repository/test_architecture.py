@@ -158,14 +158,14 @@ STILL_ABOVE = {
     "validation": 3_733,
     "canary": 3_007,
     "deploy": 2_126,
-    "command line": 902,
+    "command line": 904,
     "shared modules": 749,
-    "build": 6_003,
+    "build": 6_011,
     "GPU track": 3_017,
     "tools": 1_280,
 }
 
-TEST_LINES = 65_832  # on the way to size.TEST_LINES
+TEST_LINES = 66_665  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 
