@@ -88,7 +88,8 @@ class StatefulGraph(DecoderGraph):
         config = self.config
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
         widths = integers([heads * size, kv_heads * size, kv_heads * size])
-        query, key, value = ops.variadic_split(self._linear(x, layer.qkv), integers(2), widths).outputs()
+        (stacked,) = layer.qkv
+        query, key, value = ops.variadic_split(self._linear(x, stacked), integers(2), widths).outputs()
         rotary = config.layers[index].rotary
         assert rotary is not None, "the peers' networks are Llama's"
         query = self._rotated(_heads(query, heads, size), rotary)

@@ -173,7 +173,7 @@ def network_from_checkpoint(checkpoint: Checkpoint) -> Network:
 
         qkv, dense, fc, gate, proj = (linear(name) for name in LINEARS)
         return Layer(
-            qkv,
+            (qkv,),
             dense,
             fc,
             gate,

@@ -70,13 +70,14 @@ class LayerReader:
             gate, up = parts["fc"][0].split([self._config.intermediate_size] * 2)
         else:
             gate, up = parts["fc"][0], parts["gate"][0]
-        qkv = stack(parts["qkv"])
-        if qkv is None:
-            raise self._weights.fail(
-                f"the projections of queries, keys and values of layer {index} are stored in different forms",
-                "one form, with the same groups, order of inputs and rounding of inputs",
-            )
-        return Layer(qkv, parts["dense"][0], fc=gate, gate=up, proj=parts["proj"][0], **self._norms(index))
+        return Layer(
+            stack(parts["qkv"]),
+            parts["dense"][0],
+            fc=gate,
+            gate=up,
+            proj=parts["proj"][0],
+            **self._norms(index),
+        )
 
     def _projections(self, index: int) -> Iterator[_Projection]:
         config = self._config

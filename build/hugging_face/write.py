@@ -102,7 +102,8 @@ def _in_float32(values: Float32Array) -> Tensor:
 def _layer_tensors(config: NetworkConfig, layer: Layer, dtype: str) -> Iterator[tuple[str, Tensor]]:
     kv_size = config.num_key_value_heads * config.head_size
     sizes = [config.num_attention_heads * config.head_size, kv_size, kv_size]
-    for name, part in zip("qkv", layer.qkv.split(sizes), strict=True):
+    (stacked,) = layer.qkv
+    for name, part in zip("qkv", stacked.split(sizes), strict=True):
         yield from _projection(f"self_attn.{name}_proj", part, dtype)
     yield from _projection("self_attn.o_proj", layer.dense, dtype)
     # fc is the gate projection and gate the up projection: TensorRT-LLM's names.

@@ -207,12 +207,14 @@ class _Grower:
         return Layer(
             input_norm=self.norm(source.input_norm),
             post_norm=self.norm(source.post_norm),
-            qkv=self.reader(
-                rng,
-                source.qkv.to_float32(),
-                qkv_rows,
-                values_begin + self.values_size,
-                values_begin + _features(silent_kv, size),
+            qkv=(
+                self.reader(
+                    rng,
+                    np.concatenate([part.to_float32() for part in source.qkv]),
+                    qkv_rows,
+                    values_begin + self.values_size,
+                    values_begin + _features(silent_kv, size),
+                ),
             ),
             dense=self.writer(rng, source.dense.to_float32(), heads, self.attention_size, silent_heads),
             fc=self.reader(rng, source.fc.to_float32(), inner, self.growth.intermediate_size, nothing),

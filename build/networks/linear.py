@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,7 @@ import numpy.typing as npt
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
 
 _INTEGERS = ("I8", "U8")
+_BY_OUTPUT = ("scale", "zero_point", "bias", "offset", "units")  # attributes that have a row for each output
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,12 @@ class Linear:
 
     Attributes:
         weight: [out, in]; BF16, F16, F32, I8, U8 or F8_E4M3.
-        scale: float32 [out or 1, groups]; W = (weight - zero_point) * scale, where inputs are divided into
-            groups of equal size; None for floats.
+        scale: float32 [out or 1, groups]; W = (weight - zero_point) * scale + offset, where inputs are
+            divided into groups of equal size; None for floats.
+        offset: float32 [out, groups]; None for 0.
+        units: float32 [out, kinds, n]: scales, and offsets if there are any, are -128 to 127 times these
+            numbers. Groups beside each other share a unit, so n divides their number; None if that is not
+            known.
         zero_point: [out, groups], of the weight's type; None for 0.
         bits: 4 if the integers of weight and zero point fit into 4 bits and are stored so in an engine.
         input_order: The column i of weight belongs to the input ``input_order[i]``, int32 [in]; None for i.
@@ -51,6 +58,8 @@ class Linear:
     zero_point: AnyArray | None = None
     bits: int = 8
     input_order: npt.NDArray[np.int32] | None = None
+    offset: Float32Array | None = None
+    units: Float32Array | None = None
 
     @property
     def is_integer(self) -> bool:
@@ -65,7 +74,8 @@ class Linear:
     @property
     def is_symmetric_integer(self) -> bool:
         """Return whether the weight consists of signed integers around 0, and scales."""
-        return self.is_integer and self.zero_point is None and self.weight.dtype == "I8"
+        has_shift = self.zero_point is not None or self.offset is not None
+        return self.is_integer and not has_shift and self.weight.dtype == "I8"
 
     @property
     def is_weight_only_int8(self) -> bool:
@@ -86,7 +96,10 @@ class Linear:
         grouped = values.reshape(len(values), self.scale.shape[1], -1)
         if self.zero_point is not None:
             grouped = grouped - self.zero_point.astype(np.float32)[:, :, None]
-        return np.ascontiguousarray((grouped * self.scale[:, :, None]).reshape(values.shape))
+        grouped = grouped * self.scale[:, :, None]
+        if self.offset is not None:
+            grouped += self.offset[:, :, None]
+        return np.ascontiguousarray(grouped.reshape(values.shape))
 
     def to_float32(self) -> Float32Array:
         """Return W * prequant, float32 [out, in], which applies to the original input."""
@@ -103,7 +116,27 @@ class Linear:
         if not self.is_integer or self.scale is None:
             return 4 * self.weight.data.size
         zeros = 0 if self.zero_point is None else self.zero_point.size
-        return (self.weight.data.size + zeros) * self.bits // 8 + self.scale.nbytes
+        units, levels = self.short_scales()
+        scales = units.nbytes + (0 if levels is None else levels.nbytes)
+        return (self.weight.data.size + zeros) * self.bits // 8 + scales
+
+    def short_scales(self) -> tuple[AnyArray, npt.NDArray[np.int8] | None]:
+        """Return scales, and offsets if there are any, in the fewest bytes that keep their values.
+
+        Returns:
+            Units, float16 or float32 [out, kinds, n], and levels, int8 [out, kinds, groups]: a value is the
+            level of its group times the unit that it shares. Without levels there is a unit for each group.
+        """
+        assert self.scale is not None
+        kinds = [self.scale] if self.offset is None else [self.scale, self.offset]
+        values, levels = np.stack(kinds, axis=1), None
+        if self.units is not None:
+            shared = np.repeat(self.units, values.shape[2] // self.units.shape[2], axis=2)
+            levels = np.divide(values, shared, out=np.zeros_like(values), where=shared != 0).astype(np.int8)
+            values = self.units
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        return (halves if np.array_equal(halves, values) else values), levels
 
     def split(self, sizes: Sequence[int]) -> list[Linear]:
         """Split the projection along its outputs."""
@@ -116,60 +149,52 @@ class Linear:
 
         columns = zip(
             np.split(self.weight.data, borders),
-            parts(self.scale),
-            parts(self.zero_point),
-            parts(self.bias),
+            *(parts(getattr(self, name)) for name in _BY_OUTPUT),
             strict=True,
         )
         return [
             replace(
                 self,
                 weight=Tensor(self.weight.dtype, weight.shape, weight),
-                scale=scale,
-                zero_point=zero_point,
-                bias=bias,
+                **dict(zip(_BY_OUTPUT, others, strict=True)),
             )
-            for weight, scale, zero_point, bias in columns
+            for weight, *others in columns
         ]
 
+    def _form(self) -> tuple[object, ...]:
+        """Return what projections have in common that can be stacked."""
+        return (
+            self.weight.dtype,
+            self.bits,
+            None if self.scale is None else self.scale.shape[1],
+            self.zero_point is None,
+            self.offset is None,
+            None if self.units is None else self.units.shape[2],
+            None if self.input_order is None else self.input_order.tobytes(),
+            self.input_quantization,
+        )
 
-def stack(parts: Sequence[Linear]) -> Linear | None:
-    """Stack projections of the same input along their outputs.
 
-    Returns:
-        The projection; None if they are stored in different forms.
-    """
+def stack(parts: Iterable[Linear]) -> tuple[Linear, ...]:
+    """Stack projections of one input along their outputs: neighbours that are stored in the same form."""
+    forms = itertools.groupby(parts, Linear._form)
+    return tuple(_stack(list(equal)) for _, equal in forms)
+
+
+def _stack(parts: Sequence[Linear]) -> Linear:
     first = parts[0]
     if len(parts) == 1:
         return first
-    forms = {
-        (
-            part.weight.dtype,
-            part.bits,
-            None if part.scale is None else part.scale.shape[1],
-            part.zero_point is None,
-            None if part.input_order is None else part.input_order.tobytes(),
-            part.input_quantization,
-        )
-        for part in parts
-    }
-    if len(forms) > 1:
-        return None
 
-    def stacked(values: Sequence[AnyArray | None]) -> AnyArray | None:
-        present = [value for value in values if value is not None]
+    def stacked(name: str) -> AnyArray | None:
+        values = [getattr(part, name) for part in parts]
+        present = [
+            np.broadcast_to(value, (len(part.weight.data), *value.shape[1:]))
+            for part, value in zip(parts, values, strict=True)
+            if value is not None
+        ]
         return np.concatenate(present) if present else None
 
-    def scale(part: Linear) -> AnyArray | None:
-        if part.scale is None:
-            return None
-        return np.broadcast_to(part.scale, (len(part.weight.data), part.scale.shape[1]))
-
     data = np.concatenate([part.weight.data for part in parts])
-    return replace(
-        first,
-        weight=Tensor(first.weight.dtype, data.shape, data),
-        scale=stacked([scale(part) for part in parts]),
-        zero_point=stacked([part.zero_point for part in parts]),
-        bias=stacked([part.bias for part in parts]),
-    )
+    others: dict[str, Any] = {name: stacked(name) for name in _BY_OUTPUT}
+    return replace(first, weight=Tensor(first.weight.dtype, data.shape, data), **others)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
-from build.networks.linear import Linear
+from build.networks.linear import Linear, stack
 
 _NEVER = -1e4  # added to the logit of a row that the draft does not have
 
@@ -137,7 +138,7 @@ class Layer:
     """Weights of one transformer layer, under TensorRT-LLM's names.
 
     Attributes:
-        qkv: Queries, keys and values, stacked along the outputs.
+        qkv: Queries, keys and values, stacked along the outputs as far as they have the same form.
         dense: Output of the attention.
         fc: Gate projection, which the activation follows.
         gate: Up projection.
@@ -150,7 +151,7 @@ class Layer:
         key_norm: Gain of the keys before rotation, float32 [head_size] or [kv_heads * head_size].
     """
 
-    qkv: Linear
+    qkv: tuple[Linear, ...]
     dense: Linear
     fc: Linear
     gate: Linear
@@ -162,9 +163,16 @@ class Layer:
     query_norm: Float32Array | None = None
     key_norm: Float32Array | None = None
 
+    def with_linears(self, changed: Callable[[Linear], Linear]) -> Layer:
+        """Return the layer with each projection changed; queries, keys and values are stacked again."""
+        others: dict[str, Any] = {
+            name: changed(getattr(self, name)) for name in ("dense", "fc", "gate", "proj")
+        }
+        return replace(self, qkv=stack(map(changed, self.qkv)), **others)
+
     def linears(self) -> tuple[Linear, ...]:
-        """Return the five projections in the order of computation."""
-        return (self.qkv, self.dense, self.fc, self.gate, self.proj)
+        """Return the projections in the order of computation."""
+        return (*self.qkv, self.dense, self.fc, self.gate, self.proj)
 
     def norms(self) -> tuple[Float32Array, ...]:
         """Return the gains that the layer has."""
@@ -232,6 +240,8 @@ def fit_vocabulary(network: Network, vocab_size: int) -> Network:
         weight=embedding if is_tied else _with_rows(head.weight, vocab_size),
         scale=_resized_per_row(head.scale, vocab_size),
         zero_point=_resized_per_row(head.zero_point, vocab_size),
+        offset=_resized_per_row(head.offset, vocab_size),
+        units=_resized_per_row(head.units, vocab_size),
     )
     return replace(
         network,

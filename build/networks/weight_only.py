@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from build.checkpoints.tensor_file import Float32Array, Tensor
 from build.networks.linear import Linear
-from build.networks.network import Layer, Network
+from build.networks.network import Network
 
 # Processing blocks of rows limits the float32 scratch memory, also for vocabulary-sized heads.
 _ROWS_PER_BLOCK = 1024
@@ -132,16 +132,5 @@ def apply_quantization(network: Network, quantization: str, lm_head: str) -> Net
         make_int8 = quantization == "int8" or network.config.quant_algo == "W8A16"
         return _to_int8(linear) if make_int8 else linear
 
-    def layer(index: int) -> Layer:
-        source = network.layer(index)
-        return replace(
-            source,
-            qkv=convert(source.qkv),
-            dense=convert(source.dense),
-            fc=convert(source.fc),
-            gate=convert(source.gate),
-            proj=convert(source.proj),
-        )
-
     head = _to_int8(network.lm_head) if lm_head == "int8" else network.lm_head
-    return replace(network, lm_head=head, layer=layer)
+    return replace(network, lm_head=head, layer=lambda index: network.layer(index).with_linears(convert))

@@ -91,7 +91,9 @@ class DecoderGraph:
         config, kind = self.config, self.config.layers[index]
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
         widths = integers([heads * size, kv_heads * size, kv_heads * size])
-        query, key, value = ops.variadic_split(self._linear(x, layer.qkv), integers(2), widths).outputs()
+        parts = [self._linear(x, weights) for weights in layer.qkv]
+        stacked = parts[0] if len(parts) == 1 else ops.concat(parts, 2)
+        query, key, value = ops.variadic_split(stacked, integers(2), widths).outputs()
         names = (f"key_cache.{index}", f"value_cache.{index}")
         caches = {name: self.attention.cache(name) for name in names}
         self.inputs.update(caches)

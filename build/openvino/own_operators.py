@@ -10,11 +10,10 @@ import tempfile
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import openvino as ov
 from openvino.utils.node_factory import NodeFactory
 
-from build.checkpoints.tensor_file import Float32Array, Tensor
+from build.checkpoints.tensor_file import AnyArray, Tensor
 from build.networks.linear import Linear
 from build.networks.network import NetworkConfig
 from build.openvino.operations import floats, openvino_product, parameter, stored
@@ -56,19 +55,26 @@ def own_product(x: Any, weights: Linear) -> Any:
     Raises:
         EngineBuildError: These integers are not multiplied by our operation.
     """
-    if not weights.is_integer or weights.scale is None:
+    if not weights.is_integer:
         return openvino_product(x, weights)
     _check(weights)
-    numbers, scale = arranged(weights.weight.data, weights.scale, weights.bits)
-    arguments = [x, stored(Tensor("U8", numbers.shape, numbers)), floats(scale)]
+    numbers, units, levels = arranged(weights)
+    if units.dtype == np.float16:
+        units = units.view(np.uint8)  # as floats, OpenVINO would make them float32
+    arguments = [x, stored(Tensor("U8", numbers.shape, numbers))]
+    arguments.append(floats(units) if units.dtype == np.float32 else stored(Tensor("U8", units.shape, units)))
+    if levels is not None:
+        arguments.append(stored(Tensor("I8", levels.shape, levels)))
     attributes = {"num_outputs": weights.weight.shape[0], "num_bits": weights.bits}
     return own_operation("Linear", arguments, attributes)
 
 
 def _check(weights: Linear) -> None:
     num_inputs, num_groups = weights.weight.shape[1], 1 if weights.scale is None else weights.scale.shape[1]
+    is_unsigned = weights.bits == 4 and weights.offset is not None
     problems = {
-        "zero points": not weights.is_symmetric_integer,
+        "zero points": weights.zero_point is not None,
+        f"{weights.bits}-bit integers, {weights.weight.dtype}": (weights.weight.dtype == "U8") != is_unsigned,
         "inputs that the checkpoint rounds": weights.input_quantization is not None,
         f"{num_groups} groups of {num_inputs} inputs": num_groups > 1 and num_inputs % (2 * num_groups) > 0,
     }
@@ -82,31 +88,35 @@ def _check(weights: Linear) -> None:
         )
 
 
-def arranged(
-    weight: npt.NDArray[np.int8], scale: Float32Array, bits: int
-) -> tuple[npt.NDArray[np.uint8], Float32Array]:
-    """Arrange a weight as ``linear/kernel.h`` describes.
-
-    Args:
-        weight: int8 [out, in].
-        scale: float32 [out, groups].
-        bits: 8, or 4 for numbers in -8..7.
+def arranged(weights: Linear) -> tuple[AnyArray, AnyArray, AnyArray | None]:
+    """Arrange integers and scales as ``linear/kernel.h`` describes.
 
     Returns:
-        uint8 [panels, bytes of a panel] and float32 [panels, groups, 16].
+        uint8 [panels, bytes of a panel], float16 or float32 [panels, units, kinds, 16], and int8 [panels,
+        groups, kinds, 16] if the scales are levels of these units.
     """
-    outputs, inputs = weight.shape
+    integers = weights.weight.data
+    outputs, inputs = integers.shape
     num_panels, num_pairs = -(-outputs // _PANEL), -(-inputs // 2)
     padding = ((0, num_panels * _PANEL - outputs), (0, num_pairs * 2 - inputs))
-    padded = np.pad(weight, padding) if np.any(padding) else weight  # without a copy of a large head
-    panels = padded.reshape(num_panels, _PANEL, num_pairs, 2).transpose(0, 2, 1, 3)
+    padded = np.pad(integers, padding) if np.any(padding) else integers  # without a copy of a large head
+    panels = padded.view(np.uint8).reshape(num_panels, _PANEL, num_pairs, 2).transpose(0, 2, 1, 3)
     numbers = np.ascontiguousarray(panels).reshape(num_panels, num_pairs, 2 * _PANEL)
-    if bits == 4:
-        numbers = numbers[..., :_PANEL] & 15 | numbers[..., _PANEL:] << 4
-    scales = np.zeros((num_panels * _PANEL, scale.shape[1]), np.float32)
-    scales[:outputs] = scale
-    grouped = scales.reshape(num_panels, _PANEL, -1).transpose(0, 2, 1)
-    return numbers.view(np.uint8).reshape(num_panels, -1), np.ascontiguousarray(grouped)
+    if weights.bits == 4:
+        if weights.offset is None:
+            numbers = numbers + np.uint8(8) & 15
+        numbers = numbers[..., :_PANEL] | numbers[..., _PANEL:] << 4
+
+    def by_panel(values: AnyArray) -> AnyArray:
+        padded = np.zeros((num_panels * _PANEL, *values.shape[1:]), values.dtype)
+        padded[:outputs] = values
+        return np.ascontiguousarray(
+            padded.reshape(num_panels, _PANEL, *values.shape[1:]).transpose(0, 3, 2, 1)
+        )
+
+    units, levels = weights.short_scales()
+    numbers = numbers.reshape(num_panels, -1)
+    return numbers, by_panel(units), None if levels is None else by_panel(levels)
 
 
 class OwnAttention:

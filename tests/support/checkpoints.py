@@ -207,7 +207,7 @@ def _attention(x: Float64Array, layer: Layer, network: Network, angles: Float64A
     config = network.config
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     length = len(x)
-    joined = project(x, layer.qkv)
+    joined = np.concatenate([project(x, part) for part in layer.qkv], axis=-1)
     query, key, value = np.split(joined, [heads * size, (heads + kv_heads) * size], axis=1)
 
     def rotated(flat: Float64Array, count: int) -> Float64Array:

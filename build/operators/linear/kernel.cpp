@@ -22,16 +22,26 @@ constexpr float kSmallest = 1e-30f;   // largest value of a row that does not co
 constexpr size_t kAhead = 1024;       // bytes of the weight that are fetched before they are needed
 constexpr size_t kRoundingWork = 16;  // a number is rounded so much slower than it is multiplied
 
-// Rows as integers, [rows, stride], and the size of the unit of each.
-struct Rounded {
-    std::vector<int16_t> numbers;
-    std::vector<float> units;
-    size_t stride = 0;
+// Call `work` with the first and the last of the pairs that are added as integers: a group, or a part of it.
+template <class Work>
+void by_piece(size_t group, const Work& work) {
+    for (size_t begin = 0; begin < group; begin += kExactPairs) work(begin, std::min(group, begin + kExactPairs));
+}
 
-    void resize(size_t num_rows, size_t size) {
-        stride = (size + kLanes - 1) / kLanes * kLanes;
+// Rows as integers, the size of the unit of each, and the sums of what is added as integers.
+struct Rounded {
+    std::vector<int16_t> numbers;  // [rows, stride]
+    std::vector<float> units;      // [rows]
+    std::vector<int32_t> sums;     // [rows, num_sums]
+    size_t stride = 0, num_sums = 0;
+
+    void resize(size_t num_rows, const Projection& projection) {
+        stride = (projection.num_inputs + kLanes - 1) / kLanes * kLanes;
+        const size_t group = projection.num_pairs() / projection.num_groups;
+        num_sums = projection.num_groups * ((group + kExactPairs - 1) / kExactPairs);
         numbers.resize(std::max(numbers.size(), num_rows * stride));
         units.resize(std::max(units.size(), num_rows));
+        sums.resize(std::max(sums.size(), num_rows * num_sums));
     }
 };
 
@@ -65,6 +75,18 @@ float round_row(const float* from, size_t size, int16_t* to) {
     return most / kLargest + sum(differences);
 }
 
+// Add up the integers of a row, as `Rounded` has them.
+void add_pieces(const Projection& projection, const int16_t* row, int32_t* sums) {
+    const size_t group = projection.num_pairs() / projection.num_groups;
+    for (size_t first = 0; first < projection.num_pairs(); first += group) {
+        by_piece(group, [&](size_t begin, size_t end) {
+            int32_t sum = 0;
+            for (size_t at = 2 * (first + begin); at < 2 * (first + end); ++at) sum += row[at];
+            *sums++ = sum;
+        });
+    }
+}
+
 // Add a[2i] * b[2i] + a[2i + 1] * b[2i + 1] to sums[i]. In one piece, because GCC would multiply for all rows
 // before it adds, and so many products do not fit into the registers.
 [[gnu::always_inline]] inline void add_products(__m256i& sums, __m256i a, __m256i b) {
@@ -78,7 +100,13 @@ float round_row(const float* from, size_t size, int16_t* to) {
 template <size_t Rows>
 struct Sums {
     Sums<Rows - 1> others;
-    __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
+    __m256i low, high;
+
+    // Begin with `factor` times the sum of the inputs. `sums` points to that of the first row.
+    [[gnu::always_inline]] Sums(int32_t factor, const int32_t* sums, size_t num_sums)
+        : others(factor, sums, num_sums),
+          low(_mm256_set1_epi32(factor * sums[(Rows - 1) * num_sums])),
+          high(low) {}
 
     // Add the products of a pair of inputs. `rows` points to the pair of the first row.
     [[gnu::always_inline]] void add(__m256i low_weights, __m256i high_weights, const int16_t* rows,
@@ -100,6 +128,7 @@ struct Sums {
 
 template <>
 struct Sums<0> {
+    Sums(int32_t, const int32_t*, size_t) {}
     void add(__m256i, __m256i, const int16_t*, size_t) {}
     void add_to(Lanes*) const {}
 };
@@ -119,57 +148,104 @@ struct Nibbles {
     __m256i low, high;
 
     explicit Nibbles(const uint8_t* at) {
-        const __m256i both = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
-        low = _mm256_srai_epi16(_mm256_slli_epi16(both, 12), 12);
-        high = _mm256_srai_epi16(both, 4);
+        const __m256i both = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+        low = _mm256_and_si256(both, _mm256_set1_epi16(15));
+        high = _mm256_srli_epi16(both, 4);
     }
+};
+
+// Scales of a panel as floats, [groups, kinds, 16].
+template <class Unit>
+const float* multiply_units(const Projection& projection, const Unit* units, const int8_t* levels) {
+    static thread_local Scratch scratch;
+    const size_t each = projection.num_groups / projection.scales.num_units;
+    const size_t kinds = projection.scales.num_kinds;
+    float* scales = scratch.of(projection.num_groups * kinds * kPanel);
+    float* to = scales;
+    for (size_t group = 0; group < projection.num_groups; ++group) {
+        const Unit* unit = units + group / each * kinds * kPanel;
+        for (size_t kind = 0; kind < kinds; ++kind, to += kPanel, unit += kPanel) {
+            Lanes values = load(unit);
+            if (levels) {
+                const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels));
+                const Lanes counts{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                                   _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+                values = multiply(values, counts);
+                levels += kPanel;
+            }
+            store(to, values);
+        }
+    }
+    return scales;
+}
+
+const float* panel_scales(const Projection& projection, size_t panel) {
+    const Scales& scales = projection.scales;
+    const size_t size = scales.num_kinds * kPanel, begin = panel * scales.num_units * size;
+    const int8_t* levels = scales.levels ? scales.levels + panel * projection.num_groups * size : nullptr;
+    if (scales.are_halves) return multiply_units(projection, static_cast<const Half*>(scales.units) + begin, levels);
+    const float* units = static_cast<const float*>(scales.units) + begin;
+    return levels ? multiply_units(projection, units, levels) : units;
+}
+
+// A part of the rows, as `Rounded` has them.
+struct SomeRows {
+    const int16_t* numbers;
+    const int32_t* sums;
+    size_t stride, num_sums;
 };
 
 // Multiply `Rows` rows with a panel, to `totals` in the unit of each row.
 template <class Numbers, size_t Rows>
-void multiply_rows(const Projection& projection, size_t panel, const int16_t* rows, size_t stride,
+void multiply_rows(const Projection& projection, const uint8_t* weight, const float* scale, SomeRows rows,
                    Lanes* totals) {
-    const uint8_t* weight = projection.weight + panel * projection.panel_bytes();
-    const float* scale = projection.scale + panel * projection.num_groups * kPanel;
-    const size_t group = projection.num_pairs() / projection.num_groups;
+    const size_t group = projection.num_pairs() / projection.num_groups, kinds = projection.scales.num_kinds;
+    const int32_t factor = -projection.stored_zero();
     std::fill(totals, totals + Rows, every(0));
-    for (size_t first = 0; first < projection.num_pairs(); first += group, scale += kPanel) {
+    for (size_t first = 0; first < projection.num_pairs(); first += group, scale += kinds * kPanel) {
         Lanes products[Rows];
         std::fill(products, products + Rows, every(0));
-        for (size_t begin = first; begin < first + group; begin += kExactPairs) {
-            const size_t end = std::min(first + group, begin + kExactPairs);
-            Sums<Rows> sums;
-            for (size_t pair = begin; pair < end; ++pair, weight += Numbers::kSize) {
+        by_piece(group, [&](size_t begin, size_t end) {
+            Sums<Rows> sums(factor, rows.sums, rows.num_sums);
+            for (size_t pair = first + begin; pair < first + end; ++pair, weight += Numbers::kSize) {
                 _mm_prefetch(reinterpret_cast<const char*>(weight + kAhead), _MM_HINT_T0);
                 const Numbers numbers(weight);
-                sums.add(numbers.low, numbers.high, rows + 2 * pair, stride);
+                sums.add(numbers.low, numbers.high, rows.numbers + 2 * pair, rows.stride);
             }
             sums.add_to(products);
-        }
+            for (size_t row = 0; kinds == 2 && row < Rows; ++row) {
+                const Lanes sum = every(static_cast<float>(rows.sums[row * rows.num_sums]));
+                totals[row] = multiply_add(sum, load(scale + kPanel), totals[row]);
+            }
+            ++rows.sums;
+        });
         for (size_t row = 0; row < Rows; ++row)
             totals[row] = multiply_add(products[row], load(scale), totals[row]);
     }
 }
 
 template <class Numbers, size_t Rows>
-void multiply_at_most(size_t num_rows, const Projection& projection, size_t panel, const int16_t* rows,
-                      size_t stride, Lanes* totals) {
+void multiply_at_most(size_t num_rows, const Projection& projection, const uint8_t* weight, const float* scale,
+                      const SomeRows& rows, Lanes* totals) {
     if (num_rows >= Rows)
-        multiply_rows<Numbers, Rows>(projection, panel, rows, stride, totals);
+        multiply_rows<Numbers, Rows>(projection, weight, scale, rows, totals);
     else if constexpr (Rows > 1)
-        multiply_at_most<Numbers, Rows - 1>(num_rows, projection, panel, rows, stride, totals);
+        multiply_at_most<Numbers, Rows - 1>(num_rows, projection, weight, scale, rows, totals);
 }
 
 void compute_panel(const Projection& projection, size_t panel, const Rounded& rounded, size_t num_rows,
                    float* output) {
     const size_t first = panel * kPanel, width = std::min<size_t>(kPanel, projection.num_outputs - first);
+    const auto multiply_panel =
+        projection.num_bits == 4 ? multiply_at_most<Nibbles, kRows> : multiply_at_most<Bytes, kRows>;
+    const uint8_t* weight = projection.weight + panel * projection.panel_bytes();
+    const float* scale = panel_scales(projection, panel);
     for (size_t begin = 0; begin < num_rows; begin += kRows) {
         Lanes totals[kRows];
         const size_t count = std::min(kRows, num_rows - begin);
-        const int16_t* rows = rounded.numbers.data() + begin * rounded.stride;
-        const auto multiply_panel =
-            projection.num_bits == 4 ? multiply_at_most<Nibbles, kRows> : multiply_at_most<Bytes, kRows>;
-        multiply_panel(count, projection, panel, rows, rounded.stride, totals);
+        const SomeRows rows{rounded.numbers.data() + begin * rounded.stride,
+                            rounded.sums.data() + begin * rounded.num_sums, rounded.stride, rounded.num_sums};
+        multiply_panel(count, projection, weight, scale, rows, totals);
         for (size_t row = 0; row < count; ++row) {
             const Lanes values = multiply(totals[row], every(rounded.units[begin + row]));
             float* to = output + (begin + row) * projection.num_outputs + first;
@@ -190,10 +266,12 @@ void multiply(const Projection& projection, const float* input, size_t num_rows,
     static thread_local Rounded kept;
     Rounded& rounded = kept;  // of this thread, for all threads
     const size_t size = projection.num_inputs;
-    rounded.resize(num_rows, size);
+    rounded.resize(num_rows, projection);
     in_parallel(num_rows, kRoundingWork * num_rows * size, [&](size_t row) {
         const float* from = input + row * size;
-        rounded.units[row] = round_row(from, size, rounded.numbers.data() + row * rounded.stride);
+        int16_t* numbers = rounded.numbers.data() + row * rounded.stride;
+        rounded.units[row] = round_row(from, size, numbers);
+        add_pieces(projection, numbers, rounded.sums.data() + row * rounded.num_sums);
     });
     in_parallel(projection.num_panels(), num_rows * size * projection.num_outputs,
                 [&](size_t panel) { compute_panel(projection, panel, rounded, num_rows, output); });

@@ -8,8 +8,8 @@
 
 namespace {
 
-// Inputs: a tensor of floats whose last axis is multiplied; the weight and its scales, see `Projection`. The
-// scales have the shape [panels, groups, 16].
+// Inputs: a tensor of floats whose last axis is multiplied; the weight, see `Projection`; units of its scales
+// [panels, units, kinds, 16], as bytes if they are float16; and their levels as bytes, if they have any.
 class Linear : public ov::op::Op {
 public:
     OPENVINO_OP("Linear", "draftproof");
@@ -17,7 +17,8 @@ public:
     Linear() = default;
 
     void validate_and_infer_types() override {
-        NODE_VALIDATION_CHECK(this, get_input_size() == 3, "3 inputs are needed, not ", get_input_size());
+        const size_t count = get_input_size();
+        NODE_VALIDATION_CHECK(this, count == 3 || count == 4, "3 or 4 inputs are needed, not ", count);
         ov::PartialShape shape = get_input_partial_shape(0);
         shape[shape.size() - 1] = num_outputs_;
         set_output_type(0, ov::element::f32, shape);
@@ -43,19 +44,27 @@ public:
         const size_t num_inputs = shape.back(), num_rows = ov::shape_size(shape) / num_inputs;
         shape.back() = num_outputs_;
         outputs[0].set_shape(shape);
-        const ov::Shape scales = inputs[2].get_shape();
+        const ov::Shape units = inputs[2].get_shape();
+        const bool are_halves = inputs[2].get_element_type() == ov::element::u8;
+        const ov::Shape levels = inputs.size() == 4 ? inputs[3].get_shape() : units;
+        const Scales scales{units.at(2), units[1], are_halves, inputs[2].data(),
+                            inputs.size() == 4 ? static_cast<const int8_t*>(inputs[3].data()) : nullptr};
+        const size_t num_groups = levels.at(1);
         const Projection projection{num_inputs,
                                     static_cast<size_t>(num_outputs_),
                                     static_cast<size_t>(num_bits_),
-                                    scales.at(1),
+                                    num_groups,
                                     inputs[1].data<const uint8_t>(),
-                                    inputs[2].data<const float>()};
-        const size_t num_panels = projection.num_panels();
+                                    scales};
+        const size_t num_panels = projection.num_panels(), width = are_halves ? 2 * kPanel : kPanel;
         OPENVINO_ASSERT(inputs[1].get_byte_size() == num_panels * projection.panel_bytes() &&
-                            scales == ov::Shape({num_panels, scales[1], kPanel}) &&
-                            (scales[1] == 1 || num_inputs % (2 * scales[1]) == 0),
-                        "the weight has ", inputs[1].get_byte_size(), " bytes and scales of ", scales,
-                        ", which do not fit ", num_inputs, " inputs and ", num_outputs_, " outputs");
+                            units == ov::Shape({num_panels, units[1], units[2], width}) &&
+                            num_groups % units[1] == 0 && (units[2] == 1 || units[2] == 2) &&
+                            (inputs.size() == 3 || levels == ov::Shape({num_panels, num_groups, units[2], kPanel})) &&
+                            (num_groups == 1 || num_inputs % (2 * num_groups) == 0),
+                        "the weight has ", inputs[1].get_byte_size(), " bytes, units of ", units,
+                        " and levels of ", levels, ", which do not fit ", num_inputs, " inputs and ",
+                        num_outputs_, " outputs");
         avx2::multiply(projection, inputs[0].data<const float>(), num_rows, outputs[0].data<float>());
         return true;
     }

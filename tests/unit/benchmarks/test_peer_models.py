@@ -100,10 +100,10 @@ def test_compressed_weights_keep_the_bits_of_our_engine(tmp_path: Path) -> None:
         assert np.array_equal(stored[f"model.layers.1.{name}.weight_scale"].data, part.scale)
     query_key_value = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
     assert np.array_equal(
-        np.concatenate([stored[name].data for name in query_key_value]), layer.qkv.weight.data
+        np.concatenate([stored[name].data for name in query_key_value]), layer.qkv[0].weight.data
     )
     scales = np.concatenate([stored[f"{name}_scale"].data for name in query_key_value])
-    assert np.array_equal(scales, layer.qkv.scale)
+    assert np.array_equal(scales, layer.qkv[0].scale)
     assert {stored[name].shape[0] for name in query_key_value} == {256, 128}
     # vLLM computes embedding and output head in floating point.
     assert "I8" not in {stored[name].dtype for name in stored if "layers" not in name}

@@ -75,7 +75,7 @@ def test_the_embedded_runtime_reads_it(checkpoint: tuple[str, Path]) -> None:
     quantization, directory = checkpoint
     found = read_checkpoint(directory)
     assert found.config.quant_algo == ALGOS[quantization]
-    rounding = network_from_checkpoint(found).layer(0).qkv.input_quantization
+    rounding = network_from_checkpoint(found).layer(0).qkv[0].input_quantization
     assert (rounding is not None) == (quantization in ("fp8", "int8_sq", "w4a8_awq"))
 
 
@@ -236,7 +236,7 @@ def test_qwen2_keeps_its_biases_and_says_what_it_is(tmp_path: Path) -> None:
         wanted = [original[f"model.layers.{layer}.self_attn.{name}_proj.bias"].data for name in "qkv"]
         assert np.array_equal(bias, np.concatenate(wanted))
     whole = network_from_checkpoint(read_checkpoint(made(tmp_path, source, "fp8")[0]))
-    stored = whole.layer(1).qkv.bias
+    stored = whole.layer(1).qkv[0].bias
     assert stored is not None and stored.any()
 
 

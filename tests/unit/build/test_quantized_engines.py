@@ -55,14 +55,7 @@ def _without_input_rounding(checkpoint: Checkpoint) -> Network:
 
     return replace(
         network,
-        layer=lambda index: replace(
-            layer := network.layer(index),
-            qkv=plain(layer.qkv),
-            dense=plain(layer.dense),
-            fc=plain(layer.fc),
-            gate=plain(layer.gate),
-            proj=plain(layer.proj),
-        ),
+        layer=lambda index: network.layer(index).with_linears(plain),
     )
 
 
@@ -73,7 +66,7 @@ def test_one_projection_is_what_numpy_says(algo: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     x = (3 * rng.standard_normal((64, 1, 256))).astype(np.float32)
     x[0], x[1, 0, :8] = 0, [1e3, -1e3, 7, -7, 2**-20, -(2**-20), 0.109375, 0.1015625]
-    for weights in (layer.qkv, layer.fc):
+    for weights in (layer.qkv[0], layer.fc):
         port = parameter("x", [-1, 1, 256], ov.Type.f32)
         model = ov.Model([ops.result(linear(port, weights, openvino_product))], [port], "projection")
         settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -130,10 +123,10 @@ def test_w8a16_in_floating_point_is_rounded_when_it_is_loaded(tmp_path: Path) ->
     config = tiny_config(quantization={"quant_algo": "W8A16", "kv_cache_quant_algo": None})
     write_checkpoint(tmp_path, config, random_weights(config))
     network = network_from_checkpoint(read_checkpoint(tmp_path))
-    assert network.layer(0).qkv.scale is None
+    assert network.layer(0).qkv[0].scale is None
     rounded = apply_quantization(network, "checkpoint", "checkpoint")
     assert all(linear.is_weight_only_int8 for linear in rounded.layer(1).linears())
-    assert apply_quantization(network, "none", "checkpoint").layer(0).qkv.weight.dtype == "BF16"
+    assert apply_quantization(network, "none", "checkpoint").layer(0).qkv[0].weight.dtype == "BF16"
 
 
 def test_int4_halves_are_signed_and_in_order() -> None:

@@ -16,6 +16,7 @@ from benchmarks.families.__main__ import EXACT, count_rows_differing, mean_kl
 from benchmarks.families.engines import compile_network, prompt_logits
 from build.checkpoints.tensor_file import Float32Array, Tensor
 from build.engines import build_engines
+from build.networks.linear import Linear
 from build.networks.network import Network, fit_vocabulary
 from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
@@ -166,11 +167,15 @@ def test_a_scale_of_the_whole_head_stays(change: int, tmp_path: Path) -> None:
     assert fitted.zero_point is not None and fitted.zero_point.tolist() == [[3]]
 
 
-def test_q_k_and_v_of_different_forms_are_refused(tmp_path: Path) -> None:
+def test_q_k_and_v_of_different_forms_stay_apart(tmp_path: Path) -> None:
     save_family("llama", tmp_path)
     quantize_checkpoint(tmp_path, CASES["awq"][1], pack_awq, "k_proj")
-    with pytest.raises(CheckpointError, match="layer 0 are stored in different forms"):
-        open_network(tmp_path).read().layer(0)
+    layer = open_network(tmp_path).read().layer(0)
+    assert [part.is_integer for part in layer.qkv] == [True, False, True]
+    (joined,) = layer.with_linears(
+        lambda part: Linear(Tensor("F32", part.weight.shape, part.to_float32()))
+    ).qkv
+    assert np.array_equal(joined.to_float32(), np.concatenate([part.to_float32() for part in layer.qkv]))
 
 
 def test_a_bias_that_the_settings_do_not_ask_for_must_be_zero(tmp_path: Path) -> None:

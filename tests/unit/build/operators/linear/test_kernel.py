@@ -11,6 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from build.checkpoints.tensor_file import Tensor
+from build.networks.linear import Linear
 from build.openvino.own_operators import arranged
 from tests.support.compiler import needs_compiler
 from tests.support.examples import examples
@@ -24,7 +26,12 @@ EXACT_INPUTS = 2048  # whose products are added as integers
 
 
 class Weight:
-    """A random weight [outputs, inputs] with a scale for each output and group of inputs."""
+    """A random weight [outputs, inputs] with a scale for each output and group of inputs.
+
+    Args:
+        calls: The kernel.
+        form: ``offset``; and whether scales are ``half``, or ``level``s of units that two groups share.
+    """
 
     def __init__(
         self,
@@ -35,25 +42,45 @@ class Weight:
         *,
         bits: int = 8,
         num_groups: int = 1,
+        form: str = "",
     ) -> None:
         rng = np.random.default_rng(seed)
         self.calls = calls
-        self.bits = bits
-        least = -(2 ** (bits - 1))
-        self.numbers = rng.integers(least, -least, (num_outputs, num_inputs)).astype(np.int8)
-        self.scale = rng.uniform(1e-4, 1e-2, (num_outputs, num_groups)).astype(np.float32)
+        kinds, is_unsigned = 1 + ("offset" in form), bits == 4 and "offset" in form
+        lowest = 0 if is_unsigned else -(2 ** (bits - 1))
+        numbers = rng.integers(lowest, lowest + 2**bits, (num_outputs, num_inputs)).astype(np.int8)
+        values = rng.uniform(1e-4, 1e-2, (num_outputs, kinds, num_groups)).astype(np.float32)
+        units = None
+        if "half" in form or "level" in form:
+            values = values.astype(np.float16).astype(np.float32)
+        if "level" in form:
+            units = values[..., : num_groups // 2] / 64
+            levels = rng.integers(-128, 128, values.shape).astype(np.float32)
+            values = (np.repeat(units, 2, axis=2) * levels).astype(np.float32)
+        self.linear = Linear(
+            Tensor(
+                "U8" if is_unsigned else "I8", numbers.shape, numbers.view("u1") if is_unsigned else numbers
+            ),
+            values[:, 0],
+            bits=bits,
+            offset=values[:, 1] if kinds == 2 else None,
+            units=units,
+        )
+        self.numbers, self.bits, self.scale = self.linear.weight.data, bits, values[:, 0]
 
     def multiply(self, rows: Floats, num_threads: int = 1) -> Floats:
         """Return what the kernel computes, [rows, outputs]."""
-        panels, scale = arranged(self.numbers, self.scale, self.bits)
+        panels, units, levels = arranged(self.linear)
         rows = np.ascontiguousarray(rows)
         outputs, inputs = self.numbers.shape
         guarded = np.full((len(rows) + 1, outputs), 7, np.float32)
         output = guarded[:-1]
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (panels, scale, rows)]
-        sizes = (inputs, outputs, self.bits, self.scale.shape[1])
+        sizes = (inputs, outputs, self.bits, self.scale.shape[1], units.shape[2], units.shape[1])
+        arrays = (panels, units, levels, rows)
+        pointers = [ctypes.c_void_p(None if array is None else array.ctypes.data) for array in arrays]
         self.calls.multiply(
             *map(ctypes.c_size_t, sizes),
+            units.dtype == np.float16,
             *pointers,
             ctypes.c_size_t(len(rows)),
             ctypes.c_void_p(output.ctypes.data),
@@ -76,9 +103,16 @@ class Weight:
                 sums = numbers[:, part] @ self.numbers[:, part].T.astype(np.int64)
                 assert np.abs(sums).max(initial=0) < 2**31
                 products += sums.astype(np.float32)
-            # A fused product and sum: the product of two floats is exact in float64, the sum nearly always.
-            total = (products.astype(np.float64) * scale + total).astype(np.float32).astype(np.float64)
+                if self.linear.offset is not None:
+                    inputs = numbers[:, part].sum(axis=1, keepdims=True)
+                    total = fused(inputs.astype(np.float32), self.linear.offset[:, group], total)
+            total = fused(products, scale, total)
         return total.astype(np.float32) * (most / LARGEST)
+
+
+def fused(a: Floats, b: Floats, total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Add a product, rounded once: that of two floats is exact in float64, the sum nearly always."""
+    return (a.astype(np.float64) * b + total).astype(np.float32).astype(np.float64)
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +164,26 @@ def test_each_group_of_inputs_has_scales_of_its_own(
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
-@pytest.mark.parametrize(("bits", "num_groups"), [(8, 1), (4, 12)])
-def test_a_row_has_the_same_bits_beside_any_others(
-    calls: ctypes.CDLL, bits: int, num_groups: int, num_threads: int
+@pytest.mark.parametrize("form", ["", "half", "level", "offset", "offset, half", "offset, level"])
+@pytest.mark.parametrize(("bits", "group_size"), [(8, 16), (8, 32), (4, 16), (4, 32), (4, 4096)])
+def test_groups_may_have_offsets_and_scales_in_few_bytes(
+    calls: ctypes.CDLL, form: str, bits: int, group_size: int
 ) -> None:
-    weight = Weight(calls, 1536, 1552, bits=bits, num_groups=num_groups)
+    weight = Weight(calls, group_size * 6, 40, bits=bits, num_groups=6, form=form)
+    units, levels = weight.linear.short_scales()
+    assert (units.dtype == np.float16, levels is not None) == ("half" in form, "level" in form)
+    rows = random_rows(15, group_size * 6)
+    assert np.array_equal(weight.multiply(rows, 2), weight.expected(rows))
+    exact = rows.astype(np.float64) @ weight.linear.to_float32().T
+    assert np.all(np.abs(weight.multiply(rows) - exact).max(axis=1) < 1e-3 * np.abs(exact).max(axis=1))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize(("bits", "num_groups", "form"), [(8, 1, ""), (4, 12, ""), (4, 48, "offset, level")])
+def test_a_row_has_the_same_bits_beside_any_others(
+    calls: ctypes.CDLL, bits: int, num_groups: int, form: str, num_threads: int
+) -> None:
+    weight = Weight(calls, 1536, 1552, bits=bits, num_groups=num_groups, form=form)
     rows = random_rows(300, 1536)
     alone = np.concatenate([weight.multiply(rows[at : at + 1]) for at in range(40)])
     for begin, end in ((0, 300), (0, 2), (3, 8), (5, 40), (11, 29)):
