@@ -48,9 +48,12 @@ def gains_from_own_products(engine: EngineRecipe, config: NetworkConfig) -> bool
     Args:
         engine: Section of the recipe.
         config: Network of the checkpoint. Integers of a checkpoint may have zero points, so they stay with
-            OpenVINO.
+            OpenVINO; those of GGUF have none.
     """
-    return has_avx2_alone() and engine.quantization in ("int8", "int4") and config.quant_algo is None
+    if config.quant_algo is not None:
+        return config.quant_algo == "gguf" and engine.quantization != "none"
+    # OpenVINO does not have the offsets of groups, but divides them by the scales.
+    return engine.quantization == "int4" or (engine.quantization == "int8" and has_avx2_alone())
 
 
 def compiler_digests() -> dict[str, str]:

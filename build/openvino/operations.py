@@ -159,8 +159,10 @@ def _weight(weights: Linear) -> Any:
     if weights.bits == 8 and zero_point is None and not weights.is_grouped:
         return ops.multiply(ops.convert(stored(weight), "f32"), floats(scale))
 
+    num_groups = scale.shape[1]
+
     def grouped(values: AnyArray) -> Any:
-        values = values.reshape(len(values), scale.shape[1], -1)
+        values = values.reshape(len(values), num_groups, -1)
         if weights.bits == 4:
             return _integers_of_4_bits(values)
         return ops.convert(stored(Tensor(weight.dtype, values.shape, values)), "f32")
@@ -168,6 +170,10 @@ def _weight(weights: Linear) -> Any:
     result = grouped(weight.data)
     if zero_point is not None:
         result = ops.subtract(result, grouped(zero_point))
+    if weights.offset is not None:  # as a zero point, because the plugin would expand a sum to floats
+        smallest = np.maximum(np.abs(weights.offset) * np.float32(2**-24), np.float32(1e-30))
+        scale = np.where(np.abs(scale) > smallest, scale, smallest)
+        result = ops.subtract(result, floats((-weights.offset / scale)[:, :, None]))
     result = ops.multiply(result, floats(scale[:, :, None]))
     return ops.reshape(result, integers(weight.shape), False)
 

@@ -92,8 +92,8 @@ def arranged(weights: Linear) -> tuple[AnyArray, AnyArray, AnyArray | None]:
     """Arrange integers and scales as ``linear/kernel.h`` describes.
 
     Returns:
-        uint8 [panels, bytes of a panel], float16 or float32 [panels, units, kinds, 16], and int8 [panels,
-        groups, kinds, 16] if the scales are levels of these units.
+        uint8 [panels, bytes of a panel], float16 or float32 [panels, kinds, units, 16], and int8 [panels,
+        kinds, groups, 16] if the scales are levels of these units.
     """
     integers = weights.weight.data
     outputs, inputs = integers.shape
@@ -111,7 +111,7 @@ def arranged(weights: Linear) -> tuple[AnyArray, AnyArray, AnyArray | None]:
         padded = np.zeros((num_panels * _PANEL, *values.shape[1:]), values.dtype)
         padded[:outputs] = values
         return np.ascontiguousarray(
-            padded.reshape(num_panels, _PANEL, *values.shape[1:]).transpose(0, 3, 2, 1)
+            padded.reshape(num_panels, _PANEL, *values.shape[1:]).transpose(0, 2, 3, 1)
         )
 
     units, levels = weights.short_scales()

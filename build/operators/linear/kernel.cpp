@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "lanes.h"
@@ -22,27 +23,39 @@ constexpr float kSmallest = 1e-30f;   // largest value of a row that does not co
 constexpr size_t kAhead = 1024;       // bytes of the weight that are fetched before they are needed
 constexpr size_t kRoundingWork = 16;  // a number is rounded so much slower than it is multiplied
 
-// Call `work` with the first and the last of the pairs that are added as integers: a group, or a part of it.
-template <class Work>
-void by_piece(size_t group, const Work& work) {
-    for (size_t begin = 0; begin < group; begin += kExactPairs) work(begin, std::min(group, begin + kExactPairs));
-}
-
-// Rows as integers, the size of the unit of each, and the sums of what is added as integers.
+// Rows as integers.
 struct Rounded {
     std::vector<int16_t> numbers;  // [rows, stride]
-    std::vector<float> units;      // [rows]
-    std::vector<int32_t> sums;     // [rows, num_sums]
-    size_t stride = 0, num_sums = 0;
+    std::vector<float> units;      // [rows]: the size of an integer
+    std::vector<float> sums;       // [rows, groups]
+    std::vector<int32_t> starts;   // [rows, pieces]: what is added as integers begins with them
+    size_t stride = 0, num_groups = 0, num_pieces = 0;
 
     void resize(size_t num_rows, const Projection& projection) {
         stride = (projection.num_inputs + kLanes - 1) / kLanes * kLanes;
-        const size_t group = projection.num_pairs() / projection.num_groups;
-        num_sums = projection.num_groups * ((group + kExactPairs - 1) / kExactPairs);
+        num_groups = projection.num_groups;
+        num_pieces = num_groups * ((projection.group_pairs() + kExactPairs - 1) / kExactPairs);
         numbers.resize(std::max(numbers.size(), num_rows * stride));
         units.resize(std::max(units.size(), num_rows));
-        sums.resize(std::max(sums.size(), num_rows * num_sums));
+        sums.resize(std::max(sums.size(), num_rows * num_groups));
+        starts.resize(std::max(starts.size(), num_rows * num_pieces));
     }
+};
+
+// Some rows of `Rounded`.
+struct Rows {
+    const int16_t* numbers;
+    const float* sums;
+    const int32_t* starts;
+    size_t stride, num_groups, num_pieces;
+
+    Rows(const Rounded& all, size_t first)
+        : numbers(all.numbers.data() + first * all.stride),
+          sums(all.sums.data() + first * all.num_groups),
+          starts(all.starts.data() + first * all.num_pieces),
+          stride(all.stride),
+          num_groups(all.num_groups),
+          num_pieces(all.num_pieces) {}
 };
 
 inline void store(int16_t* to, Lanes integers) {
@@ -75,15 +88,18 @@ float round_row(const float* from, size_t size, int16_t* to) {
     return most / kLargest + sum(differences);
 }
 
-// Add up the integers of a row, as `Rounded` has them.
-void add_pieces(const Projection& projection, const int16_t* row, int32_t* sums) {
-    const size_t group = projection.num_pairs() / projection.num_groups;
+// Add up the integers of a row in groups, and in pieces times the number that stands for a weight of 0.
+void add_up(const Projection& projection, const int16_t* row, float* sums, int32_t* starts) {
+    const size_t group = projection.group_pairs();
     for (size_t first = 0; first < projection.num_pairs(); first += group) {
-        by_piece(group, [&](size_t begin, size_t end) {
-            int32_t sum = 0;
-            for (size_t at = 2 * (first + begin); at < 2 * (first + end); ++at) sum += row[at];
-            *sums++ = sum;
-        });
+        int32_t all = 0;
+        for (size_t begin = first; begin < first + group; begin += kExactPairs) {
+            const size_t end = std::min(first + group, begin + kExactPairs);
+            const int32_t sum = std::accumulate(row + 2 * begin, row + 2 * end, 0);
+            *starts++ = -projection.stored_zero() * sum;
+            all += sum;
+        }
+        *sums++ = static_cast<float>(all);
     }
 }
 
@@ -96,41 +112,39 @@ void add_pieces(const Projection& projection, const int16_t* row, int32_t* sums)
         : [a] "x"(a), [b] "x"(b));
 }
 
-// Sums of `Rows` rows for 16 outputs, eight each.
-template <size_t Rows>
+// Sums of `Count` rows for 16 outputs, eight each.
+template <size_t Count>
 struct Sums {
-    Sums<Rows - 1> others;
+    Sums<Count - 1> others;
     __m256i low, high;
 
-    // Begin with `factor` times the sum of the inputs. `sums` points to that of the first row.
-    [[gnu::always_inline]] Sums(int32_t factor, const int32_t* sums, size_t num_sums)
-        : others(factor, sums, num_sums),
-          low(_mm256_set1_epi32(factor * sums[(Rows - 1) * num_sums])),
-          high(low) {}
+    // Begin with what `starts` has for the first row, and behind it for the others.
+    [[gnu::always_inline]] Sums(const int32_t* starts, size_t num_pieces)
+        : others(starts, num_pieces), low(_mm256_set1_epi32(starts[(Count - 1) * num_pieces])), high(low) {}
 
     // Add the products of a pair of inputs. `rows` points to the pair of the first row.
     [[gnu::always_inline]] void add(__m256i low_weights, __m256i high_weights, const int16_t* rows,
                                     size_t stride) {
         others.add(low_weights, high_weights, rows, stride);
         int32_t pair;
-        std::memcpy(&pair, rows + (Rows - 1) * stride, sizeof(pair));
+        std::memcpy(&pair, rows + (Count - 1) * stride, sizeof(pair));
         const __m256i pairs = _mm256_set1_epi32(pair);
         add_products(low, low_weights, pairs);
         add_products(high, high_weights, pairs);
     }
 
-    [[gnu::always_inline]] void add_to(Lanes* totals) const {
-        others.add_to(totals);
+    [[gnu::always_inline]] void add_to(Lanes* totals, Lanes scale) const {
+        others.add_to(totals, scale);
         const Lanes sums{_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)};
-        totals[Rows - 1] = LANES::add(totals[Rows - 1], sums);
+        totals[Count - 1] = multiply_add(sums, scale, totals[Count - 1]);
     }
 };
 
 template <>
 struct Sums<0> {
-    Sums(int32_t, const int32_t*, size_t) {}
+    Sums(const int32_t*, size_t) {}
     void add(__m256i, __m256i, const int16_t*, size_t) {}
-    void add_to(Lanes*) const {}
+    void add_to(Lanes*, Lanes) const {}
 };
 
 // The numbers of a pair of inputs for 16 outputs, eight in each register.
@@ -154,98 +168,110 @@ struct Nibbles {
     }
 };
 
-// Scales of a panel as floats, [groups, kinds, 16].
-template <class Unit>
-const float* multiply_units(const Projection& projection, const Unit* units, const int8_t* levels) {
-    static thread_local Scratch scratch;
-    const size_t each = projection.num_groups / projection.scales.num_units;
-    const size_t kinds = projection.scales.num_kinds;
-    float* scales = scratch.of(projection.num_groups * kinds * kPanel);
-    float* to = scales;
-    for (size_t group = 0; group < projection.num_groups; ++group) {
-        const Unit* unit = units + group / each * kinds * kPanel;
-        for (size_t kind = 0; kind < kinds; ++kind, to += kPanel, unit += kPanel) {
-            Lanes values = load(unit);
-            if (levels) {
-                const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels));
-                const Lanes counts{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-                                   _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
-                values = multiply(values, counts);
-                levels += kPanel;
-            }
-            store(to, values);
-        }
+inline void fetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+
+// Scales of a panel, or its offsets, group after group.
+class GroupScales {
+public:
+    GroupScales(const Projection& projection, size_t panel, size_t kind)
+        : are_halves_(projection.scales.are_halves), groups_of_a_unit_(projection.groups_of_a_unit()) {
+        const Scales& scales = projection.scales;
+        unit_size_ = kPanel * (are_halves_ ? sizeof(Half) : sizeof(float));
+        const size_t before = panel * scales.num_kinds + kind;
+        unit_ = static_cast<const uint8_t*>(scales.units) + before * scales.num_units * unit_size_;
+        next_panel_units_ = scales.num_kinds * scales.num_units * unit_size_;
+        if (!scales.levels) return;
+        level_ = scales.levels + before * projection.num_groups * kPanel;
+        next_panel_levels_ = scales.num_kinds * projection.num_groups * kPanel;
     }
-    return scales;
-}
 
-const float* panel_scales(const Projection& projection, size_t panel) {
-    const Scales& scales = projection.scales;
-    const size_t size = scales.num_kinds * kPanel, begin = panel * scales.num_units * size;
-    const int8_t* levels = scales.levels ? scales.levels + panel * projection.num_groups * size : nullptr;
-    if (scales.are_halves) return multiply_units(projection, static_cast<const Half*>(scales.units) + begin, levels);
-    const float* units = static_cast<const float*>(scales.units) + begin;
-    return levels ? multiply_units(projection, units, levels) : units;
-}
+    // Return those of the group. Nothing is kept in registers, which the sums of rows need.
+    [[gnu::always_inline]] Lanes get() const {
+        const Lanes unit = are_halves_ ? load(reinterpret_cast<const Half*>(unit_))
+                                       : load(reinterpret_cast<const float*>(unit_));
+        if (!level_) return unit;
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(level_));
+        const Lanes levels{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+        return multiply(levels, unit);
+    }
 
-// A part of the rows, as `Rounded` has them.
-struct SomeRows {
-    const int16_t* numbers;
-    const int32_t* sums;
-    size_t stride, num_sums;
+    // Go on to the next group, and fetch what the next panel has in its place.
+    [[gnu::always_inline]] void advance() {
+        if (level_) {
+            fetch(level_ + next_panel_levels_);
+            level_ += kPanel;
+        }
+        if (++group_ < groups_of_a_unit_) return;
+        fetch(unit_ + next_panel_units_);
+        unit_ += unit_size_;
+        group_ = 0;
+    }
+
+private:
+    const bool are_halves_;
+    const size_t groups_of_a_unit_;
+    size_t unit_size_, next_panel_units_, next_panel_levels_ = 0, group_ = 0;
+    const uint8_t* unit_;
+    const int8_t* level_ = nullptr;
 };
 
-// Multiply `Rows` rows with a panel, to `totals` in the unit of each row.
-template <class Numbers, size_t Rows>
-void multiply_rows(const Projection& projection, const uint8_t* weight, const float* scale, SomeRows rows,
-                   Lanes* totals) {
-    const size_t group = projection.num_pairs() / projection.num_groups, kinds = projection.scales.num_kinds;
-    const int32_t factor = -projection.stored_zero();
-    std::fill(totals, totals + Rows, every(0));
-    for (size_t first = 0; first < projection.num_pairs(); first += group, scale += kinds * kPanel) {
-        Lanes products[Rows];
-        std::fill(products, products + Rows, every(0));
-        by_piece(group, [&](size_t begin, size_t end) {
-            Sums<Rows> sums(factor, rows.sums, rows.num_sums);
-            for (size_t pair = first + begin; pair < first + end; ++pair, weight += Numbers::kSize) {
-                _mm_prefetch(reinterpret_cast<const char*>(weight + kAhead), _MM_HINT_T0);
+// Multiply `Count` rows with the offsets of a panel.
+template <size_t Count>
+void multiply_offsets(const Projection& projection, size_t panel, const Rows& rows, Lanes* totals) {
+    Lanes sums[Count];
+    std::fill(sums, sums + Count, every(0));
+    GroupScales offsets(projection, panel, 1);
+    for (size_t group = 0; group < projection.num_groups; ++group, offsets.advance()) {
+        const Lanes offset = offsets.get();
+        for (size_t row = 0; row < Count; ++row)
+            sums[row] = multiply_add(every(rows.sums[row * rows.num_groups + group]), offset, sums[row]);
+    }
+    std::copy(sums, sums + Count, totals);
+}
+
+// Multiply `Count` rows with a panel, to `totals` in the unit of each row.
+template <class Numbers, size_t Count>
+void multiply_rows(const Projection& projection, size_t panel, Rows rows, Lanes* totals) {
+    const uint8_t* weight = projection.weight + panel * projection.panel_bytes();
+    const size_t group = projection.group_pairs();
+    if (projection.scales.num_kinds == 2)
+        multiply_offsets<Count>(projection, panel, rows, totals);
+    else
+        std::fill(totals, totals + Count, every(0));
+    GroupScales scales(projection, panel, 0);
+    for (size_t first = 0; first < projection.num_pairs(); first += group, scales.advance()) {
+        for (size_t begin = first; begin < first + group; begin += kExactPairs) {
+            const size_t end = std::min(first + group, begin + kExactPairs);
+            Sums<Count> sums(rows.starts++, rows.num_pieces);
+            for (size_t pair = begin; pair < end; ++pair, weight += Numbers::kSize) {
+                fetch(weight + kAhead);
                 const Numbers numbers(weight);
                 sums.add(numbers.low, numbers.high, rows.numbers + 2 * pair, rows.stride);
             }
-            sums.add_to(products);
-            for (size_t row = 0; kinds == 2 && row < Rows; ++row) {
-                const Lanes sum = every(static_cast<float>(rows.sums[row * rows.num_sums]));
-                totals[row] = multiply_add(sum, load(scale + kPanel), totals[row]);
-            }
-            ++rows.sums;
-        });
-        for (size_t row = 0; row < Rows; ++row)
-            totals[row] = multiply_add(products[row], load(scale), totals[row]);
+            sums.add_to(totals, scales.get());
+        }
     }
 }
 
-template <class Numbers, size_t Rows>
-void multiply_at_most(size_t num_rows, const Projection& projection, const uint8_t* weight, const float* scale,
-                      const SomeRows& rows, Lanes* totals) {
-    if (num_rows >= Rows)
-        multiply_rows<Numbers, Rows>(projection, weight, scale, rows, totals);
-    else if constexpr (Rows > 1)
-        multiply_at_most<Numbers, Rows - 1>(num_rows, projection, weight, scale, rows, totals);
+template <class Numbers, size_t Count>
+void multiply_at_most(size_t num_rows, const Projection& projection, size_t panel, const Rows& rows,
+                      Lanes* totals) {
+    if (num_rows >= Count)
+        multiply_rows<Numbers, Count>(projection, panel, rows, totals);
+    else if constexpr (Count > 1)
+        multiply_at_most<Numbers, Count - 1>(num_rows, projection, panel, rows, totals);
 }
 
 void compute_panel(const Projection& projection, size_t panel, const Rounded& rounded, size_t num_rows,
                    float* output) {
     const size_t first = panel * kPanel, width = std::min<size_t>(kPanel, projection.num_outputs - first);
-    const auto multiply_panel =
-        projection.num_bits == 4 ? multiply_at_most<Nibbles, kRows> : multiply_at_most<Bytes, kRows>;
-    const uint8_t* weight = projection.weight + panel * projection.panel_bytes();
-    const float* scale = panel_scales(projection, panel);
     for (size_t begin = 0; begin < num_rows; begin += kRows) {
         Lanes totals[kRows];
         const size_t count = std::min(kRows, num_rows - begin);
-        const SomeRows rows{rounded.numbers.data() + begin * rounded.stride,
-                            rounded.sums.data() + begin * rounded.num_sums, rounded.stride, rounded.num_sums};
-        multiply_panel(count, projection, weight, scale, rows, totals);
+        const auto multiply_panel =
+            projection.num_bits == 4 ? multiply_at_most<Nibbles, kRows> : multiply_at_most<Bytes, kRows>;
+        multiply_panel(count, projection, panel, Rows(rounded, begin), totals);
         for (size_t row = 0; row < count; ++row) {
             const Lanes values = multiply(totals[row], every(rounded.units[begin + row]));
             float* to = output + (begin + row) * projection.num_outputs + first;
@@ -271,7 +297,8 @@ void multiply(const Projection& projection, const float* input, size_t num_rows,
         const float* from = input + row * size;
         int16_t* numbers = rounded.numbers.data() + row * rounded.stride;
         rounded.units[row] = round_row(from, size, numbers);
-        add_pieces(projection, numbers, rounded.sums.data() + row * rounded.num_sums);
+        add_up(projection, numbers, rounded.sums.data() + row * rounded.num_groups,
+               rounded.starts.data() + row * rounded.num_pieces);
     });
     in_parallel(projection.num_panels(), num_rows * size * projection.num_outputs,
                 [&](size_t panel) { compute_panel(projection, panel, rounded, num_rows, output); });

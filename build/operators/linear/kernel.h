@@ -9,13 +9,13 @@ constexpr int kPanel = 16;  // outputs that are computed together
 
 // Scales of groups of inputs, and offsets if `num_kinds` is 2: a weight is its integer * scale + offset.
 //
-// A scale is a level times a unit, and so is an offset. Groups beside each other share units: all have as many.
+// A scale is a level times a unit, and so is an offset. Groups beside each other may share a unit.
 struct Scales {
     size_t num_kinds;      // 1 or 2
-    size_t num_units;      // of inputs: as many as groups, or a divisor of that
+    size_t num_units;      // as many as groups, or a divisor of their number
     bool are_halves;       // units are float16, not float32
-    const void* units;     // [panels, units, kinds, 16]
-    const int8_t* levels;  // [panels, groups, kinds, 16]; null if all are 1
+    const void* units;     // [panels, kinds, units, 16]
+    const int8_t* levels;  // [panels, kinds, groups, 16]; null if all are 1
 };
 
 // A projection from `num_inputs` to `num_outputs` features.
@@ -33,6 +33,8 @@ struct Projection {
     Scales scales;
 
     size_t num_pairs() const { return (num_inputs + 1) / 2; }
+    size_t group_pairs() const { return num_pairs() / num_groups; }
+    size_t groups_of_a_unit() const { return num_groups / scales.num_units; }
     size_t num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
     size_t panel_bytes() const { return num_pairs() * 2 * kPanel * num_bits / 8; }
     int32_t stored_zero() const { return num_bits == 4 && scales.num_kinds == 1 ? 8 : 0; }

@@ -9,7 +9,7 @@
 namespace {
 
 // Inputs: a tensor of floats whose last axis is multiplied; the weight, see `Projection`; units of its scales
-// [panels, units, kinds, 16], as bytes if they are float16; and their levels as bytes, if they have any.
+// [panels, kinds, units, 16], as bytes if they are float16; and their levels as bytes, if they have any.
 class Linear : public ov::op::Op {
 public:
     OPENVINO_OP("Linear", "draftproof");
@@ -47,9 +47,9 @@ public:
         const ov::Shape units = inputs[2].get_shape();
         const bool are_halves = inputs[2].get_element_type() == ov::element::u8;
         const ov::Shape levels = inputs.size() == 4 ? inputs[3].get_shape() : units;
-        const Scales scales{units.at(2), units[1], are_halves, inputs[2].data(),
+        const Scales scales{units.at(1), units.at(2), are_halves, inputs[2].data(),
                             inputs.size() == 4 ? static_cast<const int8_t*>(inputs[3].data()) : nullptr};
-        const size_t num_groups = levels.at(1);
+        const size_t num_groups = levels.at(2);
         const Projection projection{num_inputs,
                                     static_cast<size_t>(num_outputs_),
                                     static_cast<size_t>(num_bits_),
@@ -58,9 +58,10 @@ public:
                                     scales};
         const size_t num_panels = projection.num_panels(), width = are_halves ? 2 * kPanel : kPanel;
         OPENVINO_ASSERT(inputs[1].get_byte_size() == num_panels * projection.panel_bytes() &&
+                            (units[1] == 1 || units[1] == 2) && num_groups % units[2] == 0 &&
                             units == ov::Shape({num_panels, units[1], units[2], width}) &&
-                            num_groups % units[1] == 0 && (units[2] == 1 || units[2] == 2) &&
-                            (inputs.size() == 3 || levels == ov::Shape({num_panels, num_groups, units[2], kPanel})) &&
+                            (inputs.size() == 3 ||
+                             levels == ov::Shape({num_panels, units[1], num_groups, kPanel})) &&
                             (num_groups == 1 || num_inputs % (2 * num_groups) == 0),
                         "the weight has ", inputs[1].get_byte_size(), " bytes, units of ", units,
                         " and levels of ", levels, ", which do not fit ", num_inputs, " inputs and ",

@@ -62,6 +62,7 @@ def built(recipe: Recipe, folder: Path) -> tuple[dict[str, str], list[str]]:
 def test_only_processors_with_avx2_alone_gain(processor: None, gains: bool, recipe: Recipe) -> None:
     config = check_recipe(recipe)[1].network.config
     assert gains_from_own_products(recipe.target, config) == gains
+    assert gains_from_own_products(with_target(recipe, quantization="int4").target, config)
 
 
 @on_a_narrow_processor
@@ -75,6 +76,8 @@ def test_only_integers_that_the_build_makes_are_ours(
     engine = with_target(recipe, quantization=quantization).target
     assert gains_from_own_products(engine, config) == gains
     assert not gains_from_own_products(engine, dataclasses.replace(config, quant_algo="awq"))
+    is_exact = gains_from_own_products(engine, dataclasses.replace(config, quant_algo="gguf"))
+    assert is_exact == (quantization != "none")
 
 
 @needs_compiler

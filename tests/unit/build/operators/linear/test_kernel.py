@@ -75,7 +75,7 @@ class Weight:
         outputs, inputs = self.numbers.shape
         guarded = np.full((len(rows) + 1, outputs), 7, np.float32)
         output = guarded[:-1]
-        sizes = (inputs, outputs, self.bits, self.scale.shape[1], units.shape[2], units.shape[1])
+        sizes = (inputs, outputs, self.bits, self.scale.shape[1], units.shape[1], units.shape[2])
         arrays = (panels, units, levels, rows)
         pointers = [ctypes.c_void_p(None if array is None else array.ctypes.data) for array in arrays]
         self.calls.multiply(
@@ -96,17 +96,16 @@ class Weight:
         numbers = np.rint(rows * inverse.astype(np.float32)).astype(np.int64)
         total = np.zeros((len(rows), len(self.numbers)), np.float64)
         size = rows.shape[1] // self.scale.shape[1]
+        if self.linear.offset is not None:
+            for group, offset in enumerate(self.linear.offset.T):
+                inputs = numbers[:, group * size : (group + 1) * size].sum(axis=1, keepdims=True)
+                total = fused(inputs.astype(np.float32), offset, total)
         for group, scale in enumerate(self.scale.T):
-            products = np.zeros((len(rows), len(self.numbers)), np.float32)
             for begin in range(group * size, (group + 1) * size, EXACT_INPUTS):
                 part = slice(begin, min((group + 1) * size, begin + EXACT_INPUTS))
                 sums = numbers[:, part] @ self.numbers[:, part].T.astype(np.int64)
                 assert np.abs(sums).max(initial=0) < 2**31
-                products += sums.astype(np.float32)
-                if self.linear.offset is not None:
-                    inputs = numbers[:, part].sum(axis=1, keepdims=True)
-                    total = fused(inputs.astype(np.float32), self.linear.offset[:, group], total)
-            total = fused(products, scale, total)
+                total = fused(sums.astype(np.float32), scale, total)
         return total.astype(np.float32) * (most / LARGEST)
 
 
