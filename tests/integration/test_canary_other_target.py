@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -83,7 +83,6 @@ SETTLED_S = 1.0  # time for the router to read a table that was just written
 
 Engines = tuple[Path, Path]
 Answer = tuple[int, ...]
-Say = Callable[[CompletionRequest], Answer]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Scripts that stand in for the programs of a GPU machine and refuse undocumented arguments.
 
-``nvidia-smi``, ``nvidia-ctk``, ``mpirun`` and NVIDIA's ``tritonserver`` each record
+``nvidia-smi``, ``mpirun`` and NVIDIA's ``tritonserver`` each record
 their calls in the folder that ``STAND_IN_STATE`` names, and do the part of their work that tests can see.
 Options are those of the manuals: Open MPI 4.1's ``mpirun(1)``, ``tritonserver --help``.
 """
@@ -103,12 +103,6 @@ def _nvidia_smi(arguments: list[str]) -> int:
         return 0
     assert query == "--query-gpu=index,name,memory.total,compute_cap,driver_version", arguments
     print(gpus, end="")
-    return 0
-
-
-def _nvidia_ctk(arguments: list[str]) -> int:
-    assert arguments == ["--version"], arguments
-    print("NVIDIA Container Toolkit CLI version 1.17.4")
     return 0
 
 

@@ -70,9 +70,6 @@ FLAGS = {
     "reduce_fusion": Flag(_SWITCH, "disable", _PLUGIN),
 }
 
-QUANT_ALGOS = {None, "W8A16", "FP8", "W8A8_SQ_PER_CHANNEL", "W4A16_AWQ", "W4A8_AWQ"}
-"""Values of ``quant_algo`` that we write; ``QuantConfig`` in models/modeling_utils.py @01ea6d79 names all."""
-
 QUANT_CONFIG = {
     *("quant_algo", "kv_cache_quant_algo", "group_size", "smoothquant_val", "clamp_val"),
     *("use_meta_recipe", "has_zero_point", "pre_quant_scale", "exclude_modules"),

@@ -38,23 +38,15 @@ class EchoEngine:
     def __init__(self, path: Path) -> None:
         self.calls: list[Call] = []
         self.is_waiting = False
-        self._held: list[tuple[Call, Outlet]] = []
         self._server = CallServer(path, self._take)
         self.path = path
-
-    def answer_held(self) -> None:
-        self.is_waiting = False
-        for call, outlet in self._held:
-            Responder(outlet, call.request_id).send(echo(call), is_final=True)
 
     def close(self) -> None:
         self._server.close()
 
     def _take(self, call: Call, outlet: Outlet) -> None:
         self.calls.append(call)
-        if self.is_waiting:
-            self._held.append((call, outlet))
-        else:
+        if not self.is_waiting:
             Responder(outlet, call.request_id).send(echo(call), is_final=True)
 
 
