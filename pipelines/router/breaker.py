@@ -54,28 +54,18 @@ def outcome_of(error: BaseException) -> Outcome:
     return next((outcome for kind, outcome in _NOT_THE_ARMS if isinstance(error, kind)), "error")
 
 
-@dataclass(frozen=True)
-class BreakerSetting:
-    """When a breaker opens, and for how long.
+MAX_IN_A_ROW = 5
+"""Consecutive failures that open a breaker."""
 
-    Attributes:
-        max_in_a_row: Consecutive failures that open it.
-        max_share: Share of failures among the latest outcomes that opens it.
-        min_outcomes: Outcomes needed before the share counts.
-        max_outcomes: Number of latest outcomes that count.
-        window_s: Age at which an outcome no longer counts.
-        first_pause_s: Time until the first probe.
-        last_pause_s: Upper limit of the pause, which doubles with each failed probe and when the arm fails
-            again within ``window_s`` after the breaker closed.
-    """
+MAX_SHARE, MIN_OUTCOMES, MAX_OUTCOMES = 0.5, 20, 100
+"""Share of failures that opens it, among the latest outcomes, and how many of these there must and may be."""
 
-    max_in_a_row: int = 5
-    max_share: float = 0.5
-    min_outcomes: int = 20
-    max_outcomes: int = 100
-    window_s: float = 30.0
-    first_pause_s: float = 1.0
-    last_pause_s: float = 60.0
+WINDOW_S = 30.0
+"""Age at which an outcome no longer counts."""
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
+"""Time until the first probe, and its upper limit: the pause doubles with each failed probe, and when the arm
+fails again within ``WINDOW_S`` after the breaker closed."""
 
 
 class Breaker:
@@ -88,16 +78,12 @@ class Breaker:
 
     Args:
         name: Name of the arm for the log.
-        setting: Limits.
     """
 
-    def __init__(self, name: str, setting: BreakerSetting | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.num_opened = 0
         self._name = name
-        self._setting = setting or BreakerSetting()
-        self._outcomes: deque[tuple[float, bool]] = deque(
-            maxlen=self._setting.max_outcomes
-        )  # time, has failed
+        self._outcomes: deque[tuple[float, bool]] = deque(maxlen=MAX_OUTCOMES)  # time, has failed
         self._num_in_a_row = 0
         self._is_open = False
         self._num_turns = 0  # how often it opened, closed or began a new pause
@@ -140,16 +126,13 @@ class Breaker:
             self._pause(2 * self._pause_s, now_s)
 
     def _count(self, has_failed: bool, now_s: float) -> None:
-        setting = self._setting
         self._outcomes.append((now_s, has_failed))
-        while self._outcomes[0][0] < now_s - setting.window_s:
+        while self._outcomes[0][0] < now_s - WINDOW_S:
             self._outcomes.popleft()
         self._num_in_a_row = self._num_in_a_row + 1 if has_failed else 0
         num_failed = sum(failed for _, failed in self._outcomes)
-        is_ill = len(self._outcomes) >= setting.min_outcomes and (
-            num_failed >= setting.max_share * len(self._outcomes)
-        )
-        if self._num_in_a_row >= setting.max_in_a_row or is_ill:
+        is_ill = len(self._outcomes) >= MIN_OUTCOMES and (num_failed >= MAX_SHARE * len(self._outcomes))
+        if self._num_in_a_row >= MAX_IN_A_ROW or is_ill:
             self._open(num_failed, now_s)
 
     def _open(self, num_failed: int, now_s: float) -> None:
@@ -161,12 +144,12 @@ class Breaker:
         )
         self.num_opened += 1
         self._is_open = True
-        is_relapse = now_s < self._returned_at_s + self._setting.window_s
-        self._pause(2 * self._pause_s if is_relapse else self._setting.first_pause_s, now_s)
+        is_relapse = now_s < self._returned_at_s + WINDOW_S
+        self._pause(2 * self._pause_s if is_relapse else FIRST_PAUSE_S, now_s)
 
     def _pause(self, pause_s: float, now_s: float) -> None:
         self._num_turns += 1
-        self._pause_s = min(pause_s, self._setting.last_pause_s)
+        self._pause_s = min(pause_s, LAST_PAUSE_S)
         self._pause_ends_s = now_s + self._pause_s
 
     def _close(self, now_s: float) -> None:

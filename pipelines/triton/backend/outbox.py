@@ -11,43 +11,29 @@ import logging
 import queue
 import threading
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 _LOG = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.25  # time within which a disconnected client is noticed
 
 
-class Deliverable(Protocol):
-    """A job for the outbox thread."""
-
-    def __call__(self) -> None:
-        """Run the job."""
-
-
-class Watched(Protocol):
-    """A request that may be cancelled."""
-
-    def poll(self) -> bool:
-        """Check for cancellation; returns False if the request need not be polled again."""
-
-
 class Outbox:
     """Runs jobs in order and polls open requests in between."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Deliverable | None] = queue.SimpleQueue()
-        self._watched: list[Watched] = []  # used by the thread only
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._watched: list[Callable[[], bool]] = []  # used by the thread only
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
-    def put(self, job: Deliverable) -> None:
+    def put(self, job: Callable[[], object]) -> None:
         """Queue a job."""
         self._jobs.put(job)
 
-    def watch(self, request: Watched) -> None:
-        """Poll a request until its ``poll`` returns False."""
-        self._jobs.put(lambda: self._watched.append(request))
+    def watch(self, poll: Callable[[], bool]) -> None:
+        """Poll a request for cancellation until ``poll`` returns False."""
+        self._jobs.put(lambda: self._watched.append(poll))
 
     def close(self, timeout_s: float) -> None:
         """Run the queued jobs and end the thread."""
@@ -70,12 +56,12 @@ class Outbox:
                 except Exception:  # one failed job must not stop the others
                     _LOG.exception("a response could not be delivered")
             if time.monotonic() >= next_poll:
-                self._watched = [request for request in self._watched if self._poll(request)]
+                self._watched = [poll for poll in self._watched if self._try(poll)]
                 next_poll = time.monotonic() + POLL_INTERVAL_S
 
-    def _poll(self, request: Watched) -> bool:
+    def _try(self, poll: Callable[[], bool]) -> bool:
         try:
-            return request.poll()
+            return poll()
         except Exception:
             _LOG.exception("a request could not be polled")
             return False

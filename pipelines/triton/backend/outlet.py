@@ -54,8 +54,8 @@ class TritonOutlet:
         """Poll Triton for a disconnect of the client."""
         self._outbox.put(lambda: self._begin_to_watch(on_gone))
 
-    def poll(self) -> bool:
-        """Check whether the client has disconnected (``outbox.Watched``)."""
+    def _poll(self) -> bool:
+        """Check whether the client has disconnected; False if it need not be asked again."""
         if self._sender is None:
             return False
         if not self._sender.is_cancelled():
@@ -68,7 +68,7 @@ class TritonOutlet:
             on_gone()
         elif self._sender is not None:
             self._on_gone = on_gone
-            self._outbox.watch(self)
+            self._outbox.watch(self._poll)
 
     def _deliver(self, outputs: Mapping[str, npt.NDArray[Any]], is_final: bool) -> None:
         if self._sender is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -19,22 +20,23 @@ from pipelines.errors import (
     ServerBusyError,
     TransportError,
 )
-from pipelines.router.breaker import FAILURES, Asked, Breaker, BreakerSetting, Outcome, outcome_of
+from pipelines.router import breaker as breaker_module
+from pipelines.router.breaker import FAILURES, Asked, Breaker, Outcome, outcome_of
 from pipelines.router.received_answer import failure_of
 
-SETTING = BreakerSetting(
-    max_in_a_row=3,
-    max_share=0.5,
-    min_outcomes=10,
-    max_outcomes=20,
-    window_s=30.0,
-    first_pause_s=1.0,
-    last_pause_s=8.0,
-)
+
+@pytest.fixture(autouse=True, scope="module")
+def small_limits() -> Iterator[None]:
+    """Let few outcomes decide."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit in (("MAX_IN_A_ROW", 3), ("MIN_OUTCOMES", 10), ("MAX_OUTCOMES", 20)):
+            patch.setattr(breaker_module, name, limit)
+        patch.setattr(breaker_module, "LAST_PAUSE_S", 8.0)
+        yield
 
 
 def breaker_of(outcomes: list[Outcome], now_s: float = 0.0) -> Breaker:
-    breaker = Breaker("candidate", SETTING)
+    breaker = Breaker("candidate")
     for outcome in outcomes:
         breaker.begin(now_s).note(outcome, now_s)
     return breaker
@@ -146,7 +148,7 @@ def test_an_arm_that_fails_again_soon_after_its_return_stays_out_for_longer() ->
 
 
 def test_what_was_asked_before_the_arm_was_taken_out_tells_nothing_new() -> None:
-    breaker = Breaker("candidate", SETTING)
+    breaker = Breaker("candidate")
     earlier = [breaker.begin(0.0) for _ in range(9)]
     for asked in earlier[:3]:
         asked.note("error", 0.1)
@@ -181,7 +183,7 @@ def test_an_arm_that_answers_as_a_last_resort_is_back_and_one_that_fails_so_wait
 def test_however_outcomes_interleave_one_trial_at_most_is_under_way_and_the_arm_is_never_lost(
     data: st.DataObject,
 ) -> None:
-    breaker = Breaker("candidate", SETTING)
+    breaker = Breaker("candidate")
     now_s = 0.0
     running: list[Asked] = []
     for _ in range(data.draw(st.integers(0, 80))):
@@ -198,8 +200,8 @@ def test_however_outcomes_interleave_one_trial_at_most_is_under_way_and_the_arm_
     for asked in running:
         asked.note("error", now_s)
     # An answer opens it if it is the tenth outcome and half have failed. By the last one they are too old.
-    for _ in range(math.ceil(SETTING.window_s / SETTING.last_pause_s)):
-        now_s += SETTING.last_pause_s
+    for _ in range(math.ceil(breaker_module.WINDOW_S / breaker_module.LAST_PAUSE_S)):
+        now_s += breaker_module.LAST_PAUSE_S
         assert breaker.lets_through(now_s)
         breaker.begin(now_s).note("answered", now_s)
     assert breaker.state(now_s) == "closed"
