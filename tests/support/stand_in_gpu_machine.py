@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -136,7 +135,7 @@ def _tritonserver(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--disable-auto-complete-config", action="store_true")
     needed = ("model-repository", "backend-directory", "exit-timeout-secs", "grpc-address", "grpc-port")
-    for name in (*needed, "metrics-address", "grpc-restricted-protocol"):
+    for name in (*needed, "metrics-address"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("allow-http", "strict-readiness", "enable-peer-access"):
         parser.add_argument(f"--{name}", choices=("true", "false"))
@@ -156,7 +155,7 @@ def _tritonserver(arguments: list[str]) -> int:
         return 1
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # before the server's threads begin
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
-    servicer = _Repository(tuple(options.load_model), options.grpc_restricted_protocol)
+    servicer = _Repository(tuple(options.load_model))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     server.add_insecure_port(f"{options.grpc_address}:{options.grpc_port}")
     server.start()
@@ -168,17 +167,12 @@ def _tritonserver(arguments: list[str]) -> int:
 
 
 class _Repository(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Reports which models are ready to callers with the key of the restricted protocols."""
+    """Reports which models are ready."""
 
-    def __init__(self, models: tuple[str, ...], restricted: str) -> None:
+    def __init__(self, models: tuple[str, ...]) -> None:
         self._models = models
-        protocols, name, self._key = re.fullmatch("(.*):(.*?)=(.*)", restricted).groups()  # type: ignore[union-attr]
-        assert "model-repository" in protocols.split(",")
-        self._header = f"triton-grpc-protocol-{name}"
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        if dict(context.invocation_metadata()).get(self._header) != self._key:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
         reply = service_pb2.RepositoryIndexResponse()
         for name in self._models:
             reply.models.add(name=name, version="1", state="READY")

@@ -1,10 +1,9 @@
-"""Sockets and keys of Triton itself, which only the server's user can reach.
+"""Sockets of Triton itself, which only the server's user can reach, and the key of the server.
 
 Triton 2.51 listens on a Unix socket if an address begins with ``unix:``, both for gRPC, which appends the
 port number to the name, and for metrics. Other users, browsers and other machines therefore cannot reach it;
-clients use the gateway. Triton's APIs also require a key. That key is on Triton's command line, which any
-user of the machine can read, so it protects nothing without the sockets. The server's key is not on a command
-line.
+clients use the gateway. A key for Triton's own APIs would stand on its command line, which any user of the
+machine can read, so there is none.
 """
 
 from __future__ import annotations
@@ -26,32 +25,26 @@ KEY_FILE = "key"
 
 _SHARED_MEMORY = Path("/dev/shm")
 _GRPC_PORT = 1  # only a part of the socket's name
-# All protocols except health.
-_RESTRICTED_PROTOCOLS = (
-    "inference,model-config,model-repository,metadata,logging,trace,shared-memory,statistics"
-)
 _STUB_TIMEOUT_S = 120  # for the process of a model to start
 
 
 @dataclass(frozen=True)
 class TritonPlace:
-    """Sockets, keys and shared memory of one Triton.
+    """Sockets, key and shared memory of one Triton.
 
     Attributes:
         sockets: Folder of its sockets, relative to the checkout if it is inside.
         server_key: Key that our models require, and the gateway for operations of operators.
-        triton_key: Key that Triton's own APIs require.
         shared_memory_prefix: Prefix of the names of its regions in /dev/shm.
     """
 
     sockets: Path
     server_key: str
-    triton_key: str
     shared_memory_prefix: str
 
     @classmethod
     def make(cls, run_directory: Path) -> TritonPlace:
-        """Generate new keys, and write the server's key to its file.
+        """Generate a new key, and write it to its file.
 
         Raises:
             ServerStartError: The path of a socket is too long, or the directory is not writable.
@@ -61,7 +54,6 @@ class TritonPlace:
             sockets = sockets.relative_to(REPOSITORY_ROOT)
         place = cls(
             sockets,
-            secrets.token_urlsafe(32),
             secrets.token_urlsafe(32),
             f"{prefix_of(run_directory)}{secrets.token_hex(4)}_",
         )
@@ -90,7 +82,7 @@ class TritonPlace:
         return str(self.sockets / "metrics")
 
     def options(self, exit_timeout_s: int) -> list[str]:
-        """Return the options of ``tritonserver`` for sockets, keys and shared memory.
+        """Return the options of ``tritonserver`` for sockets and shared memory.
 
         Args:
             exit_timeout_s: How long it waits for requests in flight at shutdown.
@@ -100,7 +92,6 @@ class TritonPlace:
             f"--grpc-address=unix:{self.sockets / 'grpc'}",
             f"--grpc-port={_GRPC_PORT}",
             f"--metrics-address=unix:{self.metrics}",
-            f"--grpc-restricted-protocol={_RESTRICTED_PROTOCOLS}:draftproof-key={self.triton_key}",
             f"--exit-timeout-secs={exit_timeout_s}",
             "--disable-auto-complete-config",  # it would start every Python model twice
             f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
@@ -112,12 +103,7 @@ class TritonPlace:
         return {
             "DRAFTPROOF_GRPC_ADDRESS": self.grpc,
             "DRAFTPROOF_KEY": self.server_key,
-            "DRAFTPROOF_TRITON_KEY": self.triton_key,
         }
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the gRPC metadata with Triton's key."""
-        return (("triton-grpc-protocol-draftproof-key", self.triton_key),)
 
     def clear(self) -> None:
         """Remove the sockets and the shared memory that an ended Triton left, and create the folder."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pipelines.errors import RepositoryError
 from pipelines.manifest import read_checked
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.text.prompt_tokenizer import PromptTokenizer
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -61,31 +65,23 @@ class ModelParameters:
         Raises:
             RepositoryError: The parameter is missing or invalid.
         """
-        text = self.text(name)
-        try:
-            return int(text)
-        except ValueError:
-            raise RepositoryError(
-                f"model '{self.model_name}' has an invalid parameter",
-                values=f"{name}={text!r}",
-                limit="a whole number",
-                remedy="render the repository again with 'draftproof repository'",
-            ) from None
+        return self._parsed(name, int, "a whole number")
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """Return a parameter that is a list of whole numbers.
+        """Return a parameter that is a list of whole numbers; errors as for ``integer``."""
+        return self._parsed(
+            name, lambda text: tuple(map(int, text.split(","))), "whole numbers separated by commas"
+        )
 
-        Raises:
-            RepositoryError: The parameter is missing, empty or invalid.
-        """
+    def _parsed(self, name: str, parse: Callable[[str], _Value], limit: str) -> _Value:
         text = self.text(name)
         try:
-            return tuple(int(number) for number in text.split(","))
+            return parse(text)
         except ValueError:
             raise RepositoryError(
                 f"model '{self.model_name}' has an invalid parameter",
                 values=f"{name}={text!r}",
-                limit="whole numbers separated by commas",
+                limit=limit,
                 remedy="render the repository again with 'draftproof repository'",
             ) from None
 

@@ -101,7 +101,7 @@ class Triton:
         """
         request = getattr(service_pb2, f"{method}Request")(**fields)
         call = getattr(self._stub, method)
-        return await call(request, metadata=self._place.metadata(), timeout=timeout_s)
+        return await call(request, timeout=timeout_s)
 
     async def responses(self, request: Any) -> AsyncGenerator[Any, None]:
         """Send one ``ModelInferRequest`` and stream each ``ModelStreamInferResponse``.
@@ -111,7 +111,7 @@ class Triton:
         Raises:
             grpc.aio.AioRpcError: Triton has ended.
         """
-        call = self._stub.ModelStreamInfer(metadata=self._place.metadata())
+        call = self._stub.ModelStreamInfer()
         async with aclosing(responses_to(request, call)) as arriving:
             async for response in arriving:
                 if response.error_message:

@@ -28,9 +28,6 @@ from pipelines.errors import (
 ADDRESS_VARIABLE = "DRAFTPROOF_GRPC_ADDRESS"
 """Environment variable with the server's own gRPC address for its models."""
 
-KEY_VARIABLE = "DRAFTPROOF_TRITON_KEY"
-"""Environment variable with the key to Triton's own APIs."""
-
 DEFAULT_ADDRESS = "127.0.0.1:8001"  # Triton's default port
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -172,9 +169,7 @@ class ServerCalls:
             message.raw_input_contents.append(array.tobytes())
         for name in output_names:
             message.outputs.add(name=name)
-        key = os.environ.get(KEY_VARIABLE, "")
-        metadata = (("triton-grpc-protocol-draftproof-key", key),) if key else None
-        return self._stub.ModelStreamInfer(iter((message,)), timeout=timeout_s, metadata=metadata)
+        return self._stub.ModelStreamInfer(iter((message,)), timeout=timeout_s)
 
 
 def model_error(model_name: str, message: str) -> DraftproofError:

@@ -74,7 +74,7 @@ class Gateway:
     def __init__(self, place: TritonPlace, calls: OpenCalls) -> None:
         self.key = place.server_key
         self.port = Ports.free().http
-        self.triton = StandInTriton(place)
+        self.triton = StandInTriton()
         self.health = StandInHealth()
         self.calls = calls
         self.channel: Any = None
@@ -194,7 +194,6 @@ async def running_gateway(directory: Path) -> AsyncIterator[Gateway]:
         gateway.stub = service_pb2_grpc.GRPCInferenceServiceStub(gateway.channel)
         gateway.session = await running.enter_async_context(ClientSession(f"http://{HOST}:{gateway.port}"))
         yield gateway
-    assert gateway.triton.wrong_keys == 0, "every call of the gateway shows Triton's key"
 
 
 def asks_a_gateway(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -58,7 +58,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def supervised(work: Callable[[FrontDoorProcess, Endpoint], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
         endpoint = Endpoint(Ports.free(with_openai=True), **options)
-        place = TritonPlace(Path("sockets"), "", "", "no_such_region_")
+        place = TritonPlace(Path("sockets"), "", "no_such_region_")
         process = FrontDoorProcess(Path("run"), endpoint, place, asyncio.Event())
         try:
             await asyncio.wait_for(work(process, endpoint), 120)
