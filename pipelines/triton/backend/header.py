@@ -17,9 +17,12 @@ from typing import Any
 
 from pipelines.errors import InvalidRequestError, ServerStartError
 
-KEY_PARAMETER = "draftproof_key"
-PING_PARAMETER = "draftproof_ping"
-ARM_PARAMETER = "draftproof_arm"
+OWN_PREFIX = "draftproof_"
+"""Prefix of request parameters that only the gateway may send: the key, the mark of a ping, an arm."""
+
+KEY_PARAMETER = f"{OWN_PREFIX}key"
+PING_PARAMETER = f"{OWN_PREFIX}ping"
+ARM_PARAMETER = f"{OWN_PREFIX}arm"
 VARIABLE = "DRAFTPROOF_KEY"
 
 MAX_PARAMETERS_BYTES = 16 * 1024  # all parameters as JSON; normally a few hundred bytes

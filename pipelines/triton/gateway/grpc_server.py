@@ -101,7 +101,7 @@ class GrpcServer:
 
     async def _model_ready(self, raw: bytes, context: Any) -> Any:
         asked = parse(raw, service_pb2.ModelReadyRequest).name
-        is_ready = await self._supervisor.is_model_ready(self._relay.names.served(asked).model)
+        is_ready = await self._supervisor.is_model_ready(self._relay.model_of(asked))
         return service_pb2.ModelReadyResponse(ready=is_ready)
 
     async def _describe_server(self, raw: bytes, context: Any) -> Any:

@@ -100,8 +100,8 @@ class HttpServer:
         return web.Response(status=200 if await self._supervisor.is_ready() else 503)
 
     async def _model_ready(self, request: web.Request) -> web.Response:
-        served = self._relay.names.served(request.match_info["model"])
-        return web.Response(status=200 if await self._supervisor.is_model_ready(served.model) else 503)
+        model = self._relay.model_of(request.match_info["model"])
+        return web.Response(status=200 if await self._supervisor.is_model_ready(model) else 503)
 
     async def _describe_server(self, request: web.Request) -> web.Response:
         reply = await self._triton.ask("ServerMetadata")
@@ -182,7 +182,7 @@ class HttpServer:
 
     async def _generate_request(self, request: web.Request) -> CheckedRequest:
         asked, body = await self._begin(request)
-        datatypes = await self._triton.datatypes(self._relay.names.served(asked).model)
+        datatypes = await self._triton.datatypes(self._relay.model_of(asked))
 
         def read() -> Any:
             message = generate_message(asked, body, datatypes)

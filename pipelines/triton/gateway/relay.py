@@ -12,12 +12,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 
 from pipelines.errors import DraftproofError, InvalidRequestError
-from pipelines.triton.gateway.model_names import ARM_PARAMETER, ModelNames
+from pipelines.triton.backend.header import ARM_PARAMETER, KEY_PARAMETER
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.request_checks import (
     LARGE_BODY_BYTES,
@@ -25,10 +26,18 @@ from pipelines.triton.gateway.request_checks import (
     check_model,
     check_request,
 )
-from pipelines.triton.gateway.triton import KEY_PARAMETER, Triton, error_behind, error_of
+from pipelines.triton.gateway.triton import Triton, error_behind, error_of
 from pipelines.triton.supervision.supervisor import Supervisor
 
 _FINAL = "triton_final_response"  # Triton's mark in streams, which calls for one response do not have
+
+
+_ALIASES = {
+    "generate": ("router", "stable"),
+    "generate_target": ("router", "control"),
+    "target": ("speculative", "control"),
+}
+"""Names by which clients ask for one arm of a model. A model of the repository comes before its alias."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +56,23 @@ class CheckedRequest:
 class Relay:
     """Relays requests to Triton's models, and describes them under the names by which clients ask.
 
-    Attributes:
-        names: The names by which clients ask for models.
-
     Args:
         triton: Connections to Triton.
         supervisor: State of Triton and its models.
         calls: Tracks open requests.
-        names: The names by which clients ask for models.
+        repository: The model repository.
     """
 
-    def __init__(self, triton: Triton, supervisor: Supervisor, calls: OpenCalls, names: ModelNames) -> None:
-        self.names = names
+    def __init__(self, triton: Triton, supervisor: Supervisor, calls: OpenCalls, repository: Path) -> None:
+        models = {path.parent.name for path in repository.glob("*/config.pbtxt")}
+        self._aliases = {name: served for name, served in _ALIASES.items() if name not in models}
         self._triton = triton
         self._supervisor = supervisor
         self._calls = calls
+
+    def model_of(self, asked: str) -> str:
+        """Return Triton's model that answers requests to a name."""
+        return self._aliases.get(asked, (asked, ""))[0]
 
     def check_open(self, asked: str, *, is_operator: bool) -> None:
         """Refuse a request to a model before its body is read.
@@ -71,7 +82,7 @@ class Relay:
             ServerUnavailableError: The model cannot answer now.
         """
         check_model(asked, is_operator=is_operator)
-        self._supervisor.check_open(self.names.served(asked).model)
+        self._supervisor.check_open(self.model_of(asked))
 
     async def metadata(self, asked: str, version: str = "", *, is_operator: bool) -> Any:
         """Return the ``ModelMetadataResponse`` of a model.
@@ -81,7 +92,7 @@ class Relay:
             grpc.aio.AioRpcError: Triton refused or does not answer.
         """
         check_model(asked, is_operator=is_operator)
-        model = self.names.served(asked).model
+        model = self.model_of(asked)
         document = await self._triton.ask("ModelMetadata", name=model, version=version)
         document.name = asked
         return document
@@ -89,7 +100,7 @@ class Relay:
     async def configuration(self, asked: str, version: str = "", *, is_operator: bool) -> Any:
         """Return the ``ModelConfigResponse`` of a model; see ``metadata``."""
         check_model(asked, is_operator=is_operator)
-        model = self.names.served(asked).model
+        model = self.model_of(asked)
         document = await self._triton.ask("ModelConfig", name=model, version=version)
         document.config.name = asked
         if not is_operator:
@@ -113,11 +124,10 @@ class Relay:
             message = read()
             check_request(message, is_operator=is_operator)
             asked = message.model_name
-            served = self.names.served(asked)
-            message.model_name = served.model
+            message.model_name, arm = self._aliases.get(asked, (asked, ""))
             message.parameters[KEY_PARAMETER].string_param = self._triton.server_key
-            if served.arm:
-                message.parameters[ARM_PARAMETER].string_param = served.arm
+            if arm:
+                message.parameters[ARM_PARAMETER].string_param = arm
             return CheckedRequest(asked, message)
 
         request = work() if num_bytes < LARGE_BODY_BYTES else await asyncio.to_thread(work)

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import InvalidRequestError
-from pipelines.triton.gateway.triton import OWN_PREFIX
+from pipelines.triton.backend.header import OWN_PREFIX
 from pipelines.wire.tensors import MAX_ID_BYTES
 
 PUBLIC_MODELS = frozenset({"generate", "generate_target", "router", "ensemble"})

@@ -21,7 +21,6 @@ from pipelines.errors import ServerStartError
 from pipelines.triton.gateway import metrics
 from pipelines.triton.gateway.grpc_server import GrpcServer
 from pipelines.triton.gateway.http_server import HttpServer
-from pipelines.triton.gateway.model_names import ModelNames
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.relay import Relay
 from pipelines.triton.gateway.triton import Triton
@@ -60,7 +59,7 @@ async def serve(
     calls = OpenCalls()
     async with contextlib.aclosing(Triton(place)) as triton, contextlib.AsyncExitStack() as fronts:
         supervisor = Supervisor(directory, endpoint, place, triton, calls, process, stopping)
-        relay = Relay(triton, supervisor, calls, ModelNames(directory / "model_repository"))
+        relay = Relay(triton, supervisor, calls, directory / "model_repository")
         ports, host = endpoint.ports, endpoint.address
         try:
             await listen(fronts, HttpServer(triton, supervisor, relay).application(), host, ports.http)

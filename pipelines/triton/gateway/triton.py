@@ -31,12 +31,6 @@ from pipelines.kserve_stream import read_to_the_end, responses_to
 KEY_HEADER = "draftproof-key"
 """HTTP header and gRPC metadata with which operators send the server's key."""
 
-OWN_PREFIX = "draftproof_"
-"""Prefix of request parameters that only the gateway may send."""
-
-KEY_PARAMETER = f"{OWN_PREFIX}key"
-"""Request parameter with the server's key (``pipelines/triton/backend/header.py``)."""
-
 _STATUSES = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT, 400),
     (ServerBusyError, grpc.StatusCode.UNAVAILABLE, 503),

@@ -14,12 +14,10 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from pipelines.triton.backend.header import KEY_PARAMETER, PING_PARAMETER
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.request_checks import DTYPE_BYTES
-from pipelines.triton.gateway.triton import KEY_PARAMETER, OWN_PREFIX, Triton, says_that_a_process_is_silent
-
-PING_PARAMETER = f"{OWN_PREFIX}ping"
-"""Request parameter that marks a ping (``pipelines/triton/backend/header.py``)."""
+from pipelines.triton.gateway.triton import Triton, says_that_a_process_is_silent
 
 INTERVAL_S = 3.0  # without any response, until a ping is sent: ten models are ten pings
 SILENT_AFTER_S = 1.5  # without an answer to a ping, until the model counts as not ready

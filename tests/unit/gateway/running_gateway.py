@@ -23,7 +23,6 @@ from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import from_wire
 from pipelines.triton.gateway.grpc_server import GrpcServer
 from pipelines.triton.gateway.http_server import HttpServer
-from pipelines.triton.gateway.model_names import ModelNames
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.relay import Relay
 from pipelines.triton.gateway.serving import listen
@@ -183,7 +182,7 @@ async def running_gateway(directory: Path) -> AsyncIterator[Gateway]:
         await behind.start()
         running.push_async_callback(behind.stop, 0)
         supervisor: Any = gateway.health
-        relay = Relay(connected, supervisor, gateway.calls, ModelNames(directory / "model_repository"))
+        relay = Relay(connected, supervisor, gateway.calls, directory / "model_repository")
         grpc_port = Ports.free().grpc
         server = await GrpcServer(connected, supervisor, relay, IDENTITY).start(f"{HOST}:{grpc_port}")
         running.push_async_callback(server.stop, 0)
