@@ -24,10 +24,6 @@ _LOG = logging.getLogger(__name__)
 class StepLoop(AsyncioThread):
     """An asyncio thread that also steps executors.
 
-    Attributes:
-        busy_time_s: Time during which an executor had work. Without the executors' ``engine_time_s`` this is
-            the overhead of the batcher and the coroutines.
-
     Args:
         executors: The executors in order of priority.
     """
@@ -36,7 +32,6 @@ class StepLoop(AsyncioThread):
         super().__init__("step-loop")
         self._executors = tuple(executors)
         self._work = asyncio.Event()
-        self.busy_time_s = 0.0
         self._is_stepping = False
         self._time = SharedTime()
         for executor in self._executors:
@@ -85,7 +80,6 @@ class StepLoop(AsyncioThread):
         if is_answered:
             await asyncio.sleep(0)  # let each coroutine that was answered run and ask for its next step
         seconds = time.perf_counter() - started_s
-        self.busy_time_s += seconds
         executor.learn_cost(seconds, is_first=is_first)
 
 

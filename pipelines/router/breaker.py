@@ -73,15 +73,11 @@ class Breaker:
 
     All times are monotonic seconds.
 
-    Attributes:
-        num_opened: How often it opened.
-
     Args:
         name: Name of the arm for the log.
     """
 
     def __init__(self, name: str) -> None:
-        self.num_opened = 0
         self._name = name
         self._outcomes: deque[tuple[float, bool]] = deque(maxlen=MAX_OUTCOMES)  # time, has failed
         self._num_in_a_row = 0
@@ -142,7 +138,6 @@ class Breaker:
             num_failed,
             len(self._outcomes),
         )
-        self.num_opened += 1
         self._is_open = True
         is_relapse = now_s < self._returned_at_s + WINDOW_S
         self._pause(2 * self._pause_s if is_relapse else FIRST_PAUSE_S, now_s)

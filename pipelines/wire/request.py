@@ -416,31 +416,17 @@ OPENAI_FIELDS: tuple[str, ...] = tuple(
 
 def _integer(name: str, value: Any, minimum: int, limit: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's integers are such too
-        raise InvalidRequestError(
-            f"{name} cannot be sent",
-            values=f"{name}={value!r}",
-            limit="an integer",
-            remedy=f"send an integer as {name}",
-        )
+        raise _cannot_be_sent(name, f"{name}={value!r}", "an integer", f"send an integer as {name}")
     number = int(value)
     if not minimum <= number < limit:
-        raise InvalidRequestError(
-            f"{name} cannot be sent",
-            values=f"{name}={value}",
-            limit=f"{minimum} to {limit - 1}",
-            remedy=f"send a smaller {name}" if number >= limit else f"send a larger {name}",
-        )
+        remedy = f"send a smaller {name}" if number >= limit else f"send a larger {name}"
+        raise _cannot_be_sent(name, f"{name}={value}", f"{minimum} to {limit - 1}", remedy)
     return number
 
 
 def _finite(name: str, value: float) -> float:
     if not math.isfinite(value):
-        raise InvalidRequestError(
-            f"{name} cannot be sent",
-            values=f"{name}={value}",
-            limit="a finite number",
-            remedy="send a finite number",
-        )
+        raise _cannot_be_sent(name, f"{name}={value}", "a finite number", "send a finite number")
     return float(value)
 
 
@@ -448,10 +434,14 @@ def _utf8(name: str, text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"{name} cannot be sent",
-            values=f"code point {text[error.start]!r} at {error.start}",
-            limit="text that can be encoded as UTF-8, without lone surrogates",
-            remedy="decode the source text with errors='replace'",
+        raise _cannot_be_sent(
+            name,
+            f"code point {text[error.start]!r} at {error.start}",
+            "text that can be encoded as UTF-8, without lone surrogates",
+            "decode the source text with errors='replace'",
         ) from error
     return text
+
+
+def _cannot_be_sent(name: str, values: str, limit: str, remedy: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} cannot be sent", values=values, limit=limit, remedy=remedy)

@@ -32,12 +32,6 @@ def lower_bound(num_events: int, num_trials: int, confidence: float = 0.95) -> f
     return 1.0 - upper_bound(num_trials - num_events, num_trials, confidence)
 
 
-def clopper_pearson(num_events: int, num_trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute the Clopper-Pearson interval of a rate; arguments as in ``upper_bound``."""
-    one_sided = (1.0 + confidence) / 2.0
-    return lower_bound(num_events, num_trials, one_sided), upper_bound(num_events, num_trials, one_sided)
-
-
 def detection_probability(rate: float, num_prompts: int) -> float:
     """Compute the probability that at least one of ``num_prompts`` shows an event of that rate."""
     return -math.expm1(num_prompts * math.log1p(-rate)) if rate < 1 else float(num_prompts > 0)

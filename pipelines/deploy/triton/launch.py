@@ -64,16 +64,7 @@ class Launch:
         path = directory / "launch.json"
         if not path.exists():
             return cls()
-        launch = configuration.read_json(cls, path, FORMAT, ServerStartError, _REMEDY)
-        needs_gpu, gpus = launch.runtime != "embedded", launch.gpu_device_ids
-        if bool(gpus) != needs_gpu or list(gpus) != sorted(set(gpus)):
-            raise ServerStartError(
-                f"{path}: the runtime has other settings",
-                values=f"runtime={launch.runtime}, gpu_device_ids={list(gpus)}",
-                limit="ascending GPUs on tensorrt_llm, none on embedded",
-                remedy=_REMEDY,
-            )
-        return launch
+        return configuration.read_json(cls, path, FORMAT, ServerStartError, _REMEDY)
 
     def write(self, directory: Path) -> None:
         """Write ``<directory>/launch.json``."""

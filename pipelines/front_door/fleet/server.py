@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -61,27 +62,24 @@ class GatewayCalls:
 
     async def extensions(self) -> tuple[str, ...]:
         """Return the extensions of the server's metadata; empty if nothing answers."""
-        try:
-            message = service_pb2.ServerMetadataRequest()
-            return tuple((await self._stub.ServerMetadata(message, timeout=TIMEOUTS.connect_s)).extensions)
-        except grpc.aio.AioRpcError:
-            return ()
+        metadata = await self._ask(self._stub.ServerMetadata, service_pb2.ServerMetadataRequest())
+        return () if metadata is None else tuple(metadata.extensions)
 
     async def served_files(self) -> bytes | None:
         """Return what the server says of its model (``ServedFiles.of_wire``); None if it says nothing."""
-        try:
-            content: bytes = await self._files(b"", timeout=_DESCRIBES_WITHIN_S)
-        except grpc.aio.AioRpcError:
-            return None
+        content: bytes | None = await self._ask(self._files, b"", _DESCRIBES_WITHIN_S)
         return content
 
     async def is_ready(self) -> bool:
         """Return whether ``router`` answers; False if nothing answers."""
+        answer = await self._ask(self._stub.ModelReady, service_pb2.ModelReadyRequest(name=ROUTER))
+        return answer is not None and bool(answer.ready)
+
+    async def _ask(self, method: Any, message: Any, timeout_s: float = TIMEOUTS.connect_s) -> Any:
         try:
-            message = service_pb2.ModelReadyRequest(name=ROUTER)
-            return bool((await self._stub.ModelReady(message, timeout=TIMEOUTS.connect_s)).ready)
+            return await method(message, timeout=timeout_s)
         except grpc.aio.AioRpcError:
-            return False
+            return None
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         """Send one request and stream its chunks; closing the generator cancels the request.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.asyncio_thread import AsyncioThread
-from pipelines.errors import InvalidRequestError, RepositoryError
+from pipelines.errors import InvalidRequestError
 from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.calibration import Calibration
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
@@ -229,18 +229,17 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     Raises:
         EngineLoadError: An engine or the pair's calibration cannot be loaded.
         InvalidRequestError: The file with the draft length is invalid.
-        RepositoryError: The draft length of the recipe or ``engine_access`` is invalid.
+        RepositoryError: The draft length of the recipe is invalid, or a parameter is missing.
     """
     wire = TritonWire(backend)
     gauges = Gauges(backend, parameters.model_name)
     setting = DraftLengthSetting.of_recipe(parameters)
     live = LiveDraftLength(setting, parameters.path("draft_length_file"))
-    access = parameters.text("engine_access")
     engines: InProcessEngines | TensorRtLlmEngines
     lengths: DraftLengths | None = None
-    if access == "tensorrt_llm":
+    if parameters.text("engine_access") == "tensorrt_llm":
         engines = TensorRtLlmEngines(parameters, ServerCalls())
-    elif access == "in_process":
+    else:
         calibration = Calibration.read(parameters.path("calibration_file"))
         costs = {
             role: StepCosts.of(measured, is_estimate=calibration.was_busy)
@@ -265,13 +264,6 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         gauges.add("draftproof_draft_threshold", lambda: by_margin.threshold)
         for role, executor in engines.executors.items():
             watch_executor(gauges, role, executor)
-    else:
-        raise RepositoryError(
-            "engine_access is unknown",
-            values=f"engine_access={access!r}",
-            limit="'in_process' or 'tensorrt_llm'",
-            remedy="render the repository again with 'draftproof repository'",
-        )
     max_queue_size = parameters.integer("max_queue_size")
     admission = Admission(parameters.integer("max_batch_size"), max_queue_size)
     answerer = SpeculativeAnswerer(engines, admission, live, lengths)

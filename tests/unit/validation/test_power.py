@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from pipelines.bench.reporting.rates import (
-    clopper_pearson,
     detection_probability,
     lower_bound,
     prompts_needed,
@@ -152,10 +151,10 @@ def test_invalid_distributions_and_empty_samples_are_refused() -> None:
 
 def test_bounds_of_a_rate_are_clopper_pearsons() -> None:
     for num_events, num_trials in ((0, 10), (3, 20), (10, 10), (1, 5000)):
-        expected = stats.binomtest(num_events, num_trials).proportion_ci(0.95, "exact")
-        assert clopper_pearson(num_events, num_trials) == pytest.approx((expected.low, expected.high))
-        one_sided = stats.binomtest(num_events, num_trials, alternative="less").proportion_ci(0.95, "exact")
-        assert upper_bound(num_events, num_trials) == pytest.approx(one_sided.high)
+        for bound, side in ((upper_bound, "less"), (lower_bound, "greater")):
+            one_sided = stats.binomtest(num_events, num_trials, alternative=side).proportion_ci(0.95, "exact")
+            expected = one_sided.high if side == "less" else one_sided.low
+            assert bound(num_events, num_trials) == pytest.approx(expected)
     assert (lower_bound(0, 10), upper_bound(10, 10), upper_bound(0, 0)) == (0.0, 1.0, 1.0)
 
 
