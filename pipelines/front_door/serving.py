@@ -10,7 +10,6 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from ssl import SSLContext
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -117,7 +116,6 @@ async def serve(
     door = FrontDoor(
         model, router, settings, metrics, [metrics.requests.observe, *(each.observe for each in kept)]
     )
-    tls = TlsContext(settings.tls) if settings.tls else None
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.close)
         stack.push_async_callback(metrics.close)
@@ -125,30 +123,27 @@ async def serve(
             stack.callback(each.close)
         if model.chat is not None:
             stack.callback(model.chat.close)
-        if tls is not None:
-            watching = asyncio.create_task(tls.watch())
-            stack.callback(watching.cancel)
-        context = tls.context if tls else None
-        await stack.enter_async_context(listen(door.application(), settings, listening, context))
+        await stack.enter_async_context(listen(door.application(), settings, listening))
         await stopping.wait()
         await door.in_progress.drain(drain_s + _SHUTDOWN_S)
 
 
 @contextlib.asynccontextmanager
 async def listen(
-    application: web.Application,
-    settings: FrontDoorSettings,
-    listening: socket.socket,
-    tls: SSLContext | None,
+    application: web.Application, settings: FrontDoorSettings, listening: socket.socket
 ) -> AsyncIterator[None]:
     """Serve an application during a block; the socket is closed at its end.
 
     Args:
         application: The application.
-        settings: Limits of the front door.
+        settings: Limits and certificate of the front door.
         listening: The listening socket.
-        tls: The certificate; None for plain HTTP.
+
+    Raises:
+        ServerStartError: The certificate cannot be read.
     """
+    tls = TlsContext(settings.tls) if settings.tls else None
+    watching = asyncio.create_task(tls.watch()) if tls else None
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -159,10 +154,14 @@ async def listen(
     )
     await runner.setup()
     try:
-        await web.SockSite(runner, listening, ssl_context=tls, backlog=_BACKLOG).start()
+        await web.SockSite(
+            runner, listening, ssl_context=tls.context if tls else None, backlog=_BACKLOG
+        ).start()
         yield
     finally:
         await runner.cleanup()
+        if watching is not None:
+            watching.cancel()
 
 
 def _is_of_the_server(record: logging.LogRecord) -> bool:

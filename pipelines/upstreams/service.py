@@ -24,7 +24,7 @@ from pipelines.canary.start import canary_id_at, read_together, roll_out
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S
 from pipelines.errors import CanaryError, DraftproofError
-from pipelines.front_door.serving import TlsContext, listen
+from pipelines.front_door.serving import listen
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
 from pipelines.router.arms import ArmSetting, ArmTable, LiveArms, read_table
 from pipelines.router.observation_log import ObservationLog
@@ -98,12 +98,8 @@ class Service:
             metrics = UpstreamMetrics(self._weights, self._phase)
             routing: Routing[Piece] = Routing(self._arms, log, OpenRequests(), metrics.count)
             stack.push_async_callback(routing.close)
-            tls = TlsContext(front_door.tls) if front_door.tls else None
-            if tls is not None:
-                stack.callback(asyncio.create_task(tls.watch()).cancel)
             application = Application(routing, upstreams, front_door, metrics)
-            door = application.application()
-            await stack.enter_async_context(listen(door, front_door, listening, tls.context if tls else None))
+            await stack.enter_async_context(listen(application.application(), front_door, listening))
             print(f"listening on {front_door.url(listening.getsockname()[1])}", flush=True)
             rollout = threading.Thread(target=self._roll_out, name="rollout", daemon=True)
             rollout.start()

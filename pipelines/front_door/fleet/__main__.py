@@ -30,7 +30,7 @@ from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import GatewayCalls
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.serving import TlsContext, listen, log_to_standard_output, serve
+from pipelines.front_door.serving import listen, log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
 
 _LOG = logging.getLogger(__name__)
@@ -80,8 +80,7 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with settings.listen(port) as listening:
         addresses = Addresses(settings.servers, settings.server_name)
-        tls = TlsContext(settings.tls).context if settings.tls else None
-        async with listen(_waiting(), settings, listening.dup(), tls):
+        async with listen(_waiting(), settings, listening.dup()):
             url = settings.url(listening.getsockname()[1])
             print(f"listening on {url}; waiting for a server", flush=True)
             found = await _describe(addresses, stopping)

@@ -113,7 +113,7 @@ def with_door(work: Callable[[Running], Awaitable[None]], **settings: Any) -> No
         chosen = FrontDoorSettings(**settings)
         listening = chosen.listen(0)
         running = Running(chosen, listening.getsockname()[1])
-        async with listen(running.door.application(), chosen, listening, None):
+        async with listen(running.door.application(), chosen, listening):
             await asyncio.wait_for(work(running), 60)
 
     asyncio.run(run())

@@ -13,9 +13,9 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.deploy.front_door import FrontDoorSettings, Tls
 from pipelines.front_door.delivery import EventStream, deliver
-from pipelines.front_door.serving import TlsContext, listen
+from pipelines.front_door.serving import listen
 from tests.support.certificate import make_certificate
 
 LARGE = b"x" * (2 << 20)  # more than the operating system keeps for a connection
@@ -57,12 +57,8 @@ def connect(port: int, tls: ssl.SSLContext | None) -> socket.socket:
 
 
 @pytest.fixture(params=["http", "https"])
-def contexts(request: Any, tmp_path: Path) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """Return what server and client know of TLS."""
-    if request.param == "http":
-        return None, None
-    files = make_certificate(tmp_path)
-    return TlsContext(files).context, ssl.create_default_context(cafile=files.certificate)
+def certificate(request: Any, tmp_path: Path) -> Tls | None:
+    return make_certificate(tmp_path) if request.param == "https" else None
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -72,10 +68,10 @@ def test_a_client_that_never_reads_is_disconnected_and_one_that_pauses_gets_ever
     reads: bool,
     handler: Handler,
     run: Callable[[Any], None],
-    contexts: tuple[ssl.SSLContext | None, ssl.SSLContext | None],
+    certificate: Tls | None,
 ) -> None:
-    of_server, of_client = contexts
-    settings = FrontDoorSettings(write_timeout_s=60 if reads else 0.2)
+    settings = FrontDoorSettings(write_timeout_s=60 if reads else 0.2, tls=certificate)
+    of_client = ssl.create_default_context(cafile=certificate.certificate) if certificate else None
 
     async def work() -> None:
         outcome: asyncio.Queue[str] = asyncio.Queue()
@@ -95,7 +91,7 @@ def test_a_client_that_never_reads_is_disconnected_and_one_that_pauses_gets_ever
         application.router.add_get("/", answer)
         listening = settings.listen(0)
         port = listening.getsockname()[1]
-        async with listen(application, settings, listening, of_server):
+        async with listen(application, settings, listening):
             with await asyncio.to_thread(connect, port, of_client) as client:
                 if reads:
                     await asyncio.sleep(0.3)
