@@ -87,18 +87,9 @@ class FleetCall:
             self.order.append(server.address)
         self.servers[server.address] = server
 
-    async def ask(self, arm: str) -> AsyncGenerator[Chunk, None]:
+    def ask(self, arm: str) -> AsyncGenerator[Chunk, None]:
         """Stream the answer from its start."""
-        if self._was_busy and not self._budget.take():
-            raise ServerBusyError(
-                "the servers of the fleet are full",
-                values=f"no retry left for {arm}",
-                limit="a fifth of the requests may be sent to a second server",
-                remedy="send the request again later",
-            )
-        async with aclosing(self._stream(arm, self._request)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self._stream(arm, self._request)
 
     async def resume(self, arm: str, output_ids: Sequence[int], last: Chunk) -> AsyncGenerator[Chunk, None]:
         """Stream what follows the tokens that the client has; counts of drafting are those of the rest."""
@@ -110,11 +101,19 @@ class FleetCall:
                 yield replace(chunk, sequence_length=last.sequence_length + chunk.sequence_length)
 
     async def _stream(self, arm: str, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
-        last: Chunk | None = None
+        server, last = self.servers[arm], None
         has_begun = bool(request.resume_output_ids)
+        if self._was_busy and not has_begun and not self._budget.take():
+            raise ServerBusyError(
+                "the servers of the fleet are full",
+                values=f"no retry left for {arm}",
+                limit="a fifth of the requests may be sent to a second server",
+                remedy="send the request again later",
+            )
         try:
-            self._check_ready(arm)
-            async with aclosing(self.servers[arm].calls.stream(request)) as chunks:
+            if not server.is_ready:  # it may take long to say so itself
+                raise ServerUnavailableError("the server is not ready", values="it did not answer when asked")
+            async with aclosing(server.calls.stream(request)) as chunks:
                 async for chunk in chunks:
                     await self.may_read.wait()
                     has_begun = True
@@ -133,16 +132,6 @@ class FleetCall:
             ) from None
         if last is not None:
             yield last
-
-    def _check_ready(self, arm: str) -> None:
-        """Refuse to ask a server that is away, which may take long to say so."""
-        if not self.servers[arm].is_ready:
-            raise ServerUnavailableError(
-                "the server is not ready",
-                values=arm,
-                limit="a server of the fleet must be ready",
-                remedy="send the request again later",
-            )
 
     def begin(self, arm: str) -> Callable[[Outcome], None]:
         """Record that a server is asked."""
