@@ -226,8 +226,6 @@ def from_wire(message: str) -> DraftproofError | None:
         return None
     kind = _all_errors(DraftproofError).get(match["code"], DraftproofError)
     parts = _split(match["text"])
-    if len(parts) > 4:  # an older server, which did not double semicolons
-        return kind(match["text"].strip())
     what, values, limit, remedy = (*parts, "", "", "", "")[:4]
     return kind(what, values=values, limit=limit, remedy=remedy)
 

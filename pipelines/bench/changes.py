@@ -122,9 +122,7 @@ def changes_document(before: Mapping[str, Any], compared: Iterable[Change]) -> d
 
 def _check_alike(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     pairs = {"max_tokens": (before["max_tokens"], after["max_tokens"])}
-    for name in _SAME:  # runs of earlier versions lack some
-        if name in before["conditions"]:
-            pairs[name] = before["conditions"][name], after["conditions"].get(name)
+    pairs |= {name: (before["conditions"].get(name), after["conditions"].get(name)) for name in _SAME}
     if different := [_says(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]:
         raise VerificationError(
             "the runs measured different things",

@@ -12,7 +12,7 @@ from pipelines.canary.controller.orders import sole_controller
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.plan import Plan, read_plan
 from pipelines.canary.controller.rollout import Rollout
-from pipelines.canary.controller.state import Store, set_aside
+from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.triton_world import ServerAddress, TritonWorld, find_in_service
 from pipelines.canary.controller.world import World
 from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
@@ -98,7 +98,6 @@ def roll_out(
         DraftproofError: The rollout cannot continue.
     """
     with sole_controller(state):
-        set_aside(state)
         store = Store(state)
         rollout = store.latest()
         if rollout is None or store.progress(rollout).position.phase in ENDED:

@@ -181,7 +181,7 @@ def _segment(path: Path, begin: int) -> Path:
 
 def _open(segment: Path) -> io.FileIO:
     file = io.FileIO(segment, "a", opener=lambda path, flags: os.open(path, flags, _OWN))
-    os.fchmod(file.fileno(), _OWN)  # an earlier version may have created it
+    os.fchmod(file.fileno(), _OWN)  # whoever created it
     return file
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipelines.canary.controller.evidence import Collected
-from pipelines.canary.controller.phases import ENDED, Order, Position
+from pipelines.canary.controller.phases import Order, Position
 from pipelines.canary.controller.rollout import Progress, Rollout, from_text, to_text, weights_at
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
@@ -254,30 +254,6 @@ def _no_rollout(values: str) -> CanaryError:
         limit="a rollout that was started",
         remedy="start one with 'draftproof canary start --candidate <recipe>', or name its --recipe",
     )
-
-
-def set_aside(path: Path) -> None:
-    """Rename a state file that an earlier version wrote, so that a new rollout can begin.
-
-    That version can still read its rollouts. A file whose latest rollout has not ended stays in place, and
-    ``Store`` refuses it: only the version that wrote it can continue that rollout.
-
-    Args:
-        path: State file, which need not exist. The caller holds its lock.
-    """
-    if not path.is_file():
-        return
-    with contextlib.suppress(sqlite3.Error, ValueError, LookupError, TypeError):  # ``Store`` raises the error
-        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
-            application, version = _marks(connection)
-            latest = connection.execute(
-                "SELECT progress FROM rollout ORDER BY number DESC LIMIT 1"
-            ).fetchall()
-        phases = [json.loads(progress)["position"]["phase"] for (progress,) in latest]
-        if application == APPLICATION and version < VERSION and set(phases) <= set(ENDED):
-            kept = path.with_name(f"{path.stem}-{version}{path.suffix}")
-            path.replace(kept)
-            _LOG.warning("moved the rollouts of an earlier version to %s", kept)
 
 
 def _marks(connection: sqlite3.Connection) -> tuple[int, int]:

@@ -248,18 +248,16 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         acceptance = AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares)
         # The engines size their steps by the throughput that the controller, made next, expects.
         engines = InProcessEngines(parameters, calibration, costs, lambda: by_margin.tokens_per_s)
-        corpus = None
-        if "lookup_corpus_file" in parameters.values:  # a pair that an older version promoted has none
-            vocab_size = engines.executors["target"].config.vocab_size
-            corpus = LiveCorpus(parameters.path("lookup_corpus_file"), vocab_size)
-            gauges.add("draftproof_lookup_corpus_tokens", lambda: corpus.num_tokens)
+        vocab_size = engines.executors["target"].config.vocab_size
+        corpus = LiveCorpus(parameters.path("lookup_corpus_file"), vocab_size)
+        gauges.add("draftproof_lookup_corpus_tokens", lambda: corpus.num_tokens)
         lengths = by_margin = DraftLengths(
             acceptance,
             costs["draft"],
             costs["target"],
             setting.max_draft_len,
             engines.executors["draft"].count_cached,
-            (lambda: None) if corpus is None else corpus.read,
+            corpus.read,
         )
         gauges.add("draftproof_draft_threshold", lambda: by_margin.threshold)
         for role, executor in engines.executors.items():

@@ -55,11 +55,6 @@ def test_another_tokenizer_or_end_of_texts_is_refused(
     assert evidence in str(check.evidence)
 
 
-def test_an_identity_of_an_older_version_is_no_difference_if_the_file_is_the_same(rendered: Render) -> None:
-    candidate = rendered(target={"tokenizer_identity_sha256": "0" * 64})
-    assert all(check.is_met for check in examine(candidate, lambda: 64 * GIB))
-
-
 @pytest.mark.parametrize("names", [("tokenizer_identity_sha256", "tokenizer_sha256"), ("end_ids",)])
 def test_what_no_manifest_says_is_not_taken_to_be_equal(
     names: tuple[str, ...], rendered: Render, tmp_path: Path

@@ -13,7 +13,7 @@ from pipelines.canary.controller.evidence import Collected
 from pipelines.canary.controller.orders import has_controller, sole_controller
 from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.rollout import Progress
-from pipelines.canary.controller.state import VERSION, Store, set_aside
+from pipelines.canary.controller.state import Store
 from pipelines.canary.report.record import Transition
 from pipelines.errors import CanaryError
 from tests.unit.canary.requests import request
@@ -144,40 +144,6 @@ def test_a_damaged_rollout_is_an_error_in_four_parts(store: Store, path: Path) -
     with_marks(path, "UPDATE rollout SET progress = replace(progress, 'since_s', 'since')")
     with pytest.raises(CanaryError, match=r"unknown key; position\.since; .*did you mean position\.since_s"):
         store.progress(ROLLOUT)
-
-
-@pytest.mark.parametrize(
-    ("phase", "version", "is_aside"),
-    [
-        ("promoted", 3, True),
-        ("aborted", 3, True),
-        ("shadow", 3, False),  # only the version that wrote it can continue it
-        ("promoted", VERSION, False),
-    ],
-)
-def test_only_ended_rollouts_of_an_earlier_version_are_set_aside(
-    phase: str, version: int, is_aside: bool, store: Store, path: Path
-) -> None:
-    """Otherwise every rollout after an update would be refused."""
-    progress = store.progress(ROLLOUT)
-    store.advance(ROLLOUT, replace(progress, position=replace(progress.position, phase=phase)))
-    store.close()
-    with_marks(path, f"PRAGMA user_version = {version}")
-    content = path.read_bytes()
-    set_aside(path)
-    kept = path.with_name("canary-3.sqlite")
-    assert (path.exists(), kept.exists()) == (not is_aside, is_aside)
-    assert (kept if is_aside else path).read_bytes() == content
-    if is_aside:
-        assert Store(path).latest() is None
-
-
-@pytest.mark.parametrize("content", [None, b"", b"weights of something" * 100])
-def test_no_other_file_is_set_aside(content: bytes | None, path: Path) -> None:
-    if content is not None:
-        path.write_bytes(content)
-    set_aside(path)
-    assert (path.read_bytes() if path.exists() else None) == content
 
 
 def test_without_a_file_there_is_no_rollout_and_none_is_made(path: Path) -> None:
