@@ -95,7 +95,7 @@ class Service:
                 stack.push_async_callback(upstream.close)
             log = ObservationLog(observations_file(self._run))
             stack.callback(log.close)
-            metrics = UpstreamMetrics(self._weights, self._phase)
+            metrics = UpstreamMetrics(self._weights, lambda: self._latest_rollout()[1])
             routing: Routing[Piece] = Routing(self._arms, log, OpenRequests(), metrics.count)
             stack.push_async_callback(routing.close)
             application = Application(routing, upstreams, front_door, metrics)
@@ -111,8 +111,12 @@ class Service:
     def _roll_out(self) -> None:
         """Run the rollout, on a thread of its own; requests go on when it ends or fails."""
         candidate = self._settings.candidate
-        if candidate is None or self._has_ended(candidate.name):
+        if candidate is None:
             return
+        if not self._again:
+            latest, phase = self._latest_rollout()
+            if latest == candidate.name and phase in ENDED:
+                return
         self._exit_code = EXIT_INTERRUPTED
         try:
             record = roll_out(
@@ -138,25 +142,14 @@ class Service:
         weights = table.weights(unix_time_s())
         return {(arm, setting.socket): weights[arm] for arm, setting in table.settings.items()}
 
-    def _phase(self) -> str:
-        """Return the phase of the latest rollout; "" without one."""
+    def _latest_rollout(self) -> tuple[str, str]:
+        """Return candidate and phase of the latest rollout; two empty texts without one."""
         path = state_file(self._run)
         if not path.is_file():
-            return ""
+            return "", ""
         with contextlib.closing(Store(path)) as store:
             rollout = store.latest()
-            return store.progress(rollout).position.phase if rollout else ""
-
-    def _has_ended(self, candidate: str) -> bool:
-        """Return whether the candidate's rollout has ended, and was not asked for again."""
-        path = state_file(self._run)
-        if self._again or not path.is_file():
-            return False
-        with contextlib.closing(Store(path)) as store:
-            rollout = store.latest()
-            if rollout is None or rollout.recipe_candidate != candidate:
-                return False
-            return store.progress(rollout).position.phase in ENDED
+            return (rollout.recipe_candidate, store.progress(rollout).position.phase) if rollout else ("", "")
 
     def _new(self, candidate: str) -> Rollout:
         table, now_s = self._arms.read(), time.time()
