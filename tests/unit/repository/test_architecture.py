@@ -356,6 +356,11 @@ def test_budgets_add_up_to_what_one_person_can_hold() -> None:
     assert sum(part.budget for part in size.PARTS) <= 38_000
 
 
+def test_parts_name_files_that_exist() -> None:
+    paths = [path for part in size.PARTS for path in part.paths]
+    assert [path for path in paths if not (REPOSITORY_ROOT / path).exists()] == []
+
+
 def test_a_small_file_with_one_importer_is_part_of_it() -> None:
     sources = _sources("build/", "pipelines/", "benchmarks/", "tools/", "docs/", "model_repository/")
     importers = Counter(name for path in sources for name in set(_imports(path)))
