@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
+import inspect
 import os
 import platform
 import shutil
@@ -21,6 +23,7 @@ from tests.support.fake_triton import SERVER_KEY
 REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 NOT_RUN = "draftproof/not_run"
 UNKNOWN = -1
+COROUTINE_WITHIN_S = 180.0
 
 # For models that tests run in this process; a real server draws its own key.
 os.environ["DRAFTPROOF_KEY"] = SERVER_KEY
@@ -83,6 +86,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:  # `keywords` also holds parameter names
             item.add_marker(no_gpu)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, but not for ever."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), COROUTINE_WITHIN_S))
+    return True
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -224,7 +223,7 @@ GOES_ON = {
 
 @pytest.mark.parametrize("arm", ["speculative", "target"])
 @pytest.mark.parametrize("case", GOES_ON)
-def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
+async def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
     routed: Server, directory: Path, arm: str, case: str
 ) -> None:
     tensors = {
@@ -245,15 +244,12 @@ def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
     def told(responses: list[Response], name: str) -> list[float]:
         return [value for outputs, _ in responses for value in outputs[name].reshape(-1).tolist()]
 
-    async def scenario() -> None:
-        whole = await all_of(asked.ask("stable"))
-        assert len(whole) > 2
-        for num_chunks in range(1, len(whole)):
-            begin = whole[:num_chunks]
-            rest = await all_of(asked.resume("stable", told(begin, "output_ids"), begin[-1]))  # type: ignore[arg-type]
-            for name in ("output_ids", "output_log_probs"):
-                assert told([*begin, *rest], name) == told(whole, name), num_chunks
-            for name in ("sequence_length", "finish_reason"):
-                assert rest[-1][0][name].item() == whole[-1][0][name].item()
-
-    asyncio.run(scenario())
+    whole = await all_of(asked.ask("stable"))
+    assert len(whole) > 2
+    for num_chunks in range(1, len(whole)):
+        begin = whole[:num_chunks]
+        rest = await all_of(asked.resume("stable", told(begin, "output_ids"), begin[-1]))  # type: ignore[arg-type]
+        for name in ("output_ids", "output_log_probs"):
+            assert told([*begin, *rest], name) == told(whole, name), num_chunks
+        for name in ("sequence_length", "finish_reason"):
+            assert rest[-1][0][name].item() == whole[-1][0][name].item()

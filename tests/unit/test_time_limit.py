@@ -50,17 +50,14 @@ def test_work_that_takes_too_long_has_ended_when_the_error_arrives(timeout_s: fl
     assert ended == [True]
 
 
-def test_work_of_a_cancelled_caller_has_ended_too() -> None:
-    async def scenario() -> None:
-        awaited = asyncio.get_running_loop().create_future()
-        caller = asyncio.create_task(within(60, awaited))
-        await asyncio.sleep(0)
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        assert awaited.cancelled()
-
-    asyncio.run(scenario())
+async def test_work_of_a_cancelled_caller_has_ended_too() -> None:
+    awaited = asyncio.get_running_loop().create_future()
+    caller = asyncio.create_task(within(60, awaited))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert awaited.cancelled()
 
 
 @pytest.mark.parametrize("fails_first", [True, False])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,6 @@ from pipelines.wire.request import CompletionRequest
 
 OWN = ServerIdentity("demo", "0" * 64, "embedded", "some processor", 2)
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-WITHIN_S = 120.0
 PLACEMENT = Placement(prefix_tokens=32)
 _CHUNK = 3
 
@@ -114,30 +114,26 @@ def _response(ids: list[int], sequence_length: int, *, is_final: bool) -> Any:
     return message
 
 
-def with_fleet(
+@asynccontextmanager
+async def fleet_of(
     servers: Sequence[StandInServer],
-    work: Callable[[Fleet], Awaitable[None]],
     absent: Sequence[str] = (),
     placement: Placement = PLACEMENT,
     name: str = "",
-) -> None:
+) -> AsyncIterator[Fleet]:
     """Run a fleet of these servers, and of addresses at which nobody answers.
 
     With a name in DNS, the fleet has the addresses of that name instead.
     """
-
-    async def run() -> None:
+    for server in servers:
+        await server.start()
+    model: Any = SimpleNamespace(max_requests=8, tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
+    named = () if name else [*absent, *(server.address for server in servers)]
+    fleet = Fleet(Addresses(named, name), model, OWN, placement, find_interval_s=0.02)
+    try:
+        await fleet.begin()
+        yield fleet
+    finally:
+        await fleet.close()
         for server in servers:
-            await server.start()
-        model: Any = SimpleNamespace(max_requests=8, tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
-        named = () if name else [*absent, *(server.address for server in servers)]
-        fleet = Fleet(Addresses(named, name), model, OWN, placement, find_interval_s=0.02)
-        try:
-            await fleet.begin()
-            await asyncio.wait_for(work(fleet), WITHIN_S)
-        finally:
-            await fleet.close()
-            for server in servers:
-                await server.stop()
-
-    asyncio.run(run())
+            await server.stop()

@@ -6,7 +6,8 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,22 +109,19 @@ class Running:
             return await reply.text()
 
 
-def with_door(work: Callable[[Running], Awaitable[None]], **settings: Any) -> None:
-    async def run() -> None:
-        chosen = FrontDoorSettings(**settings)
-        listening = chosen.listen(0)
-        running = Running(chosen, listening.getsockname()[1])
-        async with listen(running.door.application(), chosen, listening):
-            await asyncio.wait_for(work(running), 60)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def open_door(**settings: Any) -> AsyncIterator[Running]:
+    chosen = FrontDoorSettings(**settings)
+    listening = chosen.listen(0)
+    running = Running(chosen, listening.getsockname()[1])
+    async with listen(running.door.application(), chosen, listening):
+        yield running
 
 
-def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None:
+async def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None:
     body = json.dumps({"prompt": [1], "max_tokens": 2}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-
-    async def work(running: Running) -> None:
+    async with open_door() as running:
         with socket.create_connection(("127.0.0.1", running.port)) as client:
             client.sendall(head.encode() + body[:-1])
             while not len(running.door.in_progress):
@@ -133,25 +131,20 @@ def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None
         assert (await running.ended.get()).has_left
         assert running.router.asked == []
 
-    with_door(work)
 
-
-def test_a_session_belongs_to_the_key_of_its_client(tmp_path: Path) -> None:
+async def test_a_session_belongs_to_the_key_of_its_client(tmp_path: Path) -> None:
     alice, bob = (add_key(tmp_path / "keys.json", name, None, None) for name in ("alice", "bob"))
-
-    async def work(running: Running) -> None:
+    async with open_door(keys=str(tmp_path / "keys.json")) as running:
         for key in (alice, bob, alice):
             await running.ask("/v1/completions", key, prompt=[1], max_tokens=2, session_id="mine")
         first, second, third = (each.session_id for each in running.router.asked)
         assert first == third != second
         assert "mine" not in (first, second)
 
-    with_door(work, keys=str(tmp_path / "keys.json"))
-
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_are_written_on_another_thread(stream: bool) -> None:
-    async def work(running: Running) -> None:
+async def test_log_probabilities_are_written_on_another_thread(stream: bool) -> None:
+    async with open_door() as running:
         echoed = {"prompt": [97] * NUM_TOKENS, "echo": True, "max_tokens": 1}
         text = await running.ask("/v1/completions", **echoed, logprobs=1, stream=stream)
         [choice] = json.loads(text.removeprefix("data: ").split("\n\n")[0])["choices"]
@@ -162,12 +155,8 @@ def test_log_probabilities_are_written_on_another_thread(stream: bool) -> None:
         text = await running.ask("/tokenize", prompt="a" * NUM_TOKENS, return_token_strs=True)
         assert json.loads(text)["token_strs"] == ["a"] * NUM_TOKENS
 
-    with_door(work)
 
-
-def test_a_prompt_of_tokens_is_not_turned_into_text_unless_it_is_echoed() -> None:
-    async def work(running: Running) -> None:
+async def test_a_prompt_of_tokens_is_not_turned_into_text_unless_it_is_echoed() -> None:
+    async with open_door() as running:
         await running.ask("/v1/completions", prompt=[97] * NUM_TOKENS, max_tokens=1)
         assert running.model.num_looked_up == 0
-
-    with_door(work)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,11 +23,12 @@ def render(renderers: ChatRenderers, text: str = "a") -> asyncio.Task[str]:
     return asyncio.create_task(renderers.render([{"role": "user", "content": text}]))
 
 
-def with_renderers(work: Callable[[ChatRenderers], Awaitable[None]], **limits: Any) -> None:
+@contextmanager
+def renderers_for(**limits: Any) -> Iterator[ChatRenderers]:
     source = "{% if messages[0].content == 'slow' %}" + ENDLESS + "{% endif %}" + SOURCE
     renderers = ChatRenderers(ChatTemplate({"default": source}, {}, ()), **limits)
     try:
-        asyncio.run(work(renderers))
+        yield renderers
     finally:
         renderers.close()
 
@@ -49,19 +51,17 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-def test_a_hostile_conversation_holds_others_up_for_no_longer_than_its_limit() -> None:
-    async def work(renderers: ChatRenderers) -> None:
+async def test_a_hostile_conversation_holds_others_up_for_no_longer_than_its_limit() -> None:
+    with renderers_for(within_s=60.0) as renderers:
         slow = render(renderers, "slow")
         await asyncio.sleep(0)
         assert [await render(renderers, text) for text in ("b", "c")] == ["b", "c"]
         with pytest.raises(ChatTemplateError):
             await slow
 
-    with_renderers(work, within_s=60.0)
 
-
-def test_a_full_queue_refuses_at_once(go_on: threading.Event) -> None:
-    async def work(renderers: ChatRenderers) -> None:
+async def test_a_full_queue_refuses_at_once(go_on: threading.Event) -> None:
+    with renderers_for(max_open=4) as renderers:
         waiting = [render(renderers) for _ in range(4)]
         await asyncio.sleep(0)
         with pytest.raises(ServerBusyError, match="4 at a time"):
@@ -70,11 +70,11 @@ def test_a_full_queue_refuses_at_once(go_on: threading.Event) -> None:
         assert await asyncio.gather(*waiting) == ["late"] * 4
         assert await render(renderers) == "late"
 
-    with_renderers(work, max_open=4)
 
-
-def test_a_conversation_that_waits_too_long_is_refused_and_leaves_its_place(go_on: threading.Event) -> None:
-    async def work(renderers: ChatRenderers) -> None:
+async def test_a_conversation_that_waits_too_long_is_refused_and_leaves_its_place(
+    go_on: threading.Event,
+) -> None:
+    with renderers_for(max_open=4, within_s=0.3) as renderers:
         for _ in range(3):
             found = await asyncio.gather(*(render(renderers) for _ in range(4)), return_exceptions=True)
             assert all(isinstance(each, ServerBusyError) for each in found)
@@ -82,11 +82,9 @@ def test_a_conversation_that_waits_too_long_is_refused_and_leaves_its_place(go_o
         renderers._within_s = 60
         assert await render(renderers) == "late"
 
-    with_renderers(work, max_open=4, within_s=0.3)
 
-
-def test_conversations_of_clients_that_leave_are_not_kept(go_on: threading.Event) -> None:
-    async def work(renderers: ChatRenderers) -> None:
+async def test_conversations_of_clients_that_leave_are_not_kept(go_on: threading.Event) -> None:
+    with renderers_for(max_open=4) as renderers:
         leaving = [render(renderers) for _ in range(4)]
         await asyncio.sleep(0.05)
         for task in leaving:
@@ -96,5 +94,3 @@ def test_conversations_of_clients_that_leave_are_not_kept(go_on: threading.Event
         waiting = [render(renderers) for _ in range(4)]
         go_on.set()
         assert await asyncio.wait_for(asyncio.gather(*waiting), 60) == ["late"] * 4
-
-    with_renderers(work, max_open=4)

@@ -32,7 +32,7 @@ from tests.unit.front_door.fleet_world import (
     VOCABULARY,
     StandInServer,
     answer_of,
-    with_fleet,
+    fleet_of,
 )
 
 REQUEST = CompletionRequest(prompt_ids=(3, 5), max_tokens=20, seed=11, temperature=1.0, session_id="one")
@@ -75,10 +75,9 @@ def check(chunks: list[Chunk], request: CompletionRequest = REQUEST) -> None:
 
 @pytest.mark.parametrize("error", FAILURES)
 @pytest.mark.parametrize("after", [0, 3, 15])
-def test_another_server_continues_after_what_the_client_has(error: DraftproofError, after: int) -> None:
+async def test_another_server_continues_after_what_the_client_has(error: DraftproofError, after: int) -> None:
     servers = [StandInServer(), StandInServer()]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         failing, other = asked_in_order(fleet, servers)
         failing.fails, failing.fails_after = error, after
         for number in range(4):
@@ -90,14 +89,11 @@ def test_another_server_continues_after_what_the_client_has(error: DraftproofErr
             assert inputs["input_ids"] == [3, 5] and inputs["max_tokens"] == [20]
         assert fleet.num_resumed == (4 if after else 0)
 
-    with_fleet(servers, work)
-
 
 @pytest.mark.parametrize("identity", [OWN, OTHER_MACHINE])
-def test_an_answer_that_another_kind_of_machine_continued_says_so(identity: ServerIdentity) -> None:
+async def test_an_answer_that_another_kind_of_machine_continued_says_so(identity: ServerIdentity) -> None:
     servers = [StandInServer(), StandInServer(identity)]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         failing, _ = asked_in_order(fleet, servers)
         failing.fails, failing.fails_after = EngineFailedError("gone"), 6
         chunks = await all_of(fleet)
@@ -106,13 +102,10 @@ def test_an_answer_that_another_kind_of_machine_continued_says_so(identity: Serv
         (whole,) = await generate_all(fleet, [REQUEST])
         assert whole.continued_elsewhere == (identity is OTHER_MACHINE)
 
-    with_fleet(servers, work)
 
-
-def test_equal_machines_are_preferred_for_what_is_left() -> None:
+async def test_equal_machines_are_preferred_for_what_is_left() -> None:
     servers = [StandInServer(OWN if number % 2 else OTHER_MACHINE) for number in range(4)]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         failing, next_one, *others = asked_in_order(fleet, servers)
         assert next_one.identity == failing.identity
         failing.fails, failing.fails_after = EngineFailedError("gone"), 6
@@ -120,13 +113,10 @@ def test_equal_machines_are_preferred_for_what_is_left() -> None:
         check(chunks)
         assert not chunks[-1].continued_elsewhere and not any(other.asked for other in others)
 
-    with_fleet(servers, work)
 
-
-def test_a_server_that_hangs_is_left_and_its_late_tokens_change_nothing() -> None:
+async def test_a_server_that_hangs_is_left_and_its_late_tokens_change_nothing() -> None:
     servers = [StandInServer(), StandInServer()]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         hanging, other = asked_in_order(fleet, servers)
         hanging.is_silent, hanging.fails_after = True, 6
         answer = fleet.stream(REQUEST)
@@ -137,14 +127,11 @@ def test_a_server_that_hangs_is_left_and_its_late_tokens_change_nothing() -> Non
         assert len(other.asked[-1]["resume_output_ids"]) == 6
         assert not fleet.servers[hanging.address].is_ready
 
-    with_fleet(servers, work)
 
-
-def test_a_silent_server_that_still_answers_is_waited_for() -> None:
+async def test_a_silent_server_that_still_answers_is_waited_for() -> None:
     """A long prompt is no reason to compute it twice."""
     servers = [StandInServer(), StandInServer()]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         (server, _) = fleet.servers.values()
         asked = FleetCall(REQUEST, list(fleet.servers.values()), RetryBudget(), VOCABULARY)
         server.is_ready = True
@@ -152,26 +139,20 @@ def test_a_silent_server_that_still_answers_is_waited_for() -> None:
         server.is_ready = False
         assert asked.may_hedge(server.address)
 
-    with_fleet(servers, work)
 
-
-def test_whole_answers_and_several_at_a_time_are_spread_and_joined() -> None:
+async def test_whole_answers_and_several_at_a_time_are_spread_and_joined() -> None:
     servers = [StandInServer(), StandInServer()]
     requests = [replace(ALONE, seed=number) for number in range(8)]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         for request, chunk in zip(requests, await generate_all(fleet, requests), strict=True):
             check([chunk], request)
         assert [len(server.asked) for server in servers] == [4, 4]
         assert [server.num_open for server in fleet.servers.values()] == [0, 0]
 
-    with_fleet(servers, work)
 
-
-def test_a_draining_server_gets_no_requests_and_loses_none() -> None:
+async def test_a_draining_server_gets_no_requests_and_loses_none() -> None:
     servers = [StandInServer(), StandInServer()]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         servers[0].is_ready = False
         servers[0].fails = ServerUnavailableError("the server is shutting down")
         for number in range(20):  # also before the fleet has noticed
@@ -189,13 +170,10 @@ def test_a_draining_server_gets_no_requests_and_loses_none() -> None:
         await generate_all(fleet, [ALONE] * 4)
         assert len(servers[0].asked) == 2
 
-    with_fleet(servers, work)
 
-
-def test_a_full_queue_sends_few_requests_on() -> None:
+async def test_a_full_queue_sends_few_requests_on() -> None:
     servers = [StandInServer(), StandInServer()]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         for server in servers:
             server.fails = ServerBusyError("the queue is full")
         for _ in range(60):
@@ -204,27 +182,21 @@ def test_a_full_queue_sends_few_requests_on() -> None:
         num_asked = sum(len(server.asked) for server in servers)
         assert 60 + 10 <= num_asked <= 60 + 10 + 60 * 0.2 + 1
 
-    with_fleet(servers, work)
 
-
-def test_what_the_client_did_wrong_is_asked_once() -> None:
+async def test_what_the_client_did_wrong_is_asked_once() -> None:
     servers = [StandInServer(), StandInServer()]
     for server in servers:
         server.fails = InvalidRequestError("top_p is out of range")
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         with pytest.raises(InvalidRequestError):
             await all_of(fleet)
         assert sum(len(server.asked) for server in servers) == 1
 
-    with_fleet(servers, work)
 
-
-def test_sessions_and_shared_beginnings_keep_their_server_up_to_a_bound() -> None:
+async def test_sessions_and_shared_beginnings_keep_their_server_up_to_a_bound() -> None:
     servers = [StandInServer() for _ in range(4)]
     shared = replace(ALONE, prompt_ids=tuple(range(40)))
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         for requests in (
             [replace(REQUEST, session_id="one", seed=number) for number in range(6)],
             [replace(shared, prompt_ids=(*shared.prompt_ids, number)) for number in range(6)],
@@ -243,13 +215,10 @@ def test_sessions_and_shared_beginnings_keep_their_server_up_to_a_bound() -> Non
         for task in waiting:
             task.cancel()
 
-    with_fleet(servers, work)
 
-
-def test_the_metrics_say_which_servers_answer_and_what_was_continued() -> None:
+async def test_the_metrics_say_which_servers_answer_and_what_was_continued() -> None:
     servers = [StandInServer(), StandInServer()]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         registry = CollectorRegistry()
         registry.register(fleet)
         failing, other = asked_in_order(fleet, servers)
@@ -266,35 +235,27 @@ def test_the_metrics_say_which_servers_answer_and_what_was_continued() -> None:
             assert value("server_ready", server=server.address) == 1
             assert value("server_open_answers", server=server.address) == 0
 
-    with_fleet(servers, work)
 
-
-def test_without_a_server_the_client_is_told_to_come_again() -> None:
-    async def work(fleet: Fleet) -> None:
+async def test_without_a_server_the_client_is_told_to_come_again() -> None:
+    async with fleet_of([], absent=["127.0.0.1:9", "127.0.0.1:11"]) as fleet:
         assert not await fleet.is_ready()
         with pytest.raises(ServerUnavailableError, match="no server of the fleet answers") as refused:
             await all_of(fleet)
         assert refused.value.values and refused.value.limit and refused.value.remedy
 
-    with_fleet([], work, absent=["127.0.0.1:9", "127.0.0.1:11"])
-
 
 @pytest.mark.parametrize("change", [{"target_digest": "1" * 64}, {"pair": "another"}])
-def test_a_server_of_another_pair_is_refused_with_the_digests(change: dict[str, str]) -> None:
+async def test_a_server_of_another_pair_is_refused_with_the_digests(change: dict[str, str]) -> None:
     servers = [StandInServer(), StandInServer(replace(OWN, **change))]
-
-    async def work(fleet: Fleet) -> None:
-        raise AssertionError("it began")
-
     with pytest.raises(ServerStartError, match="serve different pairs") as refused:
-        with_fleet(servers, work, absent=["127.0.0.1:9"])
+        async with fleet_of(servers, absent=["127.0.0.1:9"]):
+            pass
     assert next(iter(change.values())) in refused.value.values and OWN.target_digest in refused.value.limit
 
 
-def test_a_server_that_comes_back_with_another_pair_gets_no_requests() -> None:
+async def test_a_server_that_comes_back_with_another_pair_gets_no_requests() -> None:
     servers = [StandInServer(), StandInServer()]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         servers[1].identity = replace(OWN, target_digest="1" * 64)
         while fleet.servers[servers[1].address].is_ready:
             await asyncio.sleep(0.05)
@@ -302,19 +263,16 @@ def test_a_server_that_comes_back_with_another_pair_gets_no_requests() -> None:
         await generate_all(fleet, [ALONE] * 4)
         assert Counter(len(server.asked) for server in servers) == {4: 1, 0: 1}
 
-    with_fleet(servers, work)
 
-
-def test_a_server_whose_description_cannot_be_read_gets_no_requests(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_whose_description_cannot_be_read_gets_no_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     servers = [StandInServer(), StandInServer()]
     servers[1].identity = SimpleNamespace(extension="draftproof {}")  # type: ignore[assignment]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         await generate_all(fleet, [ALONE] * 4)
         assert [len(server.asked) for server in servers] == [4, 0]
         assert caplog.text.count(f"{servers[1].address} gets no requests") == 1
-
-    with_fleet(servers, work)
 
 
 def test_the_retry_budget_is_a_share_of_the_requests() -> None:
@@ -325,10 +283,9 @@ def test_the_retry_budget_is_a_share_of_the_requests() -> None:
     assert [budget.take() for _ in range(2)] == [True, False]
 
 
-def test_a_server_that_was_away_at_first_continues_what_is_left() -> None:
+async def test_a_server_that_was_away_at_first_continues_what_is_left() -> None:
     servers = [StandInServer(), StandInServer()]
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers) as fleet:
         failing, away = asked_in_order(fleet, servers)
         away.is_ready = False
         while fleet.servers[away.address].is_ready:
@@ -343,5 +300,3 @@ def test_a_server_that_was_away_at_first_continues_what_is_left() -> None:
         away.is_ready = True
         check([*chunks, *await waiting])
         assert len(away.asked[-1]["resume_output_ids"]) == 6
-
-    with_fleet(servers, work)

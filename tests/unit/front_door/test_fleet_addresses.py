@@ -12,7 +12,7 @@ import pytest
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.router_calls import generate_all
-from tests.unit.front_door.fleet_world import OWN, StandInServer, with_fleet
+from tests.unit.front_door.fleet_world import OWN, StandInServer, fleet_of
 from tests.unit.front_door.test_fleet import ALONE, all_of, check, rest_of
 
 NAME = "servers.example"
@@ -54,27 +54,23 @@ async def until_known(fleet: Fleet, *servers: StandInServer) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_addresses_are_those_of_the_settings_and_of_the_name(dns: Dns) -> None:
-    async def look_up() -> None:
-        found = Addresses(["10.0.0.9:8001", "10.0.0.2:8001"], f"{NAME}:8001")
-        dns.hosts = ("10.0.0.2", "10.0.0.1", "10.0.0.1")
-        expected = ("10.0.0.9:8001", "10.0.0.2:8001", "10.0.0.1:8001")
-        assert await found.now() == expected
-        dns.hosts = None
-        assert await found.now() == expected, "what DNS said last stays"
-        dns.hosts = ("fd00::1",)
-        assert (await found.now())[-1] == "[fd00::1]:8001"
-        assert found.may_change and not Addresses(["a:1"], "").may_change
-
-    asyncio.run(look_up())
+async def test_addresses_are_those_of_the_settings_and_of_the_name(dns: Dns) -> None:
+    found = Addresses(["10.0.0.9:8001", "10.0.0.2:8001"], f"{NAME}:8001")
+    dns.hosts = ("10.0.0.2", "10.0.0.1", "10.0.0.1")
+    expected = ("10.0.0.9:8001", "10.0.0.2:8001", "10.0.0.1:8001")
+    assert await found.now() == expected
+    dns.hosts = None
+    assert await found.now() == expected, "what DNS said last stays"
+    dns.hosts = ("fd00::1",)
+    assert (await found.now())[-1] == "[fd00::1]:8001"
+    assert found.may_change and not Addresses(["a:1"], "").may_change
 
 
-def test_servers_come_and_go_with_their_addresses(dns: Dns) -> None:
+async def test_servers_come_and_go_with_their_addresses(dns: Dns) -> None:
     servers, port = neighbours(3)
     first, second, third = servers
     dns.hosts = ("127.0.0.2", "127.0.0.3")
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
         await until_known(fleet, first, second)
         dns.hosts = ("127.0.0.3", "127.0.0.4")
         await until_known(fleet, second, third)
@@ -87,10 +83,8 @@ def test_servers_come_and_go_with_their_addresses(dns: Dns) -> None:
         await asyncio.sleep(0.1)
         check(await all_of(fleet, ALONE), ALONE)
 
-    with_fleet(servers, work, name=f"{NAME}:{port}")
 
-
-def test_servers_are_searched_for_after_a_search_that_failed(
+async def test_servers_are_searched_for_after_a_search_that_failed(
     dns: Dns, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers, port = neighbours(2)
@@ -99,7 +93,7 @@ def test_servers_are_searched_for_after_a_search_that_failed(
     def fail(*others: Any, **more: Any) -> list[Any]:
         raise UnicodeError("label empty or too long")
 
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
         await until_known(fleet, servers[0])
         with monkeypatch.context() as broken:
             broken.setattr(socket, "getaddrinfo", fail)
@@ -108,14 +102,11 @@ def test_servers_are_searched_for_after_a_search_that_failed(
         dns.hosts = ("127.0.0.2", "127.0.0.3")
         await until_known(fleet, *servers)
 
-    with_fleet(servers, work, name=f"{NAME}:{port}")
 
-
-def test_a_server_that_vanishes_finishes_its_answers(dns: Dns) -> None:
+async def test_a_server_that_vanishes_finishes_its_answers(dns: Dns) -> None:
     servers, port = neighbours(2)
     dns.hosts = ("127.0.0.2",)
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
         await until_known(fleet, servers[0])
         answer = fleet.stream(ALONE)
         chunks = [await anext(answer)]
@@ -124,14 +115,11 @@ def test_a_server_that_vanishes_finishes_its_answers(dns: Dns) -> None:
         check([*chunks, *await rest_of(answer)], ALONE)
         assert servers[1].asked == [] and fleet.num_resumed == 0
 
-    with_fleet(servers, work, name=f"{NAME}:{port}")
 
-
-def test_a_server_that_appears_continues_what_was_begun_before(dns: Dns) -> None:
+async def test_a_server_that_appears_continues_what_was_begun_before(dns: Dns) -> None:
     servers, port = neighbours(2)
     dns.hosts = ("127.0.0.2",)
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
         await until_known(fleet, servers[0])
         servers[0].is_silent, servers[0].fails_after = True, 6
         answer = fleet.stream(ALONE)
@@ -143,21 +131,16 @@ def test_a_server_that_appears_continues_what_was_begun_before(dns: Dns) -> None
         check([*chunks, *await waiting], ALONE)
         assert len(servers[1].asked[-1]["resume_output_ids"]) == 6
 
-    with_fleet(servers, work, name=f"{NAME}:{port}")
 
-
-def test_a_server_of_another_pair_that_appears_gets_no_requests(
+async def test_a_server_of_another_pair_that_appears_gets_no_requests(
     dns: Dns, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers, port = neighbours(2)
     servers[1].identity = replace(OWN, target_digest="1" * 64)
     dns.hosts = ("127.0.0.2",)
-
-    async def work(fleet: Fleet) -> None:
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
         dns.hosts = ("127.0.0.2", "127.0.0.3")
         while "1" * 64 not in caplog.text:
             await asyncio.sleep(0.01)
         await generate_all(fleet, [ALONE] * 4)
         assert servers[1].asked == [] and OWN.target_digest in caplog.text
-
-    with_fleet(servers, work, name=f"{NAME}:{port}")

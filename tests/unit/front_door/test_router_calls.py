@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -53,20 +54,18 @@ class StandInRouter(service_pb2_grpc.GRPCInferenceServiceServicer):
             raise
 
 
-def with_router(work: Callable[[GatewayCalls, StandInRouter], Awaitable[None]]) -> None:
-    async def run() -> None:
-        server, router = grpc.aio.server(), StandInRouter()
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(router, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        calls = GatewayCalls(f"127.0.0.1:{port}")
-        try:
-            await work(calls, router)
-        finally:
-            await calls.close()
-            await server.stop(0)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def routed() -> AsyncIterator[tuple[GatewayCalls, StandInRouter]]:
+    server, router = grpc.aio.server(), StandInRouter()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(router, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    calls = GatewayCalls(f"127.0.0.1:{port}")
+    try:
+        yield calls, router
+    finally:
+        await calls.close()
+        await server.stop(0)
 
 
 async def whole(calls: GatewayCalls, prompt: str) -> list[Chunk]:
@@ -74,37 +73,32 @@ async def whole(calls: GatewayCalls, prompt: str) -> list[Chunk]:
 
 
 @pytest.mark.parametrize(("ends_after_s", "ended"), [(ENDS_AFTER_S, "whole"), (600, "cancelled")])
-def test_the_stream_of_a_failed_request_is_read_to_its_end_unless_it_never_ends(
+async def test_the_stream_of_a_failed_request_is_read_to_its_end_unless_it_never_ends(
     ends_after_s: float, ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton 2.51 may never release a call that is cancelled while it ends (its pull request 8078)."""
     if ended == "cancelled":
         monkeypatch.setattr(kserve_stream, "_ENDS_WITHIN_S", 0.05)
-
-    async def work(calls: GatewayCalls, router: StandInRouter) -> None:
+    async with routed() as (calls, router):
         router.ends_after_s = ends_after_s
         with pytest.raises(ServerBusyError):
             await asyncio.wait_for(whole(calls, "fail"), _WITHIN_S)
         assert await asyncio.wait_for(router.ended.get(), _WITHIN_S) == ended
 
-    with_router(work)
 
-
-def test_a_request_that_nobody_waits_for_is_cancelled() -> None:
-    async def work(calls: GatewayCalls, router: StandInRouter) -> None:
+async def test_a_request_that_nobody_waits_for_is_cancelled() -> None:
+    async with routed() as (calls, router):
         waiting = asyncio.create_task(whole(calls, "hang"))
         await asyncio.wait_for(router.arrived.get(), _WITHIN_S)
         waiting.cancel()
         assert await asyncio.wait_for(router.ended.get(), _WITHIN_S) == "cancelled"
-
-    with_router(work)
 
 
 def chunk_of(text: str) -> Chunk:
     return Chunk(text, (1,), (False,), "", 0.0, 1, None)
 
 
-def test_answers_that_nobody_takes_are_not_collected() -> None:
+async def test_answers_that_nobody_takes_are_not_collected() -> None:
     num_made = [0, 0]
 
     async def answer(number: int) -> AsyncIterator[Chunk]:
@@ -113,15 +107,12 @@ def test_answers_that_nobody_takes_are_not_collected() -> None:
             yield chunk_of(str(number))
             await asyncio.sleep(0)
 
-    async def run() -> None:
-        chunks = merged([answer(0), answer(1)])  # type: ignore[list-item]
-        await anext(chunks)
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        assert sum(num_made) <= 6
-        await chunks.aclose()
-
-    asyncio.run(run())
+    chunks = merged([answer(0), answer(1)])  # type: ignore[list-item]
+    await anext(chunks)
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert sum(num_made) <= 6
+    await chunks.aclose()
 
 
 def test_the_first_error_ends_all_answers() -> None:

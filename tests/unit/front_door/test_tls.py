@@ -23,28 +23,24 @@ async def served_certificate(context: TlsContext) -> str:
     return found
 
 
-def test_a_renewed_certificate_is_used_and_a_damaged_one_is_not(
+async def test_a_renewed_certificate_is_used_and_a_damaged_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(serving, "_LOOK_INTERVAL_S", 0.01)
     files = make_certificate(tmp_path, "first")
-
-    async def run() -> None:
-        context = TlsContext(files)
-        watching = asyncio.create_task(context.watch())
-        first = await served_certificate(context)
-        make_certificate(tmp_path, "second")
-        second = Path(files.certificate).read_text()
-        while (seen := await served_certificate(context)) == first:
-            await asyncio.sleep(0.01)
-        assert ssl.PEM_cert_to_DER_cert(seen) == ssl.PEM_cert_to_DER_cert(second)
-        Path(files.key).write_text("damaged")
-        while "the earlier certificate stays in use" not in caplog.text:
-            await asyncio.sleep(0.01)
-        assert await served_certificate(context) == seen
-        watching.cancel()
-
-    asyncio.run(asyncio.wait_for(run(), 30))
+    context = TlsContext(files)
+    watching = asyncio.create_task(context.watch())
+    first = await served_certificate(context)
+    make_certificate(tmp_path, "second")
+    second = Path(files.certificate).read_text()
+    while (seen := await served_certificate(context)) == first:
+        await asyncio.sleep(0.01)
+    assert ssl.PEM_cert_to_DER_cert(seen) == ssl.PEM_cert_to_DER_cert(second)
+    Path(files.key).write_text("damaged")
+    while "the earlier certificate stays in use" not in caplog.text:
+        await asyncio.sleep(0.01)
+    assert await served_certificate(context) == seen
+    watching.cancel()
 
 
 @pytest.mark.parametrize("content", ["", "damaged", None])

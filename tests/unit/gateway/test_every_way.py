@@ -47,18 +47,14 @@ async def test_a_name_is_turned_into_a_model_and_an_arm(
     assert sent.parameters["draftproof_key"].string_param == gateway.key
 
 
-def test_a_model_of_the_repository_comes_before_an_alias(tmp_path: Path) -> None:
+async def test_a_model_of_the_repository_comes_before_an_alias(tmp_path: Path) -> None:
     config = tmp_path / "model_repository" / "target" / "config.pbtxt"
     config.parent.mkdir(parents=True)
     config.touch()
-
-    async def scenario() -> None:
-        async with running_gateway(tmp_path) as gateway:
-            await gateway.ask("generate", model="target", key=gateway.key)
-            [sent] = gateway.triton.requests
-            assert sent.model_name == "target" and "draftproof_arm" not in sent.parameters
-
-    asyncio.run(scenario())
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.ask("generate", model="target", key=gateway.key)
+        [sent] = gateway.triton.requests
+        assert sent.model_name == "target" and "draftproof_arm" not in sent.parameters
 
 
 @every_way

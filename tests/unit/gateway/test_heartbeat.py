@@ -92,18 +92,14 @@ def test_a_call_that_triton_does_not_answer_is_not_the_clients_fault(
     assert isinstance(error_of(failed), kind)
 
 
-def test_a_gateway_that_was_kept_waiting_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateway_that_was_kept_waiting_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A burst of 5,000 connections once blocked the loop for seconds, and silent Triton was killed."""
     now_s = [100.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now_s[0])
-
-    async def watch() -> None:
-        beating = Heartbeat(Answering(""), OpenCalls())  # type: ignore[arg-type]
-        beating.beat("generate")
-        now_s[0] += heartbeat.TRITON_HANGS_AFTER_S + 1
-        assert beating.triton_hangs() and beating.hangs("generate")
-        beating.excuse(heartbeat.TRITON_HANGS_AFTER_S)
-        assert not beating.triton_hangs() and not beating.hangs("generate")
-        beating.forget("generate")
-
-    asyncio.run(watch())
+    beating = Heartbeat(Answering(""), OpenCalls())  # type: ignore[arg-type]
+    beating.beat("generate")
+    now_s[0] += heartbeat.TRITON_HANGS_AFTER_S + 1
+    assert beating.triton_hangs() and beating.hangs("generate")
+    beating.excuse(heartbeat.TRITON_HANGS_AFTER_S)
+    assert not beating.triton_hangs() and not beating.hangs("generate")
+    beating.forget("generate")

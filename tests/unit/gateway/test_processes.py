@@ -110,7 +110,7 @@ def run(place: TritonPlace, program: str, *arguments: str) -> TritonProcess:
     return TritonProcess(ServerCommand(python(program, *arguments), dict(os.environ)), place)
 
 
-def test_it_is_seen_as_ended_though_a_grandchild_holds_its_output(
+async def test_it_is_seen_as_ended_though_a_grandchild_holds_its_output(
     place: TritonPlace, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """A model's process outlives a killed Triton and has its standard output."""
@@ -119,37 +119,29 @@ def test_it_is_seen_as_ended_though_a_grandchild_holds_its_output(
         f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}, sys.argv[1]]); "
         "print(child.pid, flush=True); sys.exit(3)"
     )
-
-    async def scenario() -> None:
-        process = run(place, program, place.shared_memory_prefix)
-        assert await asyncio.wait_for(process.ended, 20) == 3
-        assert process.has_ended and not process.met_its_race
-        while not (printed := capfdbinary.readouterr().out):
-            await asyncio.sleep(0.01)
-        grandchild = ProcessIdentity.of(int(printed))
-        assert grandchild is not None
-        await process.clear()
-        assert not grandchild.is_alive
-
-    asyncio.run(scenario())
+    process = run(place, program, place.shared_memory_prefix)
+    assert await asyncio.wait_for(process.ended, 20) == 3
+    assert process.has_ended and not process.met_its_race
+    while not (printed := capfdbinary.readouterr().out):
+        await asyncio.sleep(0.01)
+    grandchild = ProcessIdentity.of(int(printed))
+    assert grandchild is not None
+    await process.clear()
+    assert not grandchild.is_alive
 
 
 @pytest.mark.parametrize("end", ["", "\\n", "\\nand more\\n"])
-def test_its_race_at_the_start_is_recognised_in_what_it_prints(place: TritonPlace, end: str) -> None:
+async def test_its_race_at_the_start_is_recognised_in_what_it_prints(place: TritonPlace, end: str) -> None:
     said = "terminate called after throwing an instance of boost::interprocess::lock_exception"
     program = f"import sys; print('x' * 100_000); sys.stderr.write('{said}{end}'); sys.exit(1)"
-
-    async def scenario() -> None:
-        process = run(place, program)
-        await asyncio.wait_for(process.ended, 20)
-        await process.clear()
-        assert process.met_its_race
-        other = run(place, "print('boost'); raise SystemExit(1)")
-        await other.ended
-        await other.clear()
-        assert not other.met_its_race
-
-    asyncio.run(scenario())
+    process = run(place, program)
+    await asyncio.wait_for(process.ended, 20)
+    await process.clear()
+    assert process.met_its_race
+    other = run(place, "print('boost'); raise SystemExit(1)")
+    await other.ended
+    await other.clear()
+    assert not other.met_its_race
 
 
 def test_what_it_prints_is_passed_on_whole(
@@ -165,34 +157,27 @@ def test_what_it_prints_is_passed_on_whole(
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])
-def test_it_is_asked_to_end_and_killed_if_it_does_not(
+async def test_it_is_asked_to_end_and_killed_if_it_does_not(
     place: TritonPlace, is_deaf: bool, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if is_deaf else ""
     program = f"import signal, time; {ignore}print('ready', flush=True); time.sleep(60)"
-
-    async def scenario() -> None:
-        process = run(place, program)
-        while not capfdbinary.readouterr().out:
-            await asyncio.sleep(0.01)
-        await process.stop(1.0 if is_deaf else 20.0)
-        assert process.ended.result() == (-9 if is_deaf else -15)
-
-    asyncio.run(scenario())
+    process = run(place, program)
+    while not capfdbinary.readouterr().out:
+        await asyncio.sleep(0.01)
+    await process.stop(1.0 if is_deaf else 20.0)
+    assert process.ended.result() == (-9 if is_deaf else -15)
 
 
-def test_a_process_that_ended_leaves_no_open_file(place: TritonPlace) -> None:
+async def test_a_process_that_ended_leaves_no_open_file(place: TritonPlace) -> None:
     """Each restart of Triton would leave one, and there are only 1,024."""
 
-    async def scenario() -> None:
-        async def once() -> int:
-            process = run(place, "")
-            await process.ended
-            await process.clear()
-            await process.clear()  # by the tasks that meet at its end
-            return len(list(Path("/proc/self/fd").iterdir()))
+    async def once() -> int:
+        process = run(place, "")
+        await process.ended
+        await process.clear()
+        await process.clear()  # by the tasks that meet at its end
+        return len(list(Path("/proc/self/fd").iterdir()))
 
-        first = await once()
-        assert [await once() for _ in range(3)] == [first] * 3
-
-    asyncio.run(scenario())
+    first = await once()
+    assert [await once() for _ in range(3)] == [first] * 3

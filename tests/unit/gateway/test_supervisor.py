@@ -207,28 +207,25 @@ def supervises(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return test
 
 
-def test_ready_are_the_models_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with supervised(tmp_path, monkeypatch) as world:
-            supervisor = world.supervisor
-            assert not await supervisor.is_ready()
-            with pytest.raises(ServerUnavailableError, match="the server is starting"):
-                supervisor.check_open("generate")
-            await world.served()
-            assert await supervisor.is_ready()
-            world.ready.add("trial")
-            assert await supervisor.is_ready() and await supervisor.is_model_ready("trial")
-            world.ready = {"generate", "trial"}
-            assert not await supervisor.is_ready(), "a model of the start is missing"
-            assert not await supervisor.is_model_ready("speculative")
-            world.ready = set(BOTH)
-            assert await supervisor.is_ready()
-            world.stopping.set()
-            assert not await supervisor.is_ready()
-            with pytest.raises(ServerUnavailableError, match="the server is shutting down"):
-                supervisor.check_open("generate")
-
-    asyncio.run(scenario())
+async def test_ready_are_the_models_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with supervised(tmp_path, monkeypatch) as world:
+        supervisor = world.supervisor
+        assert not await supervisor.is_ready()
+        with pytest.raises(ServerUnavailableError, match="the server is starting"):
+            supervisor.check_open("generate")
+        await world.served()
+        assert await supervisor.is_ready()
+        world.ready.add("trial")
+        assert await supervisor.is_ready() and await supervisor.is_model_ready("trial")
+        world.ready = {"generate", "trial"}
+        assert not await supervisor.is_ready(), "a model of the start is missing"
+        assert not await supervisor.is_model_ready("speculative")
+        world.ready = set(BOTH)
+        assert await supervisor.is_ready()
+        world.stopping.set()
+        assert not await supervisor.is_ready()
+        with pytest.raises(ServerUnavailableError, match="the server is shutting down"):
+            supervisor.check_open("generate")
 
 
 @supervises
@@ -309,25 +306,21 @@ async def test_a_model_whose_process_is_paused_does_not_answer(world: World, mon
     assert await world.supervisor.is_ready() and world.controlled == []
 
 
-def test_a_triton_that_is_silent_for_long_is_started_anew(
+async def test_a_triton_that_is_silent_for_long_is_started_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "_SEARCH_INTERVAL_S", 0.05)
     monkeypatch.setattr(heartbeat, "TRITON_HANGS_AFTER_S", 1.0)
-
-    async def scenario() -> None:
-        async with supervised(tmp_path, monkeypatch, ready=frozenset()) as world:
-            await asyncio.sleep(1.5)  # it loads for longer than that
-            world.started[0].is_silent = True
-            world.ready = set(BOTH)
-            await world.served()
-            await asyncio.sleep(0.3)
-            assert not world.started[0].has_ended, "one question without an answer is no hang"
-            await until(lambda: len(world.started) == 2)
-            await world.served()
-            assert world.supervisor.num_restarts == 1
-
-    asyncio.run(scenario())
+    async with supervised(tmp_path, monkeypatch, ready=frozenset()) as world:
+        await asyncio.sleep(1.5)  # it loads for longer than that
+        world.started[0].is_silent = True
+        world.ready = set(BOTH)
+        await world.served()
+        await asyncio.sleep(0.3)
+        assert not world.started[0].has_ended, "one question without an answer is no hang"
+        await until(lambda: len(world.started) == 2)
+        await world.served()
+        assert world.supervisor.num_restarts == 1
 
 
 @supervises
@@ -454,19 +447,15 @@ async def test_open_requests_get_an_error_at_the_end(world: World, monkeypatch: 
 
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_triton_is_stopped_after_the_front_door_or_when_the_time_is_over(
+async def test_triton_is_stopped_after_the_front_door_or_when_the_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool
 ) -> None:
     """It asks the models' sockets, so the gateway has no open request of it."""
     front_door = SimpleNamespace(is_running=True)
-
-    async def scenario() -> None:
-        async with supervised(tmp_path, monkeypatch, 60 if drains else 0, front_door) as world:
-            await world.served()
-            world.stopping.set()
-            await asyncio.sleep(0.2)
-            assert world.started[0].has_ended is not drains
-            front_door.is_running = False
-            await until(lambda: world.started[0].has_ended)
-
-    asyncio.run(scenario())
+    async with supervised(tmp_path, monkeypatch, 60 if drains else 0, front_door) as world:
+        await world.served()
+        world.stopping.set()
+        await asyncio.sleep(0.2)
+        assert world.started[0].has_ended is not drains
+        front_door.is_running = False
+        await until(lambda: world.started[0].has_ended)

@@ -6,7 +6,6 @@ where two answers join changes the rest. Run: pytest tests/unit/router/test_resu
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -117,23 +116,20 @@ def told(responses: list[Response]) -> tuple[list[int], bytes, list[Any], Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_follows_is_what_would_have_followed(socket: Path, case: str) -> None:
-    async def scenario() -> None:
-        arms = EngineCall(
-            call_of(CASES[case]), {"stable": socket}, letters(), lambda arm: lambda outcome: None, bool
-        )
-        whole = await all_of(arms.ask("stable"))
-        ids = told(whole)[0]
-        assert len(whole) > 4 and whole[-1][1]
-        for num_chunks in range(1, len(whole)):
-            begin = whole[:num_chunks]
-            known = told(begin)[0]
-            if len(known) == MAX_TOKENS:
-                continue
-            rest = await all_of(arms.resume("stable", known, begin[-1]))
-            assert told([*begin, *rest]) == told(whole), (num_chunks, ids)
-            sums = [responses[-1][0]["cum_log_probs"].item() for responses in (rest, whole)]
-            assert sums[0] == pytest.approx(sums[1], rel=1e-5)
-            assert rest[-1][0]["cum_log_probs"].dtype == np.float32
-
-    asyncio.run(scenario())
+async def test_what_follows_is_what_would_have_followed(socket: Path, case: str) -> None:
+    arms = EngineCall(
+        call_of(CASES[case]), {"stable": socket}, letters(), lambda arm: lambda outcome: None, bool
+    )
+    whole = await all_of(arms.ask("stable"))
+    ids = told(whole)[0]
+    assert len(whole) > 4 and whole[-1][1]
+    for num_chunks in range(1, len(whole)):
+        begin = whole[:num_chunks]
+        known = told(begin)[0]
+        if len(known) == MAX_TOKENS:
+            continue
+        rest = await all_of(arms.resume("stable", known, begin[-1]))
+        assert told([*begin, *rest]) == told(whole), (num_chunks, ids)
+        sums = [responses[-1][0]["cum_log_probs"].item() for responses in (rest, whole)]
+        assert sums[0] == pytest.approx(sums[1], rel=1e-5)
+        assert rest[-1][0]["cum_log_probs"].dtype == np.float32

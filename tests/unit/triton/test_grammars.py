@@ -121,18 +121,15 @@ def test_a_guide_is_compiled_once_for_all_that_ask_and_goes_on_for_later_ones(
     assert compiler.num_begun == {"[ab]*": 1}
 
 
-def test_a_compiled_guide_does_not_wait_for_others(grammars: Grammars, compiler: SlowCompiler) -> None:
-    async def scenario() -> None:
-        compiler.may_end.set()
-        await grammars.compile(call("[ab]*"))
-        compiler.may_end.clear()
-        crowd = [asyncio.ensure_future(error_of(grammars, text)) for text in ("c", "d", "e")]
-        await asyncio.sleep(0)
-        assert (await grammars.compile(call("[ab]*"))).request.grammar is not None
-        compiler.may_end.set()
-        await asyncio.gather(*crowd)
-
-    asyncio.run(scenario())
+async def test_a_compiled_guide_does_not_wait_for_others(grammars: Grammars, compiler: SlowCompiler) -> None:
+    compiler.may_end.set()
+    await grammars.compile(call("[ab]*"))
+    compiler.may_end.clear()
+    crowd = [asyncio.ensure_future(error_of(grammars, text)) for text in ("c", "d", "e")]
+    await asyncio.sleep(0)
+    assert (await grammars.compile(call("[ab]*"))).request.grammar is not None
+    compiler.may_end.set()
+    await asyncio.gather(*crowd)
 
 
 def test_a_request_without_guide_is_left_alone(grammars: Grammars) -> None:

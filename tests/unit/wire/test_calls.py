@@ -117,7 +117,7 @@ def test_every_response_has_all_tensors_though_what_has_not_changed_is_not_sent(
 
 
 @pytest.mark.parametrize(("follows", "kind"), [(True, RequestCancelledError), (False, ProcessEndedError)])
-def test_a_server_that_ends_leaves_nobody_waiting(
+async def test_a_server_that_ends_leaves_nobody_waiting(
     tmp_path: Path, follows: bool, kind: type[DraftproofError]
 ) -> None:
     work: Future[None] = Future()
@@ -131,16 +131,12 @@ def test_a_server_that_ends_leaves_nobody_waiting(
     path = tmp_path / "engine.sock"
     server = CallServer(path, begin)
     assert path.stat().st_mode & 0o077 == 0, "only this user may call"
-
-    async def scenario() -> None:
-        asking = asyncio.ensure_future(answer_of(path, {}))
-        await asyncio.to_thread(was_taken.wait)
-        work.cancel()
-        await asyncio.to_thread(server.close)
-        with pytest.raises(kind):
-            await asking
-
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    asking = asyncio.ensure_future(answer_of(path, {}))
+    await asyncio.to_thread(was_taken.wait)
+    work.cancel()
+    await asyncio.to_thread(server.close)
+    with pytest.raises(kind):
+        await asking
 
 
 def test_an_engine_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:

@@ -178,37 +178,31 @@ def test_admission_is_first_come_first_served_and_bounded() -> None:
     assert asyncio.run(scenario()) == ["a", "b", "c"]
 
 
-def test_leaving_the_queue_frees_its_place() -> None:
-    async def scenario() -> None:
-        admission = Admission(max_running=1, max_waiting=4)
-        async with admission.slot():
-            waiting = [asyncio.create_task(_take(admission)) for _ in range(3)]
-            await asyncio.sleep(0)
-            waiting[0].cancel()
-            with pytest.raises(RequestTimeoutError):
-                async with admission.slot(deadline_s=time.monotonic() - 1):
-                    pass
-            await asyncio.sleep(0)
-            assert admission.num_waiting == 2
-        await asyncio.gather(*waiting[1:])
-        assert (admission.num_running, admission.num_waiting) == (0, 0)
-
-    asyncio.run(scenario())
-
-
-def test_a_place_given_in_the_moment_of_cancellation_goes_on_to_the_next() -> None:
-    async def scenario() -> None:
-        admission = Admission(max_running=1, max_waiting=3)
-        first = admission.slot()
-        await first.__aenter__()
-        waiting = [asyncio.create_task(_take(admission)) for _ in range(2)]
+async def test_leaving_the_queue_frees_its_place() -> None:
+    admission = Admission(max_running=1, max_waiting=4)
+    async with admission.slot():
+        waiting = [asyncio.create_task(_take(admission)) for _ in range(3)]
         await asyncio.sleep(0)
-        await first.__aexit__(None, None, None)
         waiting[0].cancel()
-        await asyncio.wait_for(waiting[1], 1)
-        assert (admission.num_running, admission.num_waiting) == (0, 0)
+        with pytest.raises(RequestTimeoutError):
+            async with admission.slot(deadline_s=time.monotonic() - 1):
+                pass
+        await asyncio.sleep(0)
+        assert admission.num_waiting == 2
+    await asyncio.gather(*waiting[1:])
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
 
-    asyncio.run(scenario())
+
+async def test_a_place_given_in_the_moment_of_cancellation_goes_on_to_the_next() -> None:
+    admission = Admission(max_running=1, max_waiting=3)
+    first = admission.slot()
+    await first.__aenter__()
+    waiting = [asyncio.create_task(_take(admission)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await first.__aexit__(None, None, None)
+    waiting[0].cancel()
+    await asyncio.wait_for(waiting[1], 1)
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
 
 
 async def _take(admission: Admission) -> None:
