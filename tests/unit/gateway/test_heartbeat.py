@@ -49,27 +49,21 @@ class Answering:
 @pytest.mark.parametrize(
     ("error", "hangs"), [("", False), ("inputs of an engine that knows no pings", False), (PAUSED, True)]
 )
-def test_triton_that_answers_for_a_silent_process_is_no_sign_of_its_life(
+async def test_triton_that_answers_for_a_silent_process_is_no_sign_of_its_life(
     error: str, hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When each such answer counted as a sign of life, a paused process was never replaced."""
     monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.02)
     monkeypatch.setattr(heartbeat, "HANGS_AFTER_S", 0.3)
-
-    async def watch() -> tuple[bool, int]:
-        triton = Answering(error)
-        beating = Heartbeat(triton, OpenCalls())  # type: ignore[arg-type]
-        for _ in range(50):
-            beating.beat("generate")
-            await asyncio.sleep(0.01)
-        seen = beating.hangs("generate"), triton.num_pings
-        beating.forget("generate")
-        assert not beating.hangs("generate")
-        return seen
-
-    hung, num_pings = asyncio.run(watch())
-    assert hung is hangs
-    assert num_pings > 3
+    triton = Answering(error)
+    beating = Heartbeat(triton, OpenCalls())  # type: ignore[arg-type]
+    for _ in range(50):
+        beating.beat("generate")
+        await asyncio.sleep(0.01)
+    assert beating.hangs("generate") is hangs
+    assert triton.num_pings > 3
+    beating.forget("generate")
+    assert not beating.hangs("generate")
 
 
 def test_a_request_that_a_silent_process_did_not_take_is_not_the_clients_fault() -> None:

@@ -144,15 +144,12 @@ async def test_its_race_at_the_start_is_recognised_in_what_it_prints(place: Trit
     assert not other.met_its_race
 
 
-def test_what_it_prints_is_passed_on_whole(
+async def test_what_it_prints_is_passed_on_whole(
     place: TritonPlace, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    async def scenario() -> None:
-        process = run(place, "import sys; sys.stdout.write('a\\n' * 200_000 + 'no end of line')")
-        await asyncio.wait_for(process.ended, 30)
-        await process.clear()
-
-    asyncio.run(scenario())
+    process = run(place, "import sys; sys.stdout.write('a\\n' * 200_000 + 'no end of line')")
+    await asyncio.wait_for(process.ended, 30)
+    await process.clear()
     assert capfdbinary.readouterr().out == b"a\n" * 200_000 + b"no end of line"
 
 

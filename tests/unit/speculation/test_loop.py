@@ -192,7 +192,7 @@ def test_statistics_by_hand() -> None:
     assert statistics.accepted_per_position == [2, 1, 1, 1]
 
 
-def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
+async def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
     """A draft length may find its tokens in the text: no call of the draft, the same output."""
 
     class LooksUp:
@@ -211,12 +211,8 @@ def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
 
     output = [1, 2, 3, 4] * 10 + [9, 9, 9, 1, 2, 3, 4, 5]
     draft, target = ScriptedDraft([]), ScriptedTarget(output)
-
-    async def collect() -> list[Round]:
-        request = GenerationRequest("test", ids(PROMPT), len(output))
-        return [part async for part in speculate(request, draft, target, LooksUp())]
-
-    rounds = asyncio.run(collect())
+    request = GenerationRequest("test", ids(PROMPT), len(output))
+    rounds = [part async for part in speculate(request, draft, target, LooksUp())]
     assert tokens(rounds) == output
     assert not draft.calls
     assert len(rounds) < len(output) / 2

@@ -69,55 +69,43 @@ async def begin(grammars: Grammars, compiler: SlowCompiler, *texts: str) -> list
     return asked
 
 
-def test_a_guide_that_takes_too_long_is_the_clients_fault_and_one_that_waits_is_not(
+async def test_a_guide_that_takes_too_long_is_the_clients_fault_and_one_that_waits_is_not(
     grammars: Grammars, compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> list[BaseException | None]:
-        begun = await begin(grammars, compiler, "a", "b")
-        monkeypatch.setattr(grammars_module, "_LIMIT_S", 0.2)
-        found = [await error_of(grammars, text) for text in ("a", "b", "c")]
-        compiler.may_end.set()
-        await asyncio.gather(*begun)
-        return found
-
-    *slow, waiting = asyncio.run(scenario())
+    begun = await begin(grammars, compiler, "a", "b")
+    monkeypatch.setattr(grammars_module, "_LIMIT_S", 0.2)
+    *slow, waiting = [await error_of(grammars, text) for text in ("a", "b", "c")]
+    compiler.may_end.set()
+    await asyncio.gather(*begun)
     assert all(isinstance(each, InvalidRequestError) and "too long" in each.what for each in slow)
     assert isinstance(waiting, ServerBusyError) and "waited 0.2 s" in waiting.values
 
 
-def test_few_guides_wait_and_others_are_told_at_once(
+async def test_few_guides_wait_and_others_are_told_at_once(
     grammars: Grammars, compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammars_module, "_MAX_COMPILING", 3)
-
-    async def scenario() -> BaseException | None:
-        crowd = [asyncio.ensure_future(error_of(grammars, text)) for text in "abc"]
-        await asyncio.sleep(0)
-        found = await error_of(grammars, "d")
-        compiler.may_end.set()
-        await asyncio.gather(*crowd)
-        return found
-
-    refused = asyncio.run(scenario())
+    crowd = [asyncio.ensure_future(error_of(grammars, text)) for text in "abc"]
+    await asyncio.sleep(0)
+    refused = await error_of(grammars, "d")
+    compiler.may_end.set()
+    await asyncio.gather(*crowd)
     assert isinstance(refused, ServerBusyError) and "3 guides wait" in refused.values
 
 
-def test_a_guide_is_compiled_once_for_all_that_ask_and_goes_on_for_later_ones(
+async def test_a_guide_is_compiled_once_for_all_that_ask_and_goes_on_for_later_ones(
     grammars: Grammars, compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        begun = await begin(grammars, compiler, "[ab]*")
-        with monkeypatch.context() as patch:
-            patch.setattr(grammars_module, "_LIMIT_S", 0.2)
-            assert isinstance(await error_of(grammars, "[ab]*"), InvalidRequestError)
-        crowd = [asyncio.ensure_future(grammars.compile(call("[ab]*"))) for _ in range(3)]
-        await asyncio.sleep(0)
-        compiler.may_end.set()
-        found = {id((await each).request.grammar) for each in crowd}
-        assert len(found) == 3, "each request has a grammar of its own"
-        await asyncio.gather(*begun)
-
-    asyncio.run(scenario())
+    begun = await begin(grammars, compiler, "[ab]*")
+    with monkeypatch.context() as patch:
+        patch.setattr(grammars_module, "_LIMIT_S", 0.2)
+        assert isinstance(await error_of(grammars, "[ab]*"), InvalidRequestError)
+    crowd = [asyncio.ensure_future(grammars.compile(call("[ab]*"))) for _ in range(3)]
+    await asyncio.sleep(0)
+    compiler.may_end.set()
+    found = {id((await each).request.grammar) for each in crowd}
+    assert len(found) == 3, "each request has a grammar of its own"
+    await asyncio.gather(*begun)
     assert compiler.num_begun == {"[ab]*": 1}
 
 
