@@ -71,7 +71,7 @@ class KvCache:
             hold two of them, one for the loop and one for the target alone.
     """
 
-    dtype: Literal["float32", "float16", "int8"] = "float32"
+    dtype: Literal["float32", "float16", "int8"] = "float16"
     num_blocks: AtLeastTwo | None = None
 
 
