@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine, but not for ever."""
+    """Run a test that is a coroutine, but not for ever; context managers that fixtures return are entered."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), COROUTINE_WITHIN_S))
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+            for name, value in given.items():
+                if isinstance(value, AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await pyfuncitem.obj(**given)
+
+    asyncio.run(asyncio.wait_for(run(), COROUTINE_WITHIN_S))
     return True
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -193,21 +191,4 @@ async def running_gateway(directory: Path) -> AsyncIterator[Gateway]:
         gateway.stub = service_pb2_grpc.GRPCInferenceServiceStub(gateway.channel)
         gateway.session = await running.enter_async_context(ClientSession(f"http://{HOST}:{gateway.port}"))
         yield gateway
-
-
-def asks_a_gateway(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a test of a coroutine whose first argument is a running gateway."""
-
-    @functools.wraps(scenario)
-    def test(tmp_path: Path, **others: Any) -> None:
-        async def run() -> None:
-            async with running_gateway(tmp_path) as gateway:
-                await asyncio.wait_for(scenario(gateway, **others), 60)
-                await gateway.all_ended()
-
-        asyncio.run(run())
-
-    _, *others = inspect.signature(scenario).parameters.values()
-    first = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    test.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
-    return test
+        await gateway.all_ended()

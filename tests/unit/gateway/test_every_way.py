@@ -19,7 +19,7 @@ from pipelines.errors import (
     ServerUnavailableError,
     from_wire,
 )
-from tests.unit.gateway.running_gateway import WAYS, Gateway, asks_a_gateway, request, running_gateway, until
+from tests.unit.gateway.running_gateway import WAYS, Gateway, request, running_gateway, until
 from tests.unit.gateway.stand_in_triton import SECRET_PATH
 
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -37,7 +37,6 @@ both_protocols = pytest.mark.parametrize("protocol", ["grpc", "http"])
         ("speculative", "speculative", ""),
     ],
 )
-@asks_a_gateway
 async def test_a_name_is_turned_into_a_model_and_an_arm(
     gateway: Gateway, way: str, asked: str, model: str, arm: str
 ) -> None:
@@ -58,7 +57,6 @@ async def test_a_model_of_the_repository_comes_before_an_alias(tmp_path: Path) -
 
 
 @every_way
-@asks_a_gateway
 async def test_internal_models_are_open_to_operators_alone(gateway: Gateway, way: str) -> None:
     for key in ("", "guess", gateway.key[:-1]):
         with pytest.raises(InvalidRequestError, match="clients cannot use this model") as refused:
@@ -78,7 +76,6 @@ async def test_internal_models_are_open_to_operators_alone(gateway: Gateway, way
         ("break", ServerUnavailableError),
     ],
 )
-@asks_a_gateway
 async def test_an_error_of_triton_reaches_the_client(
     gateway: Gateway, way: str, text: str, kind: type[DraftproofError]
 ) -> None:
@@ -88,7 +85,6 @@ async def test_an_error_of_triton_reaches_the_client(
 
 
 @every_way
-@asks_a_gateway
 async def test_what_the_supervisor_refuses_does_not_reach_triton(gateway: Gateway, way: str) -> None:
     gateway.health.refusal = ServerUnavailableError("the model is being replaced")
     with pytest.raises(ServerUnavailableError, match="being replaced"):
@@ -108,7 +104,6 @@ async def test_what_the_supervisor_refuses_does_not_reach_triton(gateway: Gatewa
         (RequestCancelledError("gone"), "CANCELLED", 500),
     ],
 )
-@asks_a_gateway
 async def test_an_error_has_its_code_and_its_status(
     gateway: Gateway, error: DraftproofError, code: str, status: int
 ) -> None:
@@ -123,7 +118,6 @@ async def test_an_error_has_its_code_and_its_status(
 
 
 @every_way
-@asks_a_gateway
 async def test_the_end_of_a_models_process_ends_its_answers(gateway: Gateway, way: str) -> None:
     asked = asyncio.create_task(gateway.ask(way, "hang"))
     await until(lambda: bool(gateway.triton.requests))
@@ -134,7 +128,6 @@ async def test_the_end_of_a_models_process_ends_its_answers(gateway: Gateway, wa
 
 
 @every_way
-@asks_a_gateway
 async def test_a_client_that_leaves_ends_its_request(gateway: Gateway, way: str) -> None:
     asked = asyncio.create_task(gateway.ask(way, "hang"))
     await until(lambda: bool(gateway.triton.requests))
@@ -144,7 +137,6 @@ async def test_a_client_that_leaves_ends_its_request(gateway: Gateway, way: str)
 
 
 @every_way
-@asks_a_gateway
 async def test_one_request_more_than_the_limit_is_refused_at_once(gateway: Gateway, way: str) -> None:
     asked = [asyncio.create_task(gateway.ask(way, "hang")) for _ in range(4)]
     await until(lambda: len(gateway.triton.requests) == 4)
@@ -158,7 +150,6 @@ async def test_one_request_more_than_the_limit_is_refused_at_once(gateway: Gatew
 
 
 @every_way
-@asks_a_gateway
 async def test_the_call_of_a_failed_request_is_read_to_its_end(gateway: Gateway, way: str) -> None:
     """Triton may never release a call that is cancelled while it ends."""
     with pytest.raises(InvalidRequestError, match="slow error"):
@@ -169,7 +160,6 @@ async def test_the_call_of_a_failed_request_is_read_to_its_end(gateway: Gateway,
 
 
 @both_protocols
-@asks_a_gateway
 async def test_a_description_has_the_name_that_was_asked_for_and_no_secrets(
     gateway: Gateway, protocol: str
 ) -> None:
@@ -188,7 +178,6 @@ async def test_a_description_has_the_name_that_was_asked_for_and_no_secrets(
     assert first == {"name": "text_input", "datatype": "BYTES", "shape": shape}
 
 
-@asks_a_gateway
 async def test_readiness_is_what_the_supervisor_says(gateway: Gateway) -> None:
     async def status(path: str) -> int:
         async with gateway.session.get(path) as reply:

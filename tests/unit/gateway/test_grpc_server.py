@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import InvalidRequestError, RequestTimeoutError, ServerBusyError, from_wire
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
-from tests.unit.gateway.running_gateway import IDENTITY, Gateway, asks_a_gateway, request
+from tests.unit.gateway.running_gateway import IDENTITY, Gateway, request
 
 OPEN = {
     *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig"),
@@ -21,7 +21,6 @@ OPEN = {
 }
 
 
-@asks_a_gateway
 async def test_every_other_method_of_the_service_is_closed(gateway: Gateway) -> None:
     service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     closed = {method.name for method in service.methods} - OPEN
@@ -33,7 +32,6 @@ async def test_every_other_method_of_the_service_is_closed(gateway: Gateway) -> 
 
 
 @pytest.mark.parametrize("num_responses", [0, 2])
-@asks_a_gateway
 async def test_a_call_for_one_response_gets_exactly_one(gateway: Gateway, num_responses: int) -> None:
     code, error = await gateway.error_of(gateway.stub.ModelInfer(request("hello", num_responses)))
     assert code == "INVALID_ARGUMENT" and f"the model sent {num_responses}" in str(error)
@@ -52,7 +50,6 @@ def streaming(is_true: bool, is_raw: bool) -> Any:
 
 
 @pytest.mark.parametrize("is_raw", [True, False])
-@asks_a_gateway
 async def test_a_call_for_one_response_that_asks_for_a_stream_does_not_reach_triton(
     gateway: Gateway, is_raw: bool
 ) -> None:
@@ -62,14 +59,12 @@ async def test_a_call_for_one_response_that_asks_for_a_stream_does_not_reach_tri
     assert (await gateway.stub.ModelInfer(streaming(False, True))).outputs
 
 
-@asks_a_gateway
 async def test_the_servers_metadata_say_on_what_its_answers_depend(gateway: Gateway) -> None:
     reply = await gateway.stub.ServerMetadata(service_pb2.ServerMetadataRequest())
     assert (reply.name, reply.extensions[0]) == ("triton", "logging")
     assert ServerIdentity.of_extensions(reply.extensions) == IDENTITY
 
 
-@asks_a_gateway
 async def test_requests_of_one_stream_are_answered_by_their_ids(gateway: Gateway) -> None:
     reply = await gateway.stub.ModelInfer(request("hello", request_id="mine"))
     assert (reply.id, reply.raw_output_contents[0][4:]) == ("mine", b"hello 0")
@@ -89,7 +84,6 @@ async def test_requests_of_one_stream_are_answered_by_their_ids(gateway: Gateway
     assert isinstance(from_wire(error.error_message), InvalidRequestError)
 
 
-@asks_a_gateway
 async def test_bytes_that_are_no_message_are_refused(gateway: Gateway) -> None:
     for name in ("ModelInfer", "ModelReady", "ModelConfig", "ModelMetadata"):
         method = gateway.channel.unary_unary(f"/inference.GRPCInferenceService/{name}")
@@ -101,7 +95,6 @@ async def test_bytes_that_are_no_message_are_refused(gateway: Gateway) -> None:
     assert gateway.triton.requests == []
 
 
-@asks_a_gateway
 async def test_a_deadline_is_kept_and_told(gateway: Gateway) -> None:
     code, _ = await gateway.error_of(gateway.stub.ModelInfer(request("hang"), timeout=0.3))
     assert code == "DEADLINE_EXCEEDED"
@@ -114,7 +107,6 @@ async def test_a_deadline_is_kept_and_told(gateway: Gateway) -> None:
         assert isinstance(from_wire(responses[-1].error_message), RequestTimeoutError)
 
 
-@asks_a_gateway
 async def test_a_stream_whose_second_request_is_refused_keeps_the_first(gateway: Gateway) -> None:
     go_on = asyncio.Event()
 

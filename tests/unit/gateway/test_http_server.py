@@ -16,7 +16,7 @@ from pipelines.triton.gateway.http_server import HttpServer
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
 from pipelines.triton.gateway.triton import KEY_HEADER
 from tests.support.lost_cancellations import turns_that_lose_a_cancellation
-from tests.unit.gateway.running_gateway import Gateway, asks_a_gateway
+from tests.unit.gateway.running_gateway import Gateway
 
 GENERATE = "/v2/models/generate/generate"
 INFER = "/v2/models/generate/infer"
@@ -40,7 +40,6 @@ async def post(gateway: Gateway, path: str, body: Any) -> Any:
         return await reply.json()
 
 
-@asks_a_gateway
 async def test_a_version_an_id_and_parameters_may_be_given(gateway: Gateway) -> None:
     path = "/v2/models/generate/versions/1/generate"
     document = await post(gateway, path, {**HELLO, "id": "mine", "timeout": 7})
@@ -49,7 +48,6 @@ async def test_a_version_an_id_and_parameters_may_be_given(gateway: Gateway) -> 
     assert (asked.parameters["timeout"].int64_param, asked.id, document["id"]) == (7, "mine", "mine")
 
 
-@asks_a_gateway
 async def test_generate_gives_one_response_and_generate_stream_any_number(gateway: Gateway) -> None:
     status, error = await refusal(gateway, "POST", GENERATE, json={**HELLO, "max_tokens": 3})
     assert status == 400 and "needs exactly one response" in str(error)
@@ -60,14 +58,12 @@ async def test_generate_gives_one_response_and_generate_stream_any_number(gatewa
         assert [event["text_output"] for event in events] == texts
 
 
-@asks_a_gateway
 async def test_a_defect_shows_nothing_of_the_inside(gateway: Gateway) -> None:
     gateway.health.refusal = ValueError("of ours")
     status, error = await refusal(gateway, "POST", GENERATE, json=HELLO)
     assert status == 500 and type(error) is InternalError and "of ours" not in str(error)
 
 
-@asks_a_gateway
 async def test_infer_carries_binary_data_both_ways(gateway: Gateway) -> None:
     described = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1]}
     document = {
@@ -93,7 +89,6 @@ async def test_infer_carries_binary_data_both_ways(gateway: Gateway) -> None:
         *({"Sec-Fetch-Site": site} for site in ("cross-site", "same-site", "same-origin")),
     ],
 )
-@asks_a_gateway
 async def test_pages_in_browsers_are_refused(gateway: Gateway, headers: dict[str, str]) -> None:
     own = f"http://127.0.0.1:{gateway.port}"
     sent = {name: value.replace("HOST", own) for name, value in headers.items()}
@@ -110,7 +105,6 @@ async def test_pages_in_browsers_are_refused(gateway: Gateway, headers: dict[str
     assert (gateway.triton.requests, gateway.health.controlled) == ([], [])
 
 
-@asks_a_gateway
 async def test_bodies_are_plain_and_not_too_large(gateway: Gateway) -> None:
     for encoding in ("gzip", "identity", "deflate, gzip", "x"):
         status, _ = await refusal(
@@ -146,7 +140,6 @@ CLOSED = [
 ]
 
 
-@asks_a_gateway
 async def test_all_other_paths_are_closed_to_operators_too(gateway: Gateway) -> None:
     for method, path in CLOSED:
         status, error = await refusal(gateway, method, path, headers={KEY_HEADER: gateway.key})
@@ -157,7 +150,6 @@ async def test_all_other_paths_are_closed_to_operators_too(gateway: Gateway) -> 
 CONTROL = ("repository/index", "repository/models/generate/load", "repository/models/generate/unload")
 
 
-@asks_a_gateway
 async def test_the_repository_is_open_to_operators_alone(gateway: Gateway) -> None:
     for path in CONTROL:
         for key in ({}, {KEY_HEADER: ""}, {KEY_HEADER: "guess"}, {KEY_HEADER: gateway.key[:-1]}):
@@ -175,7 +167,6 @@ async def test_the_repository_is_open_to_operators_alone(gateway: Gateway) -> No
     assert (await refusal(gateway, "POST", f"/v2/{CONTROL[1]}"))[0] == 500
 
 
-@asks_a_gateway
 async def test_a_key_that_is_no_text_is_a_wrong_key(gateway: Gateway) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n")
@@ -184,7 +175,6 @@ async def test_a_key_that_is_no_text_is_a_wrong_key(gateway: Gateway) -> None:
     writer.close()
 
 
-@asks_a_gateway
 async def test_the_server_describes_itself_briefly(gateway: Gateway) -> None:
     async with gateway.session.get("/v2") as reply:
         assert await reply.json() == {"name": "triton", "version": "2.51.0", "extensions": []}

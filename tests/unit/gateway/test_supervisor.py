@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,23 +186,12 @@ async def supervised(
         await asyncio.wait_for(running, 10)
 
 
-def supervises(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a test of a coroutine whose first argument is a world that is served."""
-
-    @functools.wraps(scenario)
-    def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:
-        async def run() -> None:
-            async with supervised(tmp_path, monkeypatch) as world:
-                await world.served()
-                await scenario(world, monkeypatch, **others)
-
-        asyncio.run(run())
-
-    others = list(inspect.signature(scenario).parameters.values())[2:]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    fixtures = [inspect.Parameter(name, kind) for name in ("tmp_path", "monkeypatch")]
-    test.__signature__ = inspect.Signature([*fixtures, *others])  # type: ignore[attr-defined]
-    return test
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    async with supervised(tmp_path, monkeypatch) as world:
+        await world.served()
+        yield world
 
 
 async def test_ready_are_the_models_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +215,6 @@ async def test_ready_are_the_models_of_the_start(tmp_path: Path, monkeypatch: py
             supervisor.check_open("generate")
 
 
-@supervises
 async def test_an_ensemble_answers_no_longer_than_its_steps(world: World, monkeypatch: Any) -> None:
     """Triton reports it as ready, and would let its clients wait for ever."""
     world.ready.add("ensemble")
@@ -249,7 +235,6 @@ async def test_an_ensemble_answers_no_longer_than_its_steps(world: World, monkey
     supervisor.check_open("ensemble")
 
 
-@supervises
 async def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(
     world: World, monkeypatch: Any
 ) -> None:
@@ -268,7 +253,6 @@ async def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(
     assert (world.calls.num_open, len(world.started), world.supervisor.num_restarts) == (1, 1, 0)
 
 
-@supervises
 async def test_a_silent_triton_keeps_nobody_from_looking_at_its_models(
     world: World, monkeypatch: Any
 ) -> None:
@@ -280,7 +264,6 @@ async def test_a_silent_triton_keeps_nobody_from_looking_at_its_models(
     await world.replaced()
 
 
-@supervises
 async def test_a_model_that_hangs_is_killed_and_replaced(world: World, monkeypatch: Any) -> None:
     for name, seconds in (("INTERVAL_S", 0.0), ("SILENT_AFTER_S", 0.1), ("HANGS_AFTER_S", 0.3)):
         monkeypatch.setattr(heartbeat, name, seconds)
@@ -298,7 +281,6 @@ async def test_a_model_that_hangs_is_killed_and_replaced(world: World, monkeypat
     assert not hanging.is_alive
 
 
-@supervises
 async def test_a_model_whose_process_is_paused_does_not_answer(world: World, monkeypatch: Any) -> None:
     world.models["speculative"].is_stopped = True
     assert world.supervisor.unanswering == {"speculative"} and not await world.supervisor.is_ready()
@@ -323,7 +305,6 @@ async def test_a_triton_that_is_silent_for_long_is_started_anew(
         assert world.supervisor.num_restarts == 1
 
 
-@supervises
 async def test_a_model_that_cannot_be_replaced_means_another_triton(world: World, monkeypatch: Any) -> None:
     world.refusal = RepositoryError("it cannot be loaded")
     world.models["speculative"].is_alive = False
@@ -332,7 +313,6 @@ async def test_a_model_that_cannot_be_replaced_means_another_triton(world: World
     assert (world.supervisor.num_restarts, world.supervisor.num_replaced) == (1, {})
 
 
-@supervises
 async def test_a_replacement_that_fails_because_triton_ended_leaves_the_next_triton_alone(
     world: World, monkeypatch: Any
 ) -> None:
@@ -358,7 +338,6 @@ async def test_a_replacement_that_fails_because_triton_ended_leaves_the_next_tri
     assert await world.supervisor.is_ready()
 
 
-@supervises
 async def test_a_model_that_was_unloaded_is_not_brought_back(world: World, monkeypatch: Any) -> None:
     world.ready.discard("speculative")
     world.models.pop("speculative").is_alive = False
@@ -369,7 +348,6 @@ async def test_a_model_that_was_unloaded_is_not_brought_back(world: World, monke
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-@supervises
 async def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_means_another_triton(
     world: World, monkeypatch: Any, is_held: bool
 ) -> None:
@@ -388,7 +366,6 @@ async def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_me
     assert len(world.started) == 1 + is_held
 
 
-@supervises
 async def test_a_triton_that_ends_is_started_anew_and_its_requests_end(
     world: World, monkeypatch: Any
 ) -> None:
@@ -403,40 +380,32 @@ async def test_a_triton_that_ends_is_started_anew_and_its_requests_end(
     assert world.supervisor.num_restarts == 1
 
 
-@supervises
-async def _end_six_times(world: World, monkeypatch: Any) -> None:
-    for number in range(6):
-        await until(lambda number=number: len(world.started) == number + 1)  # type: ignore[misc]
-        await world.served()
-        world.started[-1].end(1)
-
-
-def test_one_that_ends_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_ends_again_and_again_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ServerStartError, match="keeps crashing"):
-        _end_six_times(tmp_path, monkeypatch)
+        async with supervised(tmp_path, monkeypatch) as world:
+            for number in range(6):
+                await until(lambda number=number: len(world.started) == number + 1)  # type: ignore[misc]
+                await world.served()
+                world.started[-1].end(1)
 
 
 @pytest.mark.parametrize(
     ("starts", "num_started", "is_served"),
     [(["race"] * 2, 3, True), (["race"] * 3, 3, False), (["broken"], 1, False)],
 )
-def test_a_start_is_tried_again_for_its_race_alone(
+async def test_a_start_is_tried_again_for_its_race_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: list[str], num_started: int, is_served: bool
 ) -> None:
-    async def scenario() -> int:
+    refused = pytest.raises(ServerStartError, match="Triton ended before it was ready")
+    with contextlib.nullcontext() if is_served else refused:
         async with supervised(tmp_path, monkeypatch, fails_to_start=starts) as world:
             await until(lambda: len(world.started) == num_started)
             await (world.served() if is_served else asyncio.sleep(0.2))
-            return len(world.started)
-
-    if is_served:
-        assert asyncio.run(scenario()) == num_started
-    else:
-        with pytest.raises(ServerStartError, match="Triton ended before it was ready"):
-            asyncio.run(scenario())
+            assert len(world.started) == num_started
 
 
-@supervises
 async def test_open_requests_get_an_error_at_the_end(world: World, monkeypatch: Any) -> None:
     asked = world.opened("generate")
     await until(lambda: world.calls.num_open == 1)
