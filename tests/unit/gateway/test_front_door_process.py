@@ -6,7 +6,8 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +56,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
-def supervised(work: Callable[[FrontDoorProcess, Endpoint], Awaitable[None]], **options: Any) -> None:
-    async def run() -> None:
-        endpoint = Endpoint(Ports.free(with_openai=True), **options)
-        place = TritonPlace(Path("sockets"), "", "no_such_region_")
-        process = FrontDoorProcess(Path("run"), endpoint, place, asyncio.Event())
-        try:
-            await asyncio.wait_for(work(process, endpoint), 120)
-        finally:
-            await process.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def supervised(**options: Any) -> AsyncIterator[tuple[FrontDoorProcess, Endpoint]]:
+    endpoint = Endpoint(Ports.free(with_openai=True), **options)
+    place = TritonPlace(Path("sockets"), "", "no_such_region_")
+    process = FrontDoorProcess(Path("run"), endpoint, place, asyncio.Event())
+    try:
+        yield process, endpoint
+    finally:
+        await process.close()
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -81,8 +80,8 @@ async def send(endpoint: Endpoint, text: bytes) -> bytes:
     return found
 
 
-def test_a_process_that_ends_is_replaced_and_connections_wait(quick: list[list[str]]) -> None:
-    async def work(process: FrontDoorProcess, endpoint: Endpoint) -> None:
+async def test_a_process_that_ends_is_replaced_and_connections_wait(quick: list[list[str]]) -> None:
+    async with supervised() as (process, endpoint):
         await until(lambda: process.answers)
         with pytest.raises(ConnectionError):
             assert await send(endpoint, b"end") == b""
@@ -91,13 +90,12 @@ def test_a_process_that_ends_is_replaced_and_connections_wait(quick: list[list[s
         assert process.num_restarts == 1
         await until(lambda: process.answers)
 
-    supervised(work)
 
-
-def test_a_process_that_hangs_is_replaced(quick: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_hangs_is_replaced(
+    quick: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(front_door_process, "_HANGS_AFTER_S", 0.5)
-
-    async def work(process: FrontDoorProcess, endpoint: Endpoint) -> None:
+    async with supervised() as (process, endpoint):
         await until(lambda: process.answers)
         hanging = asyncio.create_task(send(endpoint, b"hang"))
         await until(lambda: not process.answers)
@@ -105,10 +103,8 @@ def test_a_process_that_hangs_is_replaced(quick: list[list[str]], monkeypatch: p
         await until(lambda: process.num_restarts >= 1 and process.answers)
         hanging.cancel()
 
-    supervised(work)
 
-
-def test_a_start_that_fails_is_tried_again(
+async def test_a_start_that_fails_is_tried_again(
     quick: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start, num_failures = front_door_process.subprocess.Popen, iter([True, True, False])
@@ -119,31 +115,25 @@ def test_a_start_that_fails_is_tried_again(
         return start(*arguments, **options)
 
     monkeypatch.setattr(front_door_process.subprocess, "Popen", sometimes)
-
-    async def work(process: FrontDoorProcess, endpoint: Endpoint) -> None:
+    async with supervised() as (process, _):
         await until(lambda: process.answers)
         assert process.num_restarts == 2
         assert caplog.text.count("cannot be started: Resource temporarily unavailable") == 2
 
-    supervised(work)
 
-
-def test_at_the_end_it_is_told_to_drain_and_not_replaced(quick: list[list[str]]) -> None:
-    async def work(process: FrontDoorProcess, endpoint: Endpoint) -> None:
+async def test_at_the_end_it_is_told_to_drain_and_not_replaced(quick: list[list[str]]) -> None:
+    async with supervised(drain_s=7) as (process, _):
         await until(lambda: process.answers)
         process._stopping.set()
         await process._task
         assert len(quick) == 1 and process.num_restarts == 0
         assert quick[0][-2:] == ["--drain-s", "7"]
 
-    supervised(work, drain_s=7)
 
-
-def test_it_listens_where_its_settings_say(quick: list[list[str]], tmp_path: Path) -> None:
+async def test_it_listens_where_its_settings_say(quick: list[list[str]], tmp_path: Path) -> None:
     settings = tmp_path / "front_door.yaml"
     settings.write_text("address: 127.0.0.2\nkeys: keys.json\n")
-
-    async def work(process: FrontDoorProcess, endpoint: Endpoint) -> None:
+    async with supervised(address="0.0.0.0", front_door=settings) as (process, endpoint):
         await until(lambda: process.answers)
         with socket.create_connection(("127.0.0.2", endpoint.ports.openai), 60):
             pass
@@ -151,11 +141,10 @@ def test_it_listens_where_its_settings_say(quick: list[list[str]], tmp_path: Pat
             socket.create_connection((HOST, endpoint.ports.openai), 60)
         assert quick[0][-2:] == ["--settings", str(settings)]
 
-    supervised(work, address="0.0.0.0", front_door=settings)
 
-
-def test_wrong_settings_end_the_server(tmp_path: Path) -> None:
+async def test_wrong_settings_end_the_server(tmp_path: Path) -> None:
     settings = tmp_path / "front_door.yaml"
     settings.write_text("address: 0.0.0.0\n")
     with pytest.raises(ServerStartError, match="needs API keys"):
-        supervised(lambda process, endpoint: asyncio.sleep(0), front_door=settings)
+        async with supervised(front_door=settings):
+            pass
