@@ -39,7 +39,7 @@ from pipelines.time_left import TimeLeft
 # Folders whose sources decide the numbers in an engine. Hashing them causes an unnecessary build now and
 # then, but a version number that nobody remembers to raise would leave a stale engine in use.
 _BUILD = Path(__file__).resolve().parent
-_COMPILER = ("checkpoints", "hugging_face", "networks", "openvino")
+_COMPILER = ("checkpoints", "gguf", "hugging_face", "networks", "openvino")
 
 
 def gains_from_own_products(engine: EngineRecipe, config: NetworkConfig) -> bool:
