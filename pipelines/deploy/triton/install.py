@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from pipelines.atomic_file import whole_file
 from pipelines.errors import ServerStartError
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[3]
@@ -86,9 +87,8 @@ class TritonInstall:
         for source in (*self.backend.iterdir(), self.stub):
             target = python / source.name
             if source.is_file() and not _is_copy(source, target):
-                staged = python / f".{source.name}.{os.getpid()}"
-                shutil.copy2(source, staged)
-                staged.replace(target)
+                with whole_file(target) as made:
+                    shutil.copy2(source, made)
         (python / self.stub.name).chmod(0o755)
         return directory
 

@@ -15,6 +15,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.atomic_file import whole_file
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.errors import ServerStartError
 from pipelines.socket_path import check_socket_path
@@ -61,7 +62,9 @@ class TritonPlace:
         check_socket_path(longest, ServerStartError)
         try:
             place.clear()
-            _write_private(run_directory / KEY_FILE, place.server_key)
+            with whole_file(run_directory / KEY_FILE) as made:
+                made.touch(0o600)
+                made.write_text(place.server_key + "\n", encoding="ascii")
         except OSError as error:
             raise ServerStartError(
                 "the run directory is not writable",
@@ -139,11 +142,3 @@ def read_key(run_directory: Path) -> str:
         return (run_directory / KEY_FILE).read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def _write_private(path: Path, text: str) -> None:
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    staged.unlink(missing_ok=True)
-    with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text.encode("ascii") + b"\n")
-    staged.replace(path)
