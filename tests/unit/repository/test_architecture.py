@@ -156,7 +156,7 @@ STILL_ABOVE = {
     "triton": 3_336,
     "front door": 3_559,
     "validation": 3_733,
-    "deploy": 2_037,
+    "deploy": 2_034,
     "command line": 904,
     "shared modules": 747,
     "build": 5_997,
