@@ -30,8 +30,8 @@ SHARE_USED = 0.8
 
 _SCALE_BYTES = 4
 _FLOAT_BITS = 32  # the runtime expands all weights but integers
-_BITS = {"int8": 8, "int4": 4}  # made of floating point; other quantizations keep what the checkpoint has
-_INT4_GROUP = 128
+# With scales, made of floating point; other quantizations keep what the checkpoint has.
+_BITS = {"int8": 8, "int4": 4.625}
 _GB = 1e9
 
 
@@ -138,7 +138,7 @@ def weight_bytes(config: NetworkConfig, engine: EngineRecipe) -> float:
 
 def _projection_bytes(config: NetworkConfig, quantization: str) -> float:
     """Return the bytes of a weight with its share of scale and zero point."""
-    bits, group = _BITS.get(quantization, _FLOAT_BITS), _INT4_GROUP if quantization == "int4" else 1
+    bits, group = _BITS.get(quantization, _FLOAT_BITS), 1
     stored = config.quant_bits or {"W4": 4, "W8": 8}.get((config.quant_algo or "")[:2])
     if quantization != "none" and stored is not None and stored <= bits:
         bits, group = stored, config.group_size

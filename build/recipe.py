@@ -84,7 +84,7 @@ class EngineRecipe:
             part), relative to the repository root unless absolute; or on the Hugging Face hub
             ``hf://ORGANIZATION/NAME@REVISION``, or ``hf://ORGANIZATION/NAME:FILE@REVISION`` for a GGUF file,
             by its name or quantization.
-        quantization: ``int8``: weight-only, per channel. ``int4``: weight-only, in groups of 128 inputs;
+        quantization: ``int8``: weight-only, per channel. ``int4``: weight-only, in groups of 32 inputs;
             embedded only. Both keep integers that a checkpoint has already, if they are as small; the
             embedded runtime rounds activations too. ``fp8``, ``int8_sq`` (SmoothQuant), ``int4_awq``,
             ``w4a8_awq``: with calibration (``build/quantize.py``). ``checkpoint``: that of the checkpoint.

@@ -7,6 +7,7 @@ refused: it may change what the network computes.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import numpy as np
 
 from build.checkpoints.settings import Settings
 from build.checkpoints.tensor_file import STORAGE, AnyArray
-from build.gguf.blocks import dequantized
+from build.gguf.blocks import ENGINE_BITS, dequantized
 from build.gguf.file import GgufFile, StoredTensor
 from build.networks.network import Rotary, RotaryScaling
 from build.networks.rotary import rotary_frequencies
@@ -42,11 +43,11 @@ _OUTPUT_NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA_LAYER = {**_LAYER, **_OUTPUT_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
-_EMBEDDING = "token_embd.weight"
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _WHOLE = {
     _EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+    _HEAD: "lm_head.weight",
 }
 _FREQUENCY_DIVISORS = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -213,8 +214,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "vocab_size": vocab_size,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "quantization_config": {"quant_method": "gguf"},
+        "tie_word_embeddings": _HEAD not in file.tensors,
+        "quantization_config": {"quant_method": "gguf", "bits": _engine_bits(file)},
         **further,
     }
 
@@ -291,8 +292,8 @@ def tensors_of(file: GgufFile) -> dict[str, NamedTensor]:
     """Return the tensors under their names in transformers.
 
     A quantized projection keeps its blocks, under a name that ends with the type, such as
-    ``model.layers.0.mlp.up_proj.q4_k``. A quantized embedding becomes float16, whose rounding is a thousandth
-    of the steps of the coarsest type.
+    ``model.layers.0.mlp.up_proj.q4_k``. So does the output head, also where it is tied to the embedding. A
+    quantized embedding becomes float16, whose rounding is a thousandth of the steps of the coarsest type.
 
     Raises:
         CheckpointError: The file has tensors that its architecture does not have.
@@ -306,6 +307,14 @@ def type_counts(file: GgufFile) -> Counter[str]:
     for tensor in file.tensors.values():
         counts[tensor.type.name] += int(np.prod(tensor.shape))
     return counts
+
+
+def _engine_bits(file: GgufFile) -> float:
+    """Return the bits of a weight of the layers in an engine, on average; floats become INT8."""
+    layers = [tensor for name, tensor in file.tensors.items() if name.startswith("blk.")]
+    sizes = [math.prod(tensor.shape) for tensor in layers]
+    bits = [ENGINE_BITS.get(tensor.type.name, 8) for tensor in layers]
+    return float(np.average(bits, weights=sizes))
 
 
 def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:
@@ -325,6 +334,8 @@ def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:
         new_name = _WHOLE.get(name) or f"model.layers.{block}.{architecture.layer[part]}.{kind}"
         num_heads = paired.get(part) if architecture.has_rotary_pairs else None
         yield _named(new_name, stored, num_heads, architecture.norm_offset)
+        if name == _EMBEDDING and _HEAD not in file.tensors and not stored.type.is_float:
+            yield _named(_WHOLE[_HEAD], stored, None, 0)  # for products, which read blocks
 
 
 def _named(

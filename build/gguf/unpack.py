@@ -11,6 +11,7 @@ from pathlib import Path
 
 from build.checkpoints.tensor_file import write_tensors
 from build.files import Need, check_space, exclusive
+from build.gguf.blocks import ENGINE_BITS
 from build.gguf.file import GgufFile, changed, open_gguf, part_paths
 from build.gguf.network import config_of, tensors_of, type_counts
 from build.gguf.tokenizer import tokenizer_of
@@ -69,7 +70,12 @@ def _version(paths: list[Path]) -> str:
 
 def _summary(file: GgufFile) -> str:
     counts = type_counts(file).most_common()
-    return "weights by type: " + ", ".join(f"{kind} {count / 1e6:.1f} million" for kind, count in counts)
+    kinds = (
+        f"{kind} {count / 1e6:.1f} million"
+        + (f" ({ENGINE_BITS[kind]:g} bits here)" if kind in ENGINE_BITS else "")
+        for kind, count in counts
+    )
+    return f"weights by type: {', '.join(kinds)}"
 
 
 def _documents(file: GgufFile) -> dict[str, str]:

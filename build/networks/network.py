@@ -86,8 +86,8 @@ class NetworkConfig:
         share_embedding_table: Whether the output head is the embedding.
         quant_algo: Stored form of the projections, under TensorRT-LLM's name or that of ``quant_method`` in
             Hugging Face's; None for floating point.
-        quant_bits: Bits of the integers in a quantized Hugging Face checkpoint, at most; None for floating
-            point, FP8 included.
+        quant_bits: Bits of the integers in a quantized Hugging Face checkpoint, at most, or of a weight of a
+            GGUF file in an engine, on average; None for floating point, FP8 included.
         group_size: Inputs that share a scale; 1 for formats without groups.
         rounds_activations: Whether the checkpoint is made for activations that are rounded to INT8 as they
             come.
@@ -115,7 +115,7 @@ class NetworkConfig:
     layers: tuple[LayerConfig, ...]
     share_embedding_table: bool
     quant_algo: str | None = None
-    quant_bits: int | None = None
+    quant_bits: float | None = None
     group_size: int = 1
     rounds_activations: bool = False
     biases: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ class Form(Protocol):
         """Return ``quant_method``."""
 
     @property
-    def bits(self) -> int | None:
+    def bits(self) -> float | None:
         """Return the bits of its integers, the most if there are several; None for FP8."""
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from build.checkpoints.settings import Settings
-from build.checkpoints.tensor_file import Tensor
-from build.gguf.blocks import dequantized
+from build.gguf.blocks import linear_of
 from build.gguf.file import STORED_TYPES
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
@@ -15,15 +16,19 @@ from build.networks.linear import Linear
 
 @dataclass(frozen=True)
 class Gguf:
-    """Projections whose weights are numbers once their blocks are read."""
+    """Projections in blocks, each with a type of its own.
 
+    Attributes:
+        bits: Of a weight in an engine, with its share of scales, on average.
+    """
+
+    bits: float
     name = "gguf"
-    bits = None
     group_size = 1
     rounds_activations = False
 
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """See ``Form``. The values are those of llama.cpp, float32."""
+        """See ``Form``. The values are those of llama.cpp, which nothing rounds."""
         found = [kind for kind in STORED_TYPES if f"{name}.{kind.lower()}" in weights]
         if not found or inputs % STORED_TYPES[found[0]].block:
             raise weights.fail(f"{name}: {', '.join(found) or 'no blocks'}", f"rows of {inputs} weights")
@@ -32,12 +37,16 @@ class Gguf:
         blocks = weights.take(f"{name}.{stored.name.lower()}", shape, dtypes=("U8",))
 
         def linear() -> Linear:
-            values = dequantized(stored.name, blocks.data)
-            return Linear(Tensor("F32", values.shape, values))
+            made = linear_of(stored.name, blocks.data)
+            if not all(
+                np.isfinite(values).all() for values in (made.scale, made.offset) if values is not None
+            ):
+                raise weights.fail(f"{name}: scales that are no finite numbers", "a file that is not damaged")
+            return made
 
         return linear
 
 
 def read_gguf(settings: Settings) -> Gguf:
-    """Return the form, which has no settings."""
-    return Gguf()
+    """Return the form with the settings that ``build/gguf`` wrote."""
+    return Gguf(settings.number("bits"))

@@ -124,7 +124,7 @@ def test_a_recipe_changes_only_what_is_larger_than_it_asks_for(
             assert (bits, dtype) == other[:2] and (data == other[2]).all()
     for quantization in changed:
         assert {(bits, dtype) for bits, dtype, _ in integers(network, quantization)} == {
-            (4 if quantization == "int4" else 8, "I8")
+            (4, "U8") if quantization == "int4" else (8, "I8")
         }
 
 

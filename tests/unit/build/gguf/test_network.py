@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build.gguf.blocks import dequantized
+from build.gguf.blocks import dequantized, linear_of
 from build.gguf.file import STORED_TYPES, open_gguf
 from build.gguf.network import config_of
 from build.gguf.unpack import unpack
@@ -56,14 +56,16 @@ def _rounded(value: Any) -> Any:
 
 
 def _settings(config: NetworkConfig) -> Any:
-    return _rounded(dataclasses.asdict(dataclasses.replace(config, quant_algo=None)))
+    return _rounded(dataclasses.asdict(dataclasses.replace(config, quant_algo=None, quant_bits=None)))
 
 
 def _arrays(network: Network) -> dict[str, Any]:
     found = {"embedding": network.embedding.to_float32(), "norm": network.final_norm}
     found["head"] = network.lm_head.to_float32()
     for index in range(network.config.num_hidden_layers):
-        for name, part in vars(network.layer(index)).items():
+        layer = vars(network.layer(index))
+        (layer["qkv"],) = layer["qkv"]
+        for name, part in layer.items():
             if hasattr(part, "to_float32"):
                 found[f"{index}.{name}"], found[f"{index}.{name}.bias"] = part.to_float32(), part.bias
             else:
@@ -110,6 +112,13 @@ def test_blocks_have_the_values_of_llama_cpp() -> None:
         for place in HALVES.get(kind, (0,)):
             numbers = rng.normal(size=(len(blocks), 1)).astype("<f2")
             blocks[:, place : place + 2] = numbers.view(np.uint8)
+        linear = linear_of(kind, data)
+        assert linear.bits == (4 if kind.startswith("Q4") else 8)
+        units, levels = linear.short_scales()
+        assert units.dtype == np.float16 and (levels is not None) == kind.endswith("K")
+        shared = np.repeat(units.astype(np.float32), linear.scale.shape[1] // units.shape[2], axis=2)
+        kinds = [linear.scale] if linear.offset is None else [linear.scale, linear.offset]
+        assert np.array_equal(shared if levels is None else shared * levels, np.stack(kinds, axis=1))
         values = dequantized(kind, data) + np.float32(0)
         assert hashlib.sha256(values.tobytes()).hexdigest()[:16] == digest, kind
 
@@ -119,6 +128,7 @@ def test_blocks_stay_blocks_and_their_rows_are_put_back(tmp_path: Path) -> None:
     whole = open_gguf(convert(tmp_path / "checkpoint", tmp_path / "whole.gguf"))
     rng = np.random.default_rng(0)
     tensors: dict[str, Any] = {name: tensor.read() for name, tensor in whole.tensors.items()}
+    del tensors["output.weight"]
     for name, kind, scale in (("blk.0.attn_q.weight", "Q8_0", 0), ("token_embd.weight", "Q4_K", 0)):
         shape = tensors[name].shape
         stored = STORED_TYPES[kind]
@@ -132,9 +142,12 @@ def test_blocks_stay_blocks_and_their_rows_are_put_back(tmp_path: Path) -> None:
     rows = dequantized("Q8_0", raw["blk.0.attn_q.weight"].read())
     heads = rows.reshape(8, 16, 2, 256)  # 8 heads of 16 pairs
     back = np.concatenate([heads[:, :, 0], heads[:, :, 1]], axis=1).reshape(256, 256)
-    np.testing.assert_array_equal(network.layer(0).qkv.to_float32()[:256], back)
+    query, others = network.layer(0).qkv
+    np.testing.assert_array_equal(query.to_float32(), back)
+    assert query.is_integer and not others.is_integer
     embedding = dequantized("Q4_K", raw["token_embd.weight"].read())
     np.testing.assert_array_equal(network.embedding.to_float32(), embedding.astype(np.float16))
+    np.testing.assert_array_equal(network.lm_head.to_float32(), embedding)
 
 
 @pytest.mark.parametrize(
