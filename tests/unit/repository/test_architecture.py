@@ -159,12 +159,12 @@ STILL_ABOVE = {
     "deploy": 2_034,
     "command line": 904,
     "shared modules": 747,
-    "build": 5_997,
+    "build": 6_066,
     "GPU track": 3_084,
     "tools": 1_278,
 }
 
-TEST_LINES = 65_544  # on the way to size.TEST_LINES
+TEST_LINES = 65_579  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 
