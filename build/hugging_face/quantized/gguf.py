@@ -19,7 +19,7 @@ class Gguf:
     """Projections in blocks, each with a type of its own.
 
     Attributes:
-        bits: Of a weight in an engine, with its share of scales, on average.
+        bits: Size of a weight in an engine, with its share of scales, on average.
     """
 
     bits: float
