@@ -26,7 +26,7 @@ _DRAFT_LENGTH = 4
 _TEMPERATURES = (0.0, 0.8)
 _MAX_TOKENS = 64
 # A round of a large target takes seconds, and shorter answers give enough observations.
-_BUDGET_S = 12.0  # for each temperature
+_BUDGET_S = 6.0  # for each temperature
 _LEAST_ROUNDS = 4  # of each answer, the first of which drafts nothing
 # Pseudo-count: each class gets this many observations with the average acceptance rate.
 _PRIOR_WEIGHT = 4.0

@@ -23,7 +23,7 @@ from pipelines.speculation.token_ids import TokenIds
 from pipelines.time_left import TimeLeft
 
 _NUM_DRAFT_TOKENS = 4
-_BUDGET_S = 15.0  # every rollout takes as long again
+_BUDGET_S = 8.0  # every rollout takes as long again
 _LEAST_TOKENS, _MAX_TOKENS = 8, 64
 
 
