@@ -133,10 +133,10 @@ def tokenizer_of(file: GgufFile) -> GgufTokenizer:
                 token,
                 rstrip=strips and token not in plain,
                 normalized=False,
-                special=types[number] == _CONTROL,
+                special=types[number] != _USER_DEFINED,
             )
             for number, token in enumerate(tokens)
-            if types[number] in (_CONTROL, _USER_DEFINED)
+            if types[number] in (_CONTROL, _UNKNOWN, _USER_DEFINED)
         ]
     )
     ids = {name: _token_id(file, name, len(tokens)) for name in ("bos", "eos", "eot", "eom")}

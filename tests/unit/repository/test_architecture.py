@@ -164,7 +164,7 @@ STILL_ABOVE = {
     "tools": 1_278,
 }
 
-TEST_LINES = 65_579  # on the way to size.TEST_LINES
+TEST_LINES = 65_580  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 

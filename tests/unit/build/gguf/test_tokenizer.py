@@ -79,7 +79,7 @@ def test_a_word_that_is_a_token_needs_no_merges_where_the_rule_says_so() -> None
 
 def test_pieces_are_merged_by_their_scores() -> None:
     tokenizer = _loaded(_made(pieces()))
-    encoded = tokenizer.encode("hello \u00e9\U0001f642<user>he</s>")
+    encoded = tokenizer.encode("hello \u00e9\U0001f642<user>he</s><unk>")
     emoji = [f"<0x{byte:02X}>" for byte in "\U0001f642".encode()]
     assert encoded.tokens == [
         "<s>",
@@ -91,6 +91,7 @@ def test_pieces_are_merged_by_their_scores() -> None:
         "\u2581",
         "he",
         "</s>",
+        "<unk>",
     ]
     assert tokenizer.decode(tokenizer.encode("hello  hello\n").ids) == "hello  hello\n"
     assert _loaded(_made(pieces(), add_space_prefix=False)).encode("hello").tokens[1] == "hello"
