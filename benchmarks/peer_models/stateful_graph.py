@@ -25,7 +25,6 @@ from build.openvino.operations import (
     rms_norm,
     rows,
     split_heads,
-    stored,
 )
 
 
@@ -112,7 +111,7 @@ class StatefulGraph(DecoderGraph):
         """Return the ``openvino.Model``; see ``build_stateful_graph``."""
         network = self.network
         tokens = ops.convert(self.inputs["input_ids"], "i32")
-        x = rows(stored(network.embedding), tokens)
+        x = rows(network.embedding, tokens)
         for index in range(self.config.num_hidden_layers):
             x = self._layer(x, index)
         x = rms_norm(x, network.final_norm, self.config.norm_epsilon)

@@ -33,7 +33,6 @@ from build.openvino.operations import (
     scaled,
     selected,
     split_heads,
-    stored,
 )
 from build.openvino.paged_attention import PagedAttention, network_inputs
 
@@ -135,8 +134,11 @@ class DecoderGraph:
         network, config = self.network, self.config
         tokens = ops.unsqueeze(ops.convert(self.inputs["input_ids"], "i32"), integers(1))
         is_tied = network.lm_head.weight is network.embedding  # and not quantized on its own
-        table = floats(network.embedding.to_float32()) if is_tied else stored(network.embedding)
-        x = rows(table, tokens)
+        if is_tied:
+            table = floats(network.embedding.to_float32())
+            x = ops.gather(table, tokens, integers(0))
+        else:
+            x = rows(network.embedding, tokens)
         x = scaled(x, config.embedding_multiplier)
         for index in range(config.num_hidden_layers):
             x = self._layer(x, index)

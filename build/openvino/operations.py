@@ -22,6 +22,9 @@ from build.networks.rotary import rotary_frequencies
 Product = Callable[[Any, Linear], Any]
 """Multiplies the last axis of a node with the weight of a projection, without its bias."""
 
+LARGE_TABLE = 1 << 26
+"""Bytes; a copy of a smaller table costs less than the operations that avoid it."""
+
 _ELEMENT_TYPES = {
     "BF16": ov.Type.bf16,
     "F16": ov.Type.f16,
@@ -46,10 +49,26 @@ def stored(tensor: Tensor) -> Any:
     return ov_op.Constant(raw, False)  # False: copy, so that the array need not outlive the graph
 
 
-def rows(table: Any, indices: Any) -> Any:
-    """Return rows of a constant as f32; converting the table first would make a copy of it in memory."""
-    picked = ops.gather(table, indices, integers(0))
-    return picked if table.get_element_type() == ov.Type.f32 else ops.convert(picked, "f32")
+def rows(table: Tensor, indices: Any) -> Any:
+    """Return rows of a table of floats as f32.
+
+    The plugin makes a copy in float32 of any constant of floats. So a large table of 16 bits is stored as the
+    high and the low byte of each number, which name it among all numbers of its type.
+    """
+    if table.dtype not in ("F16", "BF16") or table.data.nbytes < LARGE_TABLE:
+        picked = ops.gather(stored(table), indices, integers(0))
+        return picked if table.dtype == "F32" else ops.convert(picked, "f32")
+
+    def part(data: AnyArray) -> Any:
+        constant = stored(Tensor("U8", data.shape, data))
+        return ops.convert(ops.gather(constant, indices, integers(0)), "f32")
+
+    data = table.data.view(np.uint16)
+    high, low = part((data >> 8).astype(np.uint8)), part(data.astype(np.uint8))
+    number = ops.convert(ops.add(ops.multiply(high, floats(256.0)), low), "i32")
+    all_numbers = np.arange(1 << 16, dtype=np.uint16).view(table.data.dtype)
+    values = Tensor(table.dtype, all_numbers.shape, all_numbers).to_float32()
+    return ops.gather(floats(values), number, integers(0))
 
 
 def floats(values: Any) -> Any:

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import openvino as ov
 import pytest
 
 from build.checkpoints.checkpoint import network_from_checkpoint
+from build.checkpoints.tensor_file import Tensor
 from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
+from build.openvino import operations
 from build.openvino.engine import EngineSettings, write_engine
 from pipelines.errors import EngineBuildError
 from pipelines.executor.engine import Engine
@@ -107,6 +110,24 @@ def test_a_tied_engine_holds_its_table_once(shape: str, num_tables: int, tmp_pat
     assert weights <= size < weights + 4 * rows * columns  # and constants of the graph
     network = (tmp_path / "engine" / "engine.xml").read_text(encoding="utf-8")
     assert len(re.findall(rf'<data element_type="f32" shape="{rows}, {columns}"', network)) == num_tables
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_rows_of_a_large_table_are_its_numbers_and_no_copy_is_made(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "LARGE_TABLE", 0)
+    numbers = np.random.default_rng(0).standard_normal((300, 48)).astype(np.float32)
+    bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    halves = numbers.astype(np.float16) if dtype == "F16" else bits
+    table = Tensor(dtype, halves.shape, halves)
+    indices = operations.parameter("indices", [-1], ov.Type.i32)
+    model = ov.Model([operations.rows(table, indices)], [indices])
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    asked = np.array([299, 0, 7, 7], np.int32)
+    assert np.array_equal(compiled([asked])[0], table.to_float32()[asked])
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    assert {node.get_element_type() for node in constants if node.get_byte_size() == 300 * 48} == {ov.Type.u8}
 
 
 @pytest.mark.parametrize("shape", ["gqa", "untied", "biases"])
