@@ -37,8 +37,7 @@ from pipelines.text.vocabulary import Vocabulary
 
 _LOG = logging.getLogger(__name__)
 
-# Larger steps are rare and expensive to warm up.
-_LARGEST_WARM_STEP = 64
+_WARM_UP_S = 1.0
 
 
 class Executor:
@@ -178,11 +177,15 @@ class Executor:
         return Output.joined([output async for output in self.generate(request)])
 
     def warm_up(self) -> None:
-        """Compute a step of each usual size, because the first step of a shape compiles its kernels."""
-        if self.budget is None:
-            return
-        for size in self.budget.sizes[self.budget.sizes <= _LARGEST_WARM_STEP].tolist():
+        """Compute a step of each size, smallest first, because the first one of a size compiles its kernels.
+
+        It ends after a second: a large network computes the step longer than it compiles the kernels.
+        """
+        ends_s = time.monotonic() + _WARM_UP_S
+        for size in () if self.budget is None else self.budget.sizes.tolist():
             self.engine.step(pack([WARM_UP_ROW], self.config.kv_block_size, size))
+            if time.monotonic() > ends_s:
+                break
 
     def step(self, *, may_continue: bool = False) -> bool:
         """Compute one step and distribute its tokens. Never raises: errors go to the affected requests.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.executor.executor import Executor
@@ -47,16 +48,18 @@ class InProcessEngines:
         costs: Mapping[str, StepCosts],
         tokens_per_s: Callable[[], float],
     ) -> None:
-        self.executors = {
-            role: Executor.load(
+
+        def load(role: str) -> Executor:
+            return Executor.load(
                 parameters.path(f"{role}_engine_dir"),
                 executor_limits(parameters, role),
                 parameters.text(f"{role}_engine_digest"),
                 parameters.path("socket").parent,
-                num_lanes,
+                _NUM_LANES[role],
             )
-            for role, num_lanes in _NUM_LANES.items()
-        }
+
+        with ThreadPoolExecutor() as pool:
+            self.executors = dict(zip(_NUM_LANES, pool.map(load, _NUM_LANES), strict=True))
         for role, measured in (("draft", calibration.draft), ("target", calibration.target)):
             self.executors[role].budget = RowBudget(costs[role], measured.change_s, tokens_per_s)
         target = self.executors["target"]

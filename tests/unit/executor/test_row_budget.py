@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.executor import executor as executor_module
 from pipelines.executor.rows import RowBudget, step_sizes
 from pipelines.executor.step import Chunk, pack
 from pipelines.speculation.draft_length.step_costs import StepCosts
+from tests.support.recording_engine import RecordingEngine, make_executor
 
 CHANGE_S = 0.002
 ROWS, SECONDS = (2, 9, 40, 64, 65, 144), (0.014, 0.016, 0.040, 0.056, 0.090, 0.170)
@@ -97,3 +99,15 @@ def test_dummy_rows_fill_a_step_and_give_no_logits() -> None:
     assert inputs.past_lens.tolist() == [7, 8, 0, 0, 0]
     assert inputs.block_indices.tolist() == [1, 1, 0, 0, 0]
     assert inputs.logits_rows.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(60.0, step_sizes(144).tolist()), (0.0, [2])])
+def test_sizes_are_warmed_up_until_that_takes_too_long(
+    seconds: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_module, "_WARM_UP_S", seconds)
+    executor, computed = make_executor(RecordingEngine(64)), list[int]()
+    executor.budget = budget()
+    monkeypatch.setattr(executor.engine, "step", lambda inputs: computed.append(len(inputs.input_ids)))
+    executor.warm_up()
+    assert computed == sizes
