@@ -32,26 +32,26 @@ class Part:
     paths: tuple[str, ...]
 
 
-# A budget is raised by a decision that says what it buys. In all: 38,000.
+# A budget is raised by docs/explanation/source-tree.md, which says what it buys.
 PARTS = (
-    Part("speculation", 1_850, ("pipelines/speculation/",)),
-    Part("executor", 1_500, ("pipelines/executor/",)),
-    Part("text", 1_000, ("pipelines/text/",)),
-    Part("wire", 700, ("pipelines/wire/",)),
-    Part("router", 2_000, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
-    Part("triton", 2_550, ("pipelines/triton/", "model_repository/")),
-    Part("front door", 3_450, ("pipelines/front_door/",)),
-    Part("client", 1_000, ("pipelines/client/",)),
-    Part("validation", 3_500, ("pipelines/validation/",)),
+    Part("speculation", 1_900, ("pipelines/speculation/",)),
+    Part("executor", 1_550, ("pipelines/executor/",)),
+    Part("text", 1_050, ("pipelines/text/",)),
+    Part("wire", 1_200, ("pipelines/wire/",)),
+    Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
+    Part("triton", 3_350, ("pipelines/triton/", "model_repository/")),
+    Part("front door", 3_600, ("pipelines/front_door/",)),
+    Part("client", 950, ("pipelines/client/",)),
+    Part("validation", 3_750, ("pipelines/validation/",)),
     Part("canary", 3_000, ("pipelines/canary/",)),
     Part("bench", 1_900, ("pipelines/bench/",)),
-    Part("deploy", 1_900, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
-    Part("command line", 800, ("pipelines/command_line/", "pipelines/demo/")),
-    Part("shared modules", 650, ("pipelines/",)),
-    Part("build", 4_900, ("build/",)),
+    Part("deploy", 2_050, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
+    Part("command line", 950, ("pipelines/command_line/", "pipelines/demo/")),
+    Part("shared modules", 750, ("pipelines/",)),
+    Part("build", 6_150, ("build/",)),
     Part(
         "GPU track",
-        3_000,
+        3_100,
         (
             "build/tensorrt_llm/",
             "build/quantization/",
@@ -63,12 +63,12 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_500, ("benchmarks/",)),
+    Part("benchmarks", 2_600, ("benchmarks/",)),
     Part("docs generators", 600, ("docs/",)),
-    Part("tools", 1_200, ("tools/",)),
+    Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 48_000
+TEST_LINES = 66_000
 """The most lines of tests, with blank lines and comments."""
 
 
