@@ -478,6 +478,67 @@ BREAKAGES: tuple[Breakage, ...] = (
         'path.write_text(text, encoding="utf-8")\n        made.write_text(text, encoding="utf-8")',
         "test_atomic_file.py",
     ),
+    # GGUF files
+    _one(
+        "gguf: rows of queries and keys stay in pairs",
+        "num_heads = paired.get(part) if architecture.has_rotary_pairs else None",
+        "num_heads = None",
+        "test_network.py",
+    ),
+    _one(
+        "gguf: the gains of Gemma keep the one that was added",
+        "dequantized(kind, stored.read()) - offset",
+        "dequantized(kind, stored.read())",
+        "test_network.py",
+    ),
+    _one(
+        "gguf: an unknown setting is ignored",
+        '    if unknown:\n        raise file.fail(\n            "the network has settings',
+        '    if False:\n        raise file.fail(\n            "the network has settings',
+        "test_network.py",
+    ),
+    _one(
+        "gguf: counts are believed",
+        "if count > min((self.size - self.position) // least_bytes, _MOST_ITEMS):",
+        "if count > 2**63:",
+        "test_file.py",
+    ),
+    _one(
+        "gguf: tensors may overlap",
+        "if entry.offset % alignment or tensor.offset < end:",
+        "if entry.offset % alignment:",
+        "test_file.py",
+    ),
+    _one(
+        "gguf: a file that changes while it is read is not noticed",
+        "            if _version(paths) != version:\n",
+        "            if False:\n",
+        "test_file.py",
+    ),
+    _one(
+        "gguf: only the first part of a split file is read",
+        "        tensors.update(part.tensors)\n",
+        "        tensors.update(part.tensors if number == 0 else {})\n",
+        "test_file.py",
+    ),
+    _one(
+        "gguf: a text always begins with a token of its own",
+        'if file.value(f"{_KEY}add_bos_token", bool, rule.adds_bos):',
+        "if True:",
+        "test_tokenizer.py",
+    ),
+    _one(
+        "gguf: pieces are merged in the order of the file",
+        "(-scores[number], normal[token[:cut]]",
+        "(0, normal[token[:cut]]",
+        "test_tokenizer.py",
+    ),
+    _one(
+        "gguf: a quantization means the first file whose name has it",
+        'quantization = rf"(?i).*[^a-z0-9]{re.escape(self.file)}(-\\d{{5}}-of-\\d{{5}})?\\.gguf"',
+        'quantization = rf"(?i).*{re.escape(self.file)}.*\\.gguf"',
+        "test_gguf_from_the_hub.py",
+    ),
     # Proofs
     _one(
         "proof: tokens are not compared",

@@ -91,7 +91,7 @@ def byte_pairs(size: int = 512, pre: str = "gpt-2") -> dict[str, Any]:
 
 def pieces() -> dict[str, Any]:
     """Return the metadata of a tokenizer of SentencePiece."""
-    words = ["▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello", "▁▁", "é"]
+    words = ["▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello", "▁▁", "é", "el"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "<user>"]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(words) + [USER_DEFINED]
     return {

@@ -94,6 +94,10 @@ def test_pieces_are_merged_by_their_scores() -> None:
         "<unk>",
     ]
     assert tokenizer.decode(tokenizer.encode("hello  hello\n").ids) == "hello  hello\n"
+    metadata = pieces()
+    best = metadata["tokenizer.ggml.tokens"].index("el")
+    metadata["tokenizer.ggml.scores"][best] = 1
+    assert _loaded(_made(metadata)).encode("hello").tokens == ["<s>", "\u2581", "h", "el", "l", "o"]
     assert _loaded(_made(pieces(), add_space_prefix=False)).encode("hello").tokens[1] == "hello"
 
 
@@ -166,7 +170,7 @@ def test_chat_templates_come_with_the_names_of_their_tokens(tmp_path: Path) -> N
         (byte_pairs(), {"eos_token_id": 512}, "special token is none; tokenizer.ggml.eos_token_id=512"),
         (byte_pairs(), {"add_bos_token": True, "bos_token_id": None}, "no token begins a text"),
         (byte_pairs(), {"add_eos_token": True}, "texts end with a token that the tokenizer adds"),
-        (pieces(), {"scores": np.zeros(3, np.float32)}, "incomplete; 3 scores; 272 tokens"),
+        (pieces(), {"scores": np.zeros(3, np.float32)}, "incomplete; 3 scores; 273 tokens"),
     ],
 )
 def test_a_tokenizer_that_is_not_known_or_whole_is_refused(
