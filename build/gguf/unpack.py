@@ -7,9 +7,10 @@ This is done once for each version of the file. Quantized projections keep the b
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
-from build.checkpoints.tensor_file import write_tensors
+from build.checkpoints.tensor_file import STORAGE, write_tensors
 from build.files import Need, check_space, exclusive
 from build.gguf.blocks import ENGINE_BITS
 from build.gguf.file import GgufFile, changed, open_gguf, part_paths
@@ -48,7 +49,8 @@ def unpack(path: Path, cache: Path) -> Path:
         file = open_gguf(path.absolute())
         documents, tensors = _documents(file), tensors_of(file)
         print(f"{path.name}: unpacking {file.architecture}, {_summary(file)}", flush=True)
-        check_space([Need(str(path), cache, sum(each.stat().st_size for each in paths), "DRAFTPROOF_CACHE")])
+        size = sum(STORAGE[each.dtype].itemsize * math.prod(each.shape) for each in tensors.values())
+        check_space([Need(str(path), cache, size, "DRAFTPROOF_CACHE")])
         with whole_directory(directory) as made:
             for document, text in documents.items():
                 (made / document).write_text(text, encoding="utf-8")
