@@ -77,7 +77,10 @@ FORMAT_VERSIONS = (2, 3)  # only the latter has operators other than attention
 
 
 STEP_TIMEOUT_S = {"draft": 5.0, "target": 120.0}
-"""Time limit of a step by role: requests can continue without the draft, but not without the target."""
+"""Time limit of a short step by role: requests can continue without the draft, but not without the target."""
+
+_TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
+"""Time that each token of a step adds for each byte of the weights, as on a single busy core."""
 
 
 @dataclass(frozen=True)
@@ -239,10 +242,12 @@ class Engine:
             overwrites.
 
         Raises:
-            TimeoutError: The step took longer than ``STEP_TIMEOUT_S``.
+            TimeoutError: The step took longer than ``STEP_TIMEOUT_S`` and its tokens allow.
             RuntimeError: The runtime failed, or an earlier step is still running.
         """
-        return self._run(inputs, STEP_TIMEOUT_S[self.config.role])
+        token_bytes = len(inputs.input_ids) * self.config.weight_bytes_per_step
+        limit_s = STEP_TIMEOUT_S[self.config.role] + _TIMEOUT_S_PER_TOKEN_AND_BYTE * token_bytes
+        return self._run(inputs, limit_s)
 
     def _run(self, inputs: StepInputs, timeout_s: float) -> npt.NDArray[np.float32]:
         num_rows = len(inputs.logits_rows)
@@ -253,7 +258,7 @@ class Engine:
         if not self._request.wait_for(int(timeout_s * 1000)):
             # Further steps fail until this one is done, so it cannot overwrite the blocks of other requests.
             self._has_late_step = True
-            raise TimeoutError(f"a step took more than {timeout_s:g} s")
+            raise TimeoutError(f"a step took more than {timeout_s:.1f} s")
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits[:num_rows]
 
