@@ -80,7 +80,7 @@ def measure_step_costs(
     engines = {"draft": draft, "target": target}
     # Between these sizes the time is nearly linear; serving corrects what is left of the difference.
     max_rows = max(max_rows, 3)  # interpolation needs two sizes
-    sizes = [rows for rows in (2, 5, 9, 16, 32, 64, 96) if rows < max_rows]
+    sizes = [rows for rows in (2, 5, 9, 16, 32) if rows < max_rows]
     sizes.append(max_rows)
     shapes = [_Shape(role, rows, _CONTEXT) for rows in sizes for role in engines]
     for role, engine in engines.items():
