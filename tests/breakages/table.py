@@ -459,6 +459,24 @@ BREAKAGES: tuple[Breakage, ...] = (
         "test_checkpoint.py",
     ),
     _one(
+        "checkpoints: Q6_K's high bits are those of other weights",
+        "np.array([0, 2, 4, 6], np.uint8)[:, None]",
+        "np.array([0, 4, 2, 6], np.uint8)[:, None]",
+        "test_network.py",
+    ),
+    _one(
+        "quantization: a scale is not the one of the least error",
+        "is_closer = (error < least) & (spread > 0)",
+        "is_closer = spread > 0",
+        "test_weight_only.py",
+    ),
+    _one(
+        "quantization: offsets are lost in a stack",
+        '_BY_OUTPUT = ("scale", "zero_point", "bias", "offset", "units")',
+        '_BY_OUTPUT = ("scale", "zero_point", "bias")',
+        "test_linear.py",
+    ),
+    _one(
         "checkpoints: AWQ's outputs lie in the order of their words",
         "values = unpack(words, 4).reshape(len(words), -1, 8)[:, :, _PLACES]",
         "values = unpack(words, 4).reshape(len(words), -1, 8)",
