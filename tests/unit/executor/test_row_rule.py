@@ -25,7 +25,7 @@ BLOCKS_EACH = 8
 PROMPT_LEN = 70
 OUTPUT_LEN = 90
 
-CACHES = ("int8, float32", "int8, float16", "int8, int8", "none, int8")
+CACHES = ("int8, float32", "int8, float16", "int8, int8", "none, int8", "int4, float32")
 OWN_ATTENTION = tuple(
     pytest.param(f"{form}, draftproof", marks=needs_compiler) for form in (*CACHES, "none, float32")
 )
