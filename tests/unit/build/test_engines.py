@@ -156,7 +156,7 @@ def test_the_longest_text_decides_an_engine_with_longrope(tmp_path: Path, raw: d
     [
         lambda target: target.update(num_threads=1),
         lambda target: target.update(thread_placement="free"),
-        lambda target: target.update(kv_cache={"dtype": "float16"}),
+        lambda target: target.update(kv_cache={"dtype": "float32"}),
         pytest.param(lambda target: target.update(attention="draftproof"), marks=needs_compiler),
         lambda target: target["growth"].update(seed=5),
     ],
