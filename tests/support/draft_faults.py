@@ -7,6 +7,7 @@ about faults: a test adds ``install`` to the ``model.py`` that it rendered.
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,16 @@ def install(state_file: str) -> None:
     state = Path(state_file)
     compile_model = openvino.Core.compile_model
     prepare = engine._compile
+    this_thread = threading.local()  # both engines are loaded at once
 
     def compile_with_gate(module: Any, files: EngineFiles, weights: Weights, config: EngineConfig) -> Any:
-        def compile_model_with_gate(core: Any, model: Any, *rest: Any) -> Any:
-            if config.role == "draft":
-                _put_gate_before(model.input("input_ids"), model, state)
-            return compile_model(core, model, *rest)
-
-        openvino.Core.compile_model = compile_model_with_gate
+        this_thread.role = config.role
         return prepare(module, files, weights, config)
+
+    def compile_model_with_gate(core: Any, model: Any, *rest: Any) -> Any:
+        if this_thread.role == "draft":
+            _put_gate_before(model.input("input_ids"), model, state)
+        return compile_model(core, model, *rest)
 
     class UnloadableEngine(Engine):
         """An engine that can be unloaded and loaded again."""
@@ -70,6 +72,7 @@ def install(state_file: str) -> None:
                     super().__init__(**self._made_of)
             return super().step(inputs)
 
+    openvino.Core.compile_model = compile_model_with_gate
     engine._compile = compile_with_gate
     executor.Engine = UnloadableEngine  # type: ignore[misc]
 
