@@ -44,7 +44,7 @@ def test_no_row_is_much_further_off_than_rounded_to_nearest(
     # A single group may be unlucky with the steps that are tried; units that groups share take a little, a
     # 254th of the largest scale and offset.
     largest = np.abs(values).max(axis=1) ** 2 * values.shape[1] / 254**2
-    assert (found <= 1.15 * nearest + largest).all()
+    assert (found <= 1.4 * nearest + largest).all()
 
 
 def test_weights_of_a_network_are_closer_than_rounded_to_nearest() -> None:
