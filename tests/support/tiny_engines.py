@@ -286,6 +286,7 @@ def build_tiny_pair(
 
 
 TIMED_CONFIG = SimpleNamespace(
+    linear="openvino",
     kv_block_size=32,
     max_position_embeddings=2048,
     num_layers=1,

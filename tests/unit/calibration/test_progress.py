@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,19 @@ def test_slow_engines_are_timed_in_fewer_passes(
     measure_step_costs(draft, target, max_rows=3)  # type: ignore[arg-type]
     shapes = 5  # 2 and 3 rows, 9 after a short and after a long context, 1 after a long one
     assert draft.steps == target.steps == shapes * (1 + passes * (1 + step_costs._REPETITIONS))
+
+
+@pytest.mark.parametrize(("linear", "between"), [("openvino", (64, 65)), ("draftproof", ())])
+def test_the_switch_of_openvinos_products_is_timed(
+    linear: str, between: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_costs, "has_enough_quiet", lambda steps: True)
+    monkeypatch.setattr(step_costs, "quiet_seconds", lambda steps: 1.0)
+    draft, target = CountingEngine(), CountingEngine()
+    for engine in (draft, target):
+        engine.config = SimpleNamespace(**{**vars(TIMED_CONFIG), "linear": linear})
+    costs = measure_step_costs(draft, target, max_rows=144)  # type: ignore[arg-type]
+    assert costs.target.rows == costs.draft.rows == (2, 5, 9, 16, 32, *between, 144)
 
 
 @pytest.mark.parametrize(("budget_s", "most_steps"), [(0.0, 30), (1e9, 1000)])
