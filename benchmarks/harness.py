@@ -8,12 +8,14 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from build.quantization.corpus import load_corpus
+from pipelines.atomic_file import write_whole
 from pipelines.bench.blocks import CONFIDENCE, Interval
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.prompt_sets import PromptSet, make_prompt_sets
@@ -65,13 +67,17 @@ def run_benchmark(
     measure: Callable[[argparse.Namespace, list[str]], Result],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Measure, print the table, its conditions and one line of JSON, and return the exit code.
+    """Measure, print the table, its conditions and one line of JSON, write a file of it if one is named.
 
     Args:
         parser: Reads the options.
         measure: Takes the options and the command line.
         arguments: The command line; None for that of the process.
+
+    Returns:
+        The exit code.
     """
+    parser.add_argument("--output", type=Path, help="file for the result, JSON")
     options = parser.parse_args(arguments)
     command_line = sys.argv[1:] if arguments is None else list(arguments)
 
@@ -80,6 +86,8 @@ def run_benchmark(
             result = measure(options, command_line)
         print(result.table, conditions_line(result.document["conditions"]), sep="\n\n")
         print(json.dumps(result.document))
+        if options.output is not None:
+            write_whole(options.output, json.dumps(result.document, indent=1) + "\n")
         return result.exit_code
 
     return run_program(work, result={})

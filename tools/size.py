@@ -63,7 +63,7 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_600, ("benchmarks/",)),
+    Part("benchmarks", 2_950, ("benchmarks/",)),
     Part("docs generators", 600, ("docs/",)),
     Part("tools", 1_300, ("tools/",)),
 )

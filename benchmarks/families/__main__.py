@@ -25,6 +25,7 @@ from benchmarks.families.engines import (
     compile_network,
     decoded_rows,
     greedy_tokens,
+    log_softmax,
     prompt_logits,
 )
 from benchmarks.families.networks import FAMILY_CONFIGS, save_model
@@ -46,13 +47,8 @@ _OTHER = Chunk(np.arange(7, dtype=np.int32), 20, tuple(range(10, 14)), as_rows=T
 
 def mean_kl(reference: Logits, logits: Logits) -> float:
     """Return the mean over positions of KL(reference || logits), nats."""
-    p, q = _log_softmax(reference), _log_softmax(logits)
+    p, q = log_softmax(reference), log_softmax(logits)
     return float((np.exp(p) * (p - q)).sum(axis=1).mean())
-
-
-def _log_softmax(logits: Logits) -> Any:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
     names = ", ".join(FAMILY_CONFIGS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{names} (default: all)")
-    options = parser.parse_args(arguments)
+    options, _ = parser.parse_known_args(arguments)
     if unknown := sorted(set(options.names) - set(FAMILY_CONFIGS)):
         parser.error(f"there is no network {unknown[0]}")
     return run_benchmark(parser, _compare_all, arguments)

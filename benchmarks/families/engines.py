@@ -14,8 +14,8 @@ from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 
-NUM_BLOCKS = 16
-BLOCKS = tuple(range(1, 9))
+NUM_BLOCKS = 18
+BLOCKS = tuple(range(1, NUM_BLOCKS))
 
 Logits = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int32]
@@ -32,6 +32,7 @@ def compile_network(
     quantization: str,
     attention: str = "openvino",
     kv_cache_dtype: str = "float32",
+    linear: str = "openvino",
 ) -> Engine:
     """Write an engine to a folder and load it.
 
@@ -42,6 +43,7 @@ def compile_network(
             INT8 and activations are rounded.
         attention: ``openvino`` or ``draftproof``.
         kv_cache_dtype: ``float32``, ``float16`` or ``int8``.
+        linear: What multiplies integer weights, ``openvino`` or ``draftproof``.
     """
     folder.mkdir(parents=True)
     tokenizer = folder / "tokenizer.json"
@@ -58,6 +60,7 @@ def compile_network(
         origin={},
         dynamic_quantization=is_rounded,
         attention=attention,
+        linear=linear,
     )
     network = apply_quantization(network, quantization, "int8" if is_rounded else "checkpoint")
     write_engine(folder / "engine", network, tokenizer, settings)
@@ -69,12 +72,18 @@ def step(engine: Engine, *chunks: Chunk) -> Logits:
     return engine.step(pack(chunks, engine.config.kv_block_size)).copy()
 
 
+def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+    """Return log-probabilities, [rows, vocab]."""
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
 def prompt_logits(engine: Engine, ids: TokenIds, num_first: int) -> Logits:
     """Compute the logits of a text in two chunks, [tokens, vocab].
 
     Args:
         engine: The engine.
-        ids: The text; at most 256 tokens.
+        ids: The text; at most 544 tokens.
         num_first: Tokens of the first chunk.
     """
     rest = len(ids) - num_first

@@ -99,8 +99,10 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, python: Path, folder: Path, port: int, *, speculative: bool) -> Iterator[Serving]:
-    """Serve the pair during the block.
+def serving(
+    engine: Engine, python: Path, folder: Path, port: int, *, speculative: bool, pair: Path = PAIR
+) -> Iterator[Serving]:
+    """Serve a pair during the block.
 
     Args:
         engine: The engine.
@@ -108,6 +110,7 @@ def serving(engine: Engine, python: Path, folder: Path, port: int, *, speculativ
         folder: Where checkpoints and the server's log lie.
         port: Port to serve.
         speculative: Whether the server drafts.
+        pair: Folder of the demonstration pair; with llama.cpp, a target alone may be a GGUF file.
 
     Yields:
         The server, which is not ready yet.
@@ -118,7 +121,7 @@ def serving(engine: Engine, python: Path, folder: Path, port: int, *, speculativ
     folder, url = folder.resolve(), f"http://127.0.0.1:{port}"
     if _is_ready(url):
         raise PeerError("another server answers", values=url, limit="a free port", remedy="stop that server")
-    arguments = _arguments(engine, folder, port, speculative=speculative)
+    arguments = _arguments(engine, folder, pair, port, speculative=speculative)
     own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY_ROOT)}
     path = folder / f"{engine.name}-{port}.log"
     with path.open("wb") as log:
@@ -148,9 +151,9 @@ def version(engine: Engine, python: Path) -> str:
     ).stdout.strip()
 
 
-def _arguments(engine: Engine, folder: Path, port: int, *, speculative: bool) -> list[str]:
+def _arguments(engine: Engine, folder: Path, pair: Path, port: int, *, speculative: bool) -> list[str]:
     if engine is LLAMA_CPP:
-        arguments = ["-m", "benchmarks.other_servers.programs.llama_cpp", str(PAIR.resolve())]
+        arguments = ["-m", "benchmarks.other_servers.programs.llama_cpp", str(pair.resolve())]
         return [*arguments, "--files", ".", "--port", str(port), *["--speculative"] * speculative]
     served = checkpoint(folder, PAIR, "target", "none")
     arguments = ["-m", "vllm.entrypoints.openai.api_server", "--model", served.name, "--port", str(port)]

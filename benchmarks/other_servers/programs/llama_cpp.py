@@ -1,4 +1,4 @@
-"""Serve the demonstration pair with llama.cpp's own server, with the draft or without.
+"""Serve the demonstration pair with llama.cpp's own server, with the draft or without, or a GGUF file.
 
 The interpreter of the environment ``llama-cpp`` runs this program: the package ``xllamacpp`` has that server.
 """
@@ -21,7 +21,7 @@ _SLOT_TOKENS = 1024
 def main() -> None:
     """Serve until the process is stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pair", type=Path, help="folder of the demonstration pair")
+    parser.add_argument("pair", type=Path, help="folder of the demonstration pair, or a GGUF file")
     parser.add_argument(
         "--files", type=Path, required=True, help="folder for the files in llama.cpp's format"
     )
@@ -34,7 +34,8 @@ def main() -> None:
     parameters.port = options.port
     parameters.n_parallel = _NUM_SLOTS
     parameters.n_ctx = _NUM_SLOTS * _SLOT_TOKENS
-    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1  # servers share two cores
+    num_threads = len(os.sched_getaffinity(0)) if options.pair.is_file() else 1  # two servers share the cores
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = num_threads
     parameters.endpoint_metrics = True
     if options.speculative:
         kinds = xllamacpp.common_speculative_type
@@ -46,6 +47,8 @@ def main() -> None:
 
 
 def _file(files: Path, pair: Path, role: str) -> Path:
+    if pair.is_file():
+        return pair
     path = files / f"{role}.gguf"
     if not path.is_file():
         made = path.with_suffix(f".{os.getpid()}")  # both servers may begin together

@@ -1,0 +1,1 @@
+"""What quantization and arithmetic cost a model: predictions, and tasks with one right answer."""
