@@ -104,8 +104,7 @@ def _arms(options: argparse.Namespace, asked: Sequence[Task]) -> Iterator[tuple[
 def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     about = conditions("benchmarks.quality.tasks", command_line)
     _FOLDER.mkdir(parents=True, exist_ok=True)
-    asked = tasks()
-    arms: dict[str, dict[str, Any]] = {}
+    asked, arms = tasks(), dict[str, dict[str, Any]]()
     for name, found, alone in _arms(options, asked):
         right = [task.is_right(text) for task, text in zip(asked, found, strict=True)]
         passed = Counter(task.kind for task, is_right in zip(asked, right, strict=True) if is_right)
@@ -134,8 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.tasks", description=__doc__)
     parser.add_argument("target", help="GGUF file of the target")
     parser.add_argument("draft", help="checkpoint of the draft")
-    arms = ", ".join(ARMS)
-    parser.add_argument("arms", nargs="+", type=_arm, metavar="ARM", help=f"{arms}, or a server's address")
+    parser.add_argument("arms", nargs="+", type=_arm, metavar="ARM", help=", ".join((*ARMS, "http://...")))
     parser.add_argument("--at-once", type=whole_number(1), default=4, help="requests (%(default)s)")
     return run_benchmark(parser, _measure, arguments)
 
