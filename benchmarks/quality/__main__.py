@@ -50,7 +50,7 @@ Windows = dict[str, list[list[int]]]
 
 @dataclass(frozen=True)
 class Found:
-    """What an engine computed: logits of the windows of each text, and texts."""
+    """Logits of the windows of each text, and texts, as an engine computed them."""
 
     logits: dict[str, list[Logits]]
     greedy: list[Greedy]

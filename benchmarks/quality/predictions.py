@@ -69,7 +69,7 @@ def _blocks(count: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where two greedy texts part.
+    """The place where two greedy texts part.
 
     Attributes:
         position: Tokens before it, which are equal.
