@@ -1,4 +1,4 @@
-"""Say every few seconds how much of a long job is done, and about how long the rest takes."""
+"""Say how much of a long job is done, and about how long the rest takes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,14 @@ class TimeLeft:
             return
         self._reported_s = now_s
         left_s = (now_s - self._started_s) / self._done * (self._total - self._done)
-        self._report(f"{self._describe(self._done)}, {about(left_s)} left")
+        self._report(f"{self._describe(self._done)}, about {duration(left_s)} left")
 
 
-def about(seconds: float) -> str:
-    """Return a duration as people say it, such as ``about 40 s`` or ``about 7 min``."""
-    return f"about {seconds:.0f} s" if seconds < 120 else f"about {seconds / 60:.0f} min"
+def place(number: int, num_all: int, left_s: float) -> str:
+    """Return a place in a job and the time that is left, such as ``[3/70, 6 min left]``."""
+    return f"[{number}/{num_all}, {duration(max(0.0, left_s))} left]"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it, such as ``40 s`` or ``7 min``; infinite if it is unknown."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min".replace("inf", "unknown")

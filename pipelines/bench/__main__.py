@@ -43,12 +43,11 @@ from pipelines.bench.verdicts import Results
 from pipelines.client import Client
 from pipelines.client.workers import Workers
 from pipelines.command_line.prompt_choice import choose_prompts
-from pipelines.command_line.prompt_lengths import fitting_prompts
+from pipelines.command_line.prompt_lengths import fitting_prompts, read_vocabulary
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, running_server
-from pipelines.errors import DraftproofError, InvalidRequestError, RecipeError
+from pipelines.errors import InvalidRequestError, RecipeError
 from pipelines.program import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, run_program, stopped_by_signals
-from pipelines.text.vocabulary import Vocabulary
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,18 +148,11 @@ def _add_adversarial(
 ) -> None:
     """Add the adversarial set; leave it out, with a message, if it was not requested and cannot be made."""
     try:
-        prompt_sets[ADVERSARIAL] = adversarial_set(count, _vocabulary(engine_dir))
+        prompt_sets[ADVERSARIAL] = adversarial_set(count, read_vocabulary(engine_dir))
     except InvalidRequestError as error:
         if is_required:
             raise
         _report(f"prompts: {error}")
-
-
-def _vocabulary(engine_dir: Path | None) -> Vocabulary | None:
-    try:
-        return Vocabulary.from_file(engine_dir / "tokenizer.json") if engine_dir else None
-    except DraftproofError:  # the server runs on another machine
-        return None
 
 
 def _slo(options: argparse.Namespace, single: Measurement) -> Slo:

@@ -22,6 +22,7 @@ from pipelines.bench.plan import (
 from pipelines.client import Generation
 from pipelines.client.workers import Job, Workers
 from pipelines.errors import DraftproofError, ServerBusyError, VerificationError
+from pipelines.time_left import place
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,9 @@ class MeasurementProgress:
         self._expected_left_s -= expected_s
         self._actual_s += measurement.wall_s
         self._num_done += 1
-        minutes = self._expected_left_s * self._actual_s / self._expected_s / 60
+        left_s = self._expected_left_s * self._actual_s / self._expected_s
         print(
-            f"[{self._num_done}/{self._num_all}, {minutes:.0f} min left] {measurement.cell}, "
+            f"{place(self._num_done, self._num_all, left_s)} {measurement.cell}, "
             f"repetition {measurement.repetition + 1}, {measurement.arm}: "
             f"{measurement.output_tokens_per_s:.1f} tokens/s",
             file=sys.stderr,

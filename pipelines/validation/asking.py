@@ -1,18 +1,19 @@
-"""Ask a server many questions, so many at once, and show how many answers there are."""
+"""Ask a server many questions, so many at once, and show how many answers there are and how long it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TypeVar
 
-from pipelines.command_line.options import Progress
 from pipelines.errors import DraftproofError
+from pipelines.time_left import TimeLeft, place
 from pipelines.validation.stopping import stoppable
 
-OnAnswer = Callable[[str, int], None]
-"""(what is asked, number of its answers so far), for progress."""
+OnAnswer = Callable[[str, int, int], None]
+"""(what is asked, number of its answers so far, number of all of them), for progress."""
 
 _Question = TypeVar("_Question")
 _Result = TypeVar("_Result")
@@ -32,12 +33,13 @@ def ask_each(
         ask: Returns an answer, or raises a DraftproofError.
         questions: What to ask.
         num_at_once: Number of concurrent requests.
-        on_answer: Called after each answer.
+        on_answer: Called before the first and after each answer.
 
     Returns:
         Answers, or errors, in the order of the questions.
     """
     pool = ThreadPoolExecutor(num_at_once)
+    on_answer(name, 0, len(questions))
     try:
         futures = [pool.submit(stoppable(ask), question) for question in questions]
         answers: list[_Result | DraftproofError] = []
@@ -46,15 +48,49 @@ def ask_each(
             if error is not None and not isinstance(error, DraftproofError):
                 raise error
             answers.append(future.result() if error is None else error)
-            on_answer(name, len(answers))
+            on_answer(name, len(answers), len(questions))
         return answers
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-@contextmanager
-def shown_progress() -> Iterator[OnAnswer]:
-    """Show in the block what is asked and how many answers there are, on a terminal."""
-    line = Progress()
-    yield lambda name, num_done: line.show(f"{name}: {num_done}")
-    line.clear()
+class Stages:
+    """Prints a line when a stage of the questions begins, and every few seconds how much of it is done.
+
+    It is called as ``OnAnswer``.
+
+    Args:
+        num_stages: Number of stages.
+        ends_at_s: Clock time at which all end, in seconds.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, num_stages: int, ends_at_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._num_stages, self._num_begun = num_stages, 0
+        self._ends_at_s, self._clock = ends_at_s, clock
+        self._began_s = clock()
+        self._stage = TimeLeft(0, _print, str)
+
+    @property
+    def share_s(self) -> float:
+        """Seconds that the next stage may take if those that have not begun share the time that is left."""
+        return 0.9 * (self._ends_at_s - self._clock()) / max(1, self._num_stages - self._num_begun)
+
+    def __call__(self, name: str, num_done: int, num_all: int) -> None:
+        """Count an answer, or begin a stage."""
+        if num_done:
+            self._stage.advance(1)
+            return
+        left_s = self._ends_at_s - self._clock()
+        if self._num_begun:  # stages take about as long as those before
+            mean_s = (self._clock() - self._began_s) / self._num_begun
+            left_s = min(left_s, mean_s * (self._num_stages - self._num_begun))
+        self._num_begun += 1
+        _print(f"{place(self._num_begun, self._num_stages, left_s)} {name}: {num_all} questions")
+        self._stage = TimeLeft(num_all, _print, lambda done: f"{name}: {done:.0f} of {num_all}")
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,13 +1,15 @@
-"""End a proof early at SIGTERM or Ctrl-C, with a report of what was compared until then.
+"""End a proof early at SIGTERM, at Ctrl-C or when its time is over, with a report of what was compared.
 
-The first signal makes every further request fail like one that was cancelled, so its answer is missing and
-the verdict is ``inconclusive`` at best. The second signal interrupts the program.
+Every further request then fails like one that was cancelled, so its answer is missing and the verdict is
+``inconclusive`` at best. A second signal interrupts the program.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -16,7 +18,9 @@ from pipelines.errors import RequestCancelledError
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
-_is_stopped = threading.Event()
+_SECONDS = 60.0  # of a minute
+_reason: dict[str, str] = {}
+"""Parts of the error because of which the proof ends early; empty while it does not."""
 
 
 class StoppedError(RequestCancelledError):
@@ -25,39 +29,68 @@ class StoppedError(RequestCancelledError):
     code = "proof_stopped"
 
 
-@contextmanager
-def stopped_early_by_signals() -> Iterator[None]:
-    """Let the first SIGTERM or Ctrl-C within the block stop further requests (``stoppable``)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread receives signals
-        return
+def stop(values: str, limit: str, remedy: str) -> None:
+    """Let every further request fail; the arguments are parts of the error, of which the first one stands."""
+    if not _reason:
+        print(f"stopping, {values}: the report follows when the requests under way have ended", flush=True)
+        _reason.update(values=values, limit=limit, remedy=remedy)
 
-    def stop(number: int, frame: object) -> None:
-        if _is_stopped.is_set():
-            raise KeyboardInterrupt
-        _is_stopped.set()
-        print("stopping: the report follows when the requests under way have ended", flush=True)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        _is_stopped.clear()
+def stop_error() -> StoppedError | None:
+    """Return the error because of which the proof ends early; None while it does not."""
+    return StoppedError("the proof was stopped", **_reason) if _reason else None
 
 
 def stoppable(ask: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Return a function that asks, or raises StoppedError once the proof was stopped."""
 
     def ask_unless_stopped(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        if _is_stopped.is_set():
-            raise StoppedError(
-                "the proof was stopped",
-                values="SIGTERM or Ctrl-C",
-                limit="a proof is complete when it ends by itself",
-                remedy="run it again, or with fewer prompts (--num-prompts, --quick)",
-            )
+        if error := stop_error():
+            raise error
         return ask(*args, **kwargs)
 
     return ask_unless_stopped
+
+
+@contextmanager
+def stopped_early(minutes: int | None) -> Iterator[float]:
+    """Let the first SIGTERM or Ctrl-C within the block, or the end of its time, stop further requests.
+
+    Args:
+        minutes: Time of the proof; None for any.
+
+    Yields:
+        Clock time at which it ends, in seconds of ``time.monotonic``.
+    """
+    seconds = math.inf if minutes is None else _SECONDS * minutes
+    over = f"its {minutes} min are over", "a proof is complete when it ends by itself", "give --minutes more"
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), stop, over)
+    timer.daemon = True
+    timer.start()
+    try:
+        with _stopped_by_signals():
+            yield time.monotonic() + seconds
+    finally:
+        timer.cancel()
+        _reason.clear()
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives signals
+        return
+
+    def stop_or_interrupt(number: int, frame: object) -> None:
+        if _reason:
+            raise KeyboardInterrupt
+        stop("SIGTERM or Ctrl-C", "a proof is complete when it ends by itself", "run it again")
+
+    previous = {
+        number: signal.signal(number, stop_or_interrupt) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

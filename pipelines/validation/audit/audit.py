@@ -15,6 +15,7 @@ If nothing depends on the batch, ``judge_exact`` requires equality.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -199,16 +200,8 @@ def _missing(arm: Arm) -> list[str]:
 
 def _prompts_for(num_events: int) -> int:
     """Find the smallest number of prompts that bounds the rate of so many events below the limit."""
-    low, high = num_events, max(1, num_events)
-    while upper_bound(num_events, high, CONFIDENCE) > NON_TIE_LIMIT:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if upper_bound(num_events, middle, CONFIDENCE) > NON_TIE_LIMIT:
-            low = middle
-        else:
-            high = middle
-    return high
+    numbers = itertools.count(max(1, num_events))
+    return next(each for each in numbers if upper_bound(num_events, each, CONFIDENCE) <= NON_TIE_LIMIT)
 
 
 def _tie_prompts_needed(count: _Count) -> str:

@@ -186,7 +186,7 @@ class DrawPlan:
 def draw_from_own(
     plan: DrawPlan,
     generate: Callable[[CompletionRequest, str], Generation],
-    on_answer: OnAnswer = lambda name, num_done: None,
+    on_answer: OnAnswer = lambda name, num_done, num_all: None,
 ) -> Draws:
     """Request all answers from ``generate`` by each rule and twice from the target alone.
 

@@ -13,11 +13,13 @@ from pipelines.errors import DraftproofError
 from pipelines.validation.asking import OnAnswer, ask_each
 from pipelines.validation.exact.plan import Pass, ProofPlan, Question
 
-PRIMING_TOKENS = 8
+TOKENS_TO_CANCEL = 64
+"""Length of an answer that is cancelled: several chunks at any draft length."""
+
+PRIMING_TOKENS = 4
 """Length of an answer for which draft and target have read the whole prompt."""
 
 _MOST_CHUNKS = 4  # of a request before it is cancelled
-_MIN_TOKENS_TO_CANCEL = 64  # several chunks at any draft length
 _HEAD_START_S = 0.005  # of the compared requests, which begin with the first chunk of the first of these
 _PAUSE_S = 0.05  # after the server refused a request
 _FIRST_CHUNK_TIMEOUT_S = 5.0
@@ -44,7 +46,7 @@ def ask_pass(
     questions: Sequence[Question],
     nonce: str,
     client: Client,
-    on_answer: OnAnswer = lambda name, num_done: None,
+    on_answer: OnAnswer = lambda name, num_done, num_all: None,
 ) -> PassAnswers:
     """Send all requests of a pass.
 
@@ -129,7 +131,7 @@ class Cancellations:
         prompt = self._rng.choice(self._plan.prompts)
         request = CompletionRequest(
             f"# {self._nonce} cut {self._asked.number}-{number}\n{prompt.text}",
-            max_tokens=max(self._plan.max_tokens, _MIN_TOKENS_TO_CANCEL),
+            max_tokens=TOKENS_TO_CANCEL,
             temperature=self._rng.choice((0.0, 0.8)),
             num_draft_tokens=self._asked.draft_length.num_draft_tokens,
             **prompt.switches,

@@ -3,7 +3,7 @@
 A pass sends many prompts in one way. The dimensions are sampling, draft length, load, arrivals, streaming,
 concurrent cancellations, and prefix cache; ``covering_array`` chooses the combinations. The target alone runs
 under the same loads (A/A), which distinguishes a difference due to speculation from one of the runtime.
-The ensemble comes last, once with each kind of sampling.
+The ensemble runs once with each kind of sampling. The first passes have every level (``num_core_passes``).
 """
 
 from __future__ import annotations
@@ -22,19 +22,6 @@ ADAPTIVE = "adaptive"
 """Draft length in answers if the server chooses it in each round."""
 
 LOADS = (1, 2, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Goal:
-    """Least amount of comparisons for which equality counts as shown.
-
-    Attributes:
-        max_rate: Share of diverging prompts that must be detected with 95 % probability.
-        num_tokens: Number of greedy tokens to compare, and as many seeded ones.
-    """
-
-    max_rate: float
-    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -64,25 +51,21 @@ class ProofPlan:
 
     Attributes:
         prompts: Prompts, at least two: half of them use default parameters, half others.
-        max_tokens: Most output tokens per answer.
         draft_lengths: Draft lengths to test; 0 runs the loop without a draft.
         loads: Numbers of concurrent requests.
-        num_cold: Number of prompts of a pass with a cold cache, each of which needs its own answer of the
-            target alone.
-        num_alone: Number of prompts of a pass of the target alone or of the ensemble.
+        most_tokens: Most output tokens of an answer, unless more are asked for.
         mean_gap_s: Mean time that each worker waits between two requests if arrivals are staggered.
-        goal: Goal at which the proof is complete.
+        max_rate: Share of diverging prompts that must be detected with 95 % probability; else the proof is
+            inconclusive.
         kinds: Kinds of sampling, those of ``KINDS`` for which the server drafts.
     """
 
     prompts: tuple[Prompt, ...]
-    max_tokens: int
     draft_lengths: tuple[DraftLength, ...]
     loads: tuple[int, ...]
-    num_cold: int
-    num_alone: int
+    most_tokens: int
     mean_gap_s: float
-    goal: Goal
+    max_rate: float
     kinds: tuple[str, ...] = KINDS
 
 
@@ -138,24 +121,39 @@ class Question:
 
 
 def passes_of(plan: ProofPlan) -> tuple[Pass, ...]:
-    """List all passes: the target alone under load, then draft and target together, then the ensemble."""
+    """List all passes: the target alone under load, draft and target together, and the ensemble in turns."""
+    turns = [
+        (place / num_core, asked) for passes, num_core in _groups(plan) for place, asked in enumerate(passes)
+    ]
+    in_turn = sorted(turns, key=lambda turn: turn[0])
+    return tuple(replace(asked, number=number) for number, (_, asked) in enumerate(in_turn))
+
+
+def num_core_passes(plan: ProofPlan) -> int:
+    """Return how many of the first passes have every level of each dimension, of those with a draft twice."""
+    return sum(min(num_core, len(passes)) for passes, num_core in _groups(plan))
+
+
+def _groups(plan: ProofPlan) -> tuple[tuple[tuple[Pass, ...], int], ...]:
+    """Return the passes of each model, and how many of the first of them have every level."""
     concurrent_loads = tuple(load for load in plan.loads if load > 1) or plan.loads
-    alone = _combinations(TARGET_ALONE, plan.kinds, (NO_DRAFT,), concurrent_loads, first_number=0)
-    together = _combinations(SPECULATIVE, plan.kinds, plan.draft_lengths, plan.loads, first_number=len(alone))
-    return (*alone, *together, *_through_ensemble(plan, first_number=len(alone) + len(together)))
+    alone = _combinations(TARGET_ALONE, plan.kinds, (NO_DRAFT,), concurrent_loads)
+    together = _combinations(SPECULATIVE, plan.kinds, plan.draft_lengths, plan.loads)
+    widest = max(map(len, (plan.kinds, plan.draft_lengths, plan.loads)))
+    return (
+        (alone, max(len(plan.kinds), len(concurrent_loads))),
+        (together, 2 * widest),
+        (_through_ensemble(plan), len(plan.kinds)),
+    )
 
 
 def _combinations(
-    model: str,
-    kinds: tuple[str, ...],
-    draft_lengths: Sequence[DraftLength],
-    loads: tuple[int, ...],
-    first_number: int,
+    model: str, kinds: tuple[str, ...], draft_lengths: Sequence[DraftLength], loads: tuple[int, ...]
 ) -> tuple[Pass, ...]:
     rows = covering_array((len(kinds), len(draft_lengths), len(loads), 2, 2, 2, 2))
     return tuple(
         Pass(
-            number=number,
+            number=0,
             model=model,
             kind=kinds[row[0]],
             draft_length=draft_lengths[row[1]],
@@ -165,11 +163,11 @@ def _combinations(
             with_cancellations=bool(row[5]),
             is_cold=bool(row[6]),
         )
-        for number, row in enumerate(rows, start=first_number)
+        for row in rows
     )
 
 
-def _through_ensemble(plan: ProofPlan, first_number: int) -> tuple[Pass, ...]:
+def _through_ensemble(plan: ProofPlan) -> tuple[Pass, ...]:
     """Build one pass for each kind of sampling, at the highest load; every other one is streamed.
 
     They run without cancellations: the ensemble finishes a request whose client has left, so cancelled
@@ -177,7 +175,7 @@ def _through_ensemble(plan: ProofPlan, first_number: int) -> tuple[Pass, ...]:
     """
     return tuple(
         Pass(
-            number=number,
+            number=0,
             model=ENSEMBLE,
             kind=kind,
             draft_length=plan.draft_lengths[-1],
@@ -187,44 +185,54 @@ def _through_ensemble(plan: ProofPlan, first_number: int) -> tuple[Pass, ...]:
             with_cancellations=False,
             is_cold=False,
         )
-        for place, (number, kind) in enumerate(enumerate(plan.kinds, start=first_number))
+        for place, kind in enumerate(plan.kinds)
     )
 
 
-def questions_of(plan: ProofPlan, asked: Pass, nonce: str) -> tuple[Question, ...]:
-    """Build the requests of a pass, at least as many as are concurrent.
+@dataclass(frozen=True)
+class Portion:
+    """How much a pass asks.
 
-    Greedy passes use half of the prompts with default parameters and half with others; seeded passes the
-    other way round. So each prompt has two requests, and every pass of a kind sends the same ones. A pass
-    with a cold cache takes the next few of them, with a new first line. If there is only one kind, it uses
-    all prompts.
+    Attributes:
+        first: Number of the first prompt among those of its kind, which begin anew after the last.
+        num_prompts: Number of different prompts.
+        max_tokens: Most output tokens per answer.
+    """
+
+    first: int
+    num_prompts: int
+    max_tokens: int
+
+
+def questions_of(plan: ProofPlan, asked: Pass, portion: Portion, nonce: str) -> tuple[Question, ...]:
+    """Build the requests of a pass, at least as many as are concurrent.
 
     Args:
         plan: Plan of the proof.
         asked: Pass.
+        portion: How much it asks.
         nonce: Text that is unique to this run.
     """
-    pool = pool_of(plan.prompts, asked.kind) if len(plan.kinds) > 1 else list(enumerate(plan.prompts))
-    size = len(pool)
-    if asked.is_cold:
-        size = min(size, plan.num_cold)
-    elif asked.model != SPECULATIVE:
-        size = min(size, plan.num_alone)
-    start = asked.number * size if size < len(pool) else 0
+    pool = pool_of(plan, asked.kind)
+    count = min(portion.num_prompts, len(pool))
     questions = []
-    for place in range(max(size, asked.num_at_once)):
-        # A pass with too few prompts repeats them, to reach its load.
-        index, prompt = pool[(start + (place if asked.is_cold else place % size)) % len(pool)]
+    for place in range(max(count, asked.num_at_once)):
+        # A pass with too few prompts repeats them, to reach its load; a cold cache has never seen any.
+        index, prompt = pool[(portion.first + (place if asked.is_cold else place % count)) % len(pool)]
         text = f"# {nonce} {asked.number}-{place}\n{prompt.text}" if asked.is_cold else prompt.text
-        sent = replace(prompt, text=text)
-        questions.append(Question(prompt, request_of(asked.kind, index, sent, plan.max_tokens)))
+        request = request_of(asked.kind, index, replace(prompt, text=text), portion.max_tokens)
+        questions.append(Question(prompt, request))
     return tuple(questions)
 
 
-def pool_of(prompts: Sequence[Prompt], kind: str) -> list[tuple[int, Prompt]]:
-    """Return the prompts of a kind with their indices."""
+def pool_of(plan: ProofPlan, kind: str) -> list[tuple[int, Prompt]]:
+    """Return the prompts of a kind with their indices.
+
+    Greedy passes use half of the prompts with default parameters and half with others; seeded passes the
+    other way round. So each prompt has two requests. If there is only one kind, it uses all prompts.
+    """
     first = {"greedy": 0, "greedy, parameters": 1, "seeded": 1, "seeded, parameters": 0}[kind]
-    return list(enumerate(prompts))[first::2]
+    return list(enumerate(plan.prompts))[first::2] if len(plan.kinds) > 1 else list(enumerate(plan.prompts))
 
 
 Row = tuple[int, ...]

@@ -6,7 +6,7 @@ engines or machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from pipelines.client import Client, CompletionRequest, Generation
@@ -17,7 +17,7 @@ from pipelines.errors import DraftproofError
 from pipelines.validation.asking import OnAnswer
 from pipelines.validation.exact.asking import ask_pass
 from pipelines.validation.exact.plan import Pass, ProofPlan, Question
-from pipelines.validation.stopping import StoppedError, stoppable
+from pipelines.validation.stopping import stop_error, stoppable
 
 Outcome = Generation | DraftproofError
 
@@ -101,13 +101,8 @@ class PassResult:
     findings: tuple[Finding, ...]
     seconds: float = 0.0
 
-    @property
-    def was_stopped(self) -> bool:
-        """Whether the proof was stopped during the pass."""
-        return any(isinstance(error, StoppedError) for error in self.missing)
 
-
-Schedule = Mapping[Pass, Sequence[Question]]
+Schedule = Iterable[tuple[Pass, Sequence[Question]]]
 """Passes in the order in which they run, and their questions."""
 
 
@@ -116,14 +111,14 @@ def prove(
     schedule: Schedule,
     nonce: str,
     client: Client,
-    on_answer: OnAnswer = lambda name, num_done: None,
+    on_answer: OnAnswer = lambda name, num_done, num_all: None,
     on_pass: Callable[[PassResult], None] = lambda result: None,
 ) -> tuple[PassResult, ...]:
     """Run all passes, or those up to the one in which the proof is stopped.
 
     Args:
         plan: Plan of the proof.
-        schedule: Its passes.
+        schedule: Its passes; each is taken when the pass before it has ended.
         nonce: Text that no earlier run on this server used.
         client: Client of the server.
         on_answer: Called after each answer.
@@ -131,18 +126,19 @@ def prove(
     """
     reference: dict[CompletionRequest, Outcome] = {}
     results = []
-    for asked, questions in schedule.items():
+    for asked, questions in schedule:
         given = ask_pass(plan, asked, questions, nonce, client, on_answer)
         # The target alone answers after the pass, so that a cold cache is cold, and one request at a time.
-        for request in dict.fromkeys(q.request for q in questions if q.request not in reference):
+        new = dict.fromkeys(q.request for q in questions if q.request not in reference)
+        for place, request in enumerate(new):
+            on_answer(f"reference answers for {asked}", place, len(new))
             reference[request] = _ask(client, request)
-            on_answer(f"reference answers for {asked}", len(reference))
         expected = [reference[question.request] for question in questions]
         result = compare_pass(asked, questions, expected, given.answers)
         totals = replace(result.totals, requests_cut_off=given.num_cut_off)
         results.append(replace(result, totals=totals, seconds=given.seconds))
         on_pass(results[-1])
-        if results[-1].was_stopped:
+        if stop_error():
             break
     return tuple(results)
 

@@ -54,7 +54,7 @@ def equality_section(proof: Proof, divergences: Sequence[SideBySide]) -> Section
     document = {
         "failures": failures,
         "lacks": lacks,
-        "goal": asdict(proof.goal),
+        "max_rate": proof.max_rate,
         "answers_compared": together.answers_compared,
         "tokens_compared": together.tokens_compared,
         "answers_missing": total(proof.passes).answers_missing,
@@ -87,7 +87,7 @@ def _group_document(group: Group, proof: Proof) -> dict[str, Any]:
         "rate_upper_bound_95": group.rate_bound,
         "detectable_rate_95": group.detectable_rate(_LIKELY),
         "detectable_rate_99": group.detectable_rate(_NEARLY_CERTAIN),
-        "prompts_still_needed": group.num_prompts_lacking(proof.goal),
+        "prompts_still_needed": group.num_prompts_lacking(proof.max_rate),
     }
 
 
@@ -142,8 +142,8 @@ def covered_section(proof: Proof) -> Section:
     rows = [row for name, level in _DIMENSIONS.items() for row in _by_level(proof.speculative, name, level)]
     cut_off = total(proof.passes).requests_cut_off
     summary = (
-        f"{len(proof.speculative)} passes of draft and target together; every two levels of different "
-        f"dimensions occur together in at least one. {cut_off:,} other requests were cancelled meanwhile."
+        f"{len(proof.speculative)} passes of draft and target together; {_pairs(proof)}. "
+        f"{cut_off:,} other requests were cancelled meanwhile."
     )
     if not proof.adaptive:
         summary += " This server has a fixed default draft length, so no pass was adaptive."
@@ -153,6 +153,16 @@ def covered_section(proof: Proof) -> Section:
     levels = [dict(zip(_LEVEL_COLUMNS[:2], row[:2], strict=True)) for row in rows]
     document = {"levels": levels, "requests_cut_off": cut_off}
     return Section(COVERED, "info", summary, Table(_LEVEL_COLUMNS, tuple(rows)), document=document)
+
+
+def _pairs(proof: Proof) -> str:
+    if proof.stopped:
+        return "the proof was stopped before all levels had occurred"
+    if proof.num_left_out:
+        return (
+            f"every level occurs, but for {proof.num_left_out} passes with more pairs of levels was no time"
+        )
+    return "every two levels of different dimensions occur together in at least one"
 
 
 def _by_level(
@@ -178,10 +188,12 @@ def _order(result: PassResult) -> tuple[float, int]:
 def passes_section(proof: Proof) -> Section:
     """Build the section with one row per pass."""
     seconds = sum(result.seconds for result in proof.passes)
+    counts = [len(result.prompt_ids) for result in proof.passes] or [0]
     return Section(
         PASSES,
         "info",
-        f"{len(proof.passes)} passes in {seconds:,.0f} s, without the answers of the target alone",
+        f"{len(proof.passes)} passes with {min(counts)} to {max(counts)} prompts each and answers of up to "
+        f"{proof.max_tokens} tokens, in {seconds:,.0f} s without the answers of the target alone",
         Table(PASS_COLUMNS, tuple(pass_row(result) for result in proof.passes)),
         document={"passes": [_pass_document(result) for result in proof.passes]},
     )

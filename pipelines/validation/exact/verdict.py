@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pipelines.bench.reporting.rates import prompts_needed, upper_bound
 from pipelines.bench.reporting.section import Verdict
 from pipelines.client.connection import TARGET_ALONE
-from pipelines.validation.exact.plan import ADAPTIVE, Goal
+from pipelines.validation.exact.plan import ADAPTIVE
 from pipelines.validation.exact.proof import Finding, PassResult, Totals
 from pipelines.validation.exact.sampling_kinds import GREEDY, SEEDED, is_greedy
+from pipelines.validation.stopping import StoppedError
 
 CONFIDENCE = 0.95
 
@@ -54,9 +55,9 @@ class Group:
         """Compute the smallest share of diverging prompts that is detected with a probability."""
         return upper_bound(0, self.num_prompts, probability)
 
-    def num_prompts_lacking(self, goal: Goal) -> int:
-        """Return how many more prompts are needed to detect a share of ``goal.max_rate``."""
-        return max(0, prompts_needed(goal.max_rate, CONFIDENCE) - self.num_prompts)
+    def num_prompts_lacking(self, max_rate: float) -> int:
+        """Return how many more prompts are needed to detect a share of diverging ones."""
+        return max(0, prompts_needed(max_rate, CONFIDENCE) - self.num_prompts)
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,17 @@ class Proof:
 
     Attributes:
         passes: Results of the passes in the order in which they ran.
-        goal: Least amount of comparisons.
+        max_rate: Share of diverging prompts that must be detected with 95 % probability.
+        max_tokens: Most output tokens of an answer.
+        num_left_out: Number of passes for which there was no time.
+        stopped: Why the proof ended early; None if it did not.
     """
 
     passes: tuple[PassResult, ...]
-    goal: Goal
+    max_rate: float
+    max_tokens: int = 0
+    num_left_out: int = 0
+    stopped: StoppedError | None = None
 
     @property
     def speculative(self) -> tuple[PassResult, ...]:
@@ -103,14 +110,10 @@ class Proof:
     @property
     def missing(self) -> list[tuple[str, int]]:
         """First error of each kind because of which answers are missing, and their number, most first."""
-        errors = [error for result in self.passes for error in result.missing]
+        all_errors = (error for result in self.passes for error in result.missing)
+        errors = [error for error in all_errors if not isinstance(error, StoppedError)]
         first = {error.what: str(error) for error in reversed(errors)}
         return [(first[what], count) for what, count in Counter(error.what for error in errors).most_common()]
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether the last pass was not finished."""
-        return any(result.was_stopped for result in self.passes)
 
     @property
     def verdict(self) -> Verdict:
@@ -128,7 +131,7 @@ class Proof:
             for who, counts in (("draft and target together", together), ("the target alone", alone))
             if counts.answers_that_differ
         ]
-        if self.was_stopped:
+        if self.stopped:
             return reasons
         if alone.answers_that_differ:
             reasons.append("the target's answers depend on concurrent requests, so equality cannot hold")
@@ -155,8 +158,8 @@ class Proof:
     def lacks(self) -> list[str]:
         """Return what the proof lacks; empty if it is complete."""
         reasons = self.reasons_of_missing()
-        if self.was_stopped:
-            return reasons
+        if self.stopped:
+            return [f"{self.stopped} (after {len(self.passes)} passes)", *reasons]
         for result in self.passes:
             if result.asked.with_cancellations and not result.totals.requests_cut_off:
                 reasons.append(f"{result.asked}: no other request was cancelled meanwhile")
@@ -167,14 +170,10 @@ class Proof:
         if self.adaptive and not total(self.adaptive).total_draft_tokens:
             reasons.append("adaptive: nothing was drafted in any pass, so the server's choice was not tested")
         for group in self.groups:
-            if lacking := group.num_prompts_lacking(self.goal):
+            if lacking := group.num_prompts_lacking(self.max_rate):
                 reasons.append(
                     f"{group.name}: {lacking} more prompts are needed to detect divergence of "
-                    f"{self.goal.max_rate:.2%} of prompts with 95 % probability"
-                )
-            if (lacking := self.goal.num_tokens - group.totals.tokens_compared) > 0:
-                reasons.append(
-                    f"{group.name}: {lacking:,} more tokens are needed, {self.goal.num_tokens:,} in all"
+                    f"{self.max_rate:.2%} of prompts with 95 % probability"
                 )
         return reasons
 

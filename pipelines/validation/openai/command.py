@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,14 +30,15 @@ from pipelines.validation.openai.server.endpoint import (
     read_key,
 )
 from pipelines.validation.report import add_report_options, show
-from pipelines.validation.stopping import stopped_early_by_signals
+from pipelines.validation.size import Size, add_size_options
+from pipelines.validation.stopping import stopped_early
 
 _PAGE = Path(".run/verify.html")
 _SERVERS = ("against", "control", "baseline", "record")
 _FORMS = "--against and --control, --against and --baseline, or --control and --record"
 _OF_CANDIDATE = ("model", "key_file", "fields", "expect", "html")
-_OF_CONTROL = ("control_model", "control_key_file", "control_fields")
 _OF_SIZE = ("num_prompts", "max_tokens", "num_at_once", "num_sampled")
+_OF_CONTROL = ("control_model", "control_key_file", "control_fields", "prompts", *_OF_SIZE)
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -49,31 +51,37 @@ def main(command_line: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(command_line)
+    size = _size(options)
     try:
         _check_form(options)
-        work = _work(options, command_line)
+        work = _work(options)
     except InvalidRequestError as error:
         parser.error(str(error))
-    with stopped_early_by_signals():
+    with stopped_early(size.minutes) as ends_at_s:
+        run = Run(command_line, options.timeout_s, options.expect or "audit", size, ends_at_s)
         result = {"verdict": "inconclusive"} if options.json else None
-        return run_program(work, result, EXIT_INCONCLUSIVE)
+        return run_program(lambda: work(run), result, EXIT_INCONCLUSIVE)
 
 
-def _work(options: argparse.Namespace, command_line: Sequence[str]) -> Callable[[], int]:
+def _work(options: argparse.Namespace) -> Callable[[Run], int]:
     """Read everything that the command line names, and return what is left to do."""
-    run = Run(command_line, options.timeout_s, options.expect or "audit")
     show_report = partial(show, page=options.html or _PAGE, as_json=options.json)
     if options.baseline:
         baseline, digest = read_baseline(options.baseline)
-        _check_baseline(options, baseline)
         candidate = _candidate(options)
-        return lambda: show_report(*run.compare_with_baseline(baseline, digest, candidate))
+        return lambda run: show_report(*run.compare_with_baseline(baseline, digest, candidate))
     settings = _settings(options)
     prompts, control = _prompts(options.prompts, settings), _control(options)
     if options.record:
-        return lambda: _record(run.record_control(control, prompts, settings), options)
+        return lambda run: _record(run.record_control(control, prompts, settings), options)
     candidate = _candidate(options)
-    return lambda: show_report(*run.compare_servers(control, candidate, prompts, settings))
+    return lambda run: show_report(*run.compare_servers(control, candidate, prompts, settings))
+
+
+def _size(options: argparse.Namespace) -> Size:
+    """Read what is chosen; a baseline has its own size, so only a time that is named ends its comparison."""
+    size = Size.of(options)
+    return replace(size, minutes=options.minutes) if options.baseline and not options.quick else size
 
 
 def _record(baseline: Baseline, options: argparse.Namespace) -> int:
@@ -109,27 +117,6 @@ def _unfit(values: str, limit: str) -> InvalidRequestError:
     return InvalidRequestError(
         "the options do not belong together", values=values, limit=limit, remedy="add or remove options"
     )
-
-
-def _check_baseline(options: argparse.Namespace, baseline: Baseline) -> None:
-    """Refuse a baseline with other settings or prompts than the command line has."""
-    recorded = baseline.settings
-    wrong = [
-        f"{name}={getattr(recorded, name)}, and {getattr(options, name)} is asked for"
-        for name in _OF_SIZE
-        if getattr(options, name) not in (None, getattr(recorded, name))
-    ]
-    if options.prompts and (found := _prompts(options.prompts, recorded)).sha256 != (
-        was := baseline.conditions["prompts"]["sha256"]
-    ):
-        wrong.append(f"prompts {was[:12]}, and {found.sha256[:12]} are asked for")
-    if wrong:
-        raise InvalidRequestError(
-            "the baseline was recorded with other settings",
-            values=f"{options.baseline}: {'; '.join(wrong)}",
-            limit="the settings of the baseline, which need not be named",
-            remedy="omit the option, or record the baseline again with it",
-        )
 
 
 def _prompts(path: Path | None, settings: Settings) -> Prompts:
@@ -173,10 +160,7 @@ def _parser() -> argparse.ArgumentParser:
             help=f"fields of each request to {server}, such as a switch of speculation",
         )
     add_prompts_option(parser)
-    parser.add_argument("--num-prompts", type=whole_number(1), help=f"prompts ({default.num_prompts})")
-    parser.add_argument(
-        "--max-tokens", type=whole_number(1), help=f"tokens per plain answer ({default.max_tokens})"
-    )
+    add_size_options(parser, 1)
     parser.add_argument(
         "--num-at-once",
         type=whole_number(2),

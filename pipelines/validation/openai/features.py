@@ -10,6 +10,7 @@ only equality with the control's can be asked.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,7 @@ class Material:
         max_tokens: Most tokens of a plain answer.
         chat: Whether the control answers conversations.
         completions: Whether it continues texts.
+        longest: Most characters of a prompt.
     """
 
     prompts: Sequence[Prompt]
@@ -40,6 +42,7 @@ class Material:
     max_tokens: int
     chat: bool
     completions: bool
+    longest: float = math.inf
 
     def text(self, number: int) -> str:
         """Return a prompt's text, or the last message of a conversation."""
@@ -262,6 +265,8 @@ _SHARE_OF_LONGEST = 0.75  # of the longest one, which is tried: others of its le
 
 def _long_prompt(size: int, material: Material, number: int) -> Question | None:
     """Return a prompt that begins differently from all others and ends with one of the comparison's."""
+    if size > max(material.longest, _CHARACTERS[-1]):
+        return None
     length = size if number == 0 else int(size * _SHARE_OF_LONGEST)
     parts = [material.text(number)]
     while sum(map(len, parts)) < length:

@@ -7,41 +7,54 @@ such passes (``echo``). Where it would then prefer another token, it differs fro
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import DraftproofError, VerificationError
-from pipelines.validation.asking import OnAnswer, ask_each
+from pipelines.validation.asking import Stages, ask_each
 from pipelines.validation.audit.arms import Arm, Difference, Margin
 from pipelines.validation.openai.baseline import Answers, Baseline, Recorded, Settings
 from pipelines.validation.openai.comparing import Outcome, compare_answers, without_unlikely_tokens
-from pipelines.validation.openai.feature_choice import questions_for
+from pipelines.validation.openai.feature_choice import FEATURES, questions_for
 from pipelines.validation.openai.features import Material
 from pipelines.validation.openai.sampled import record_samples
 from pipelines.validation.openai.server.abilities import COMPLETIONS, Abilities
 from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import OpenAIServer, Question
+from pipelines.validation.size import MOST_TOKENS, Size
+from pipelines.validation.stopping import StoppedError
+
+_FEW = 8  # prompts that are asked in any case
+_SHORTEST = 16  # tokens of an answer, unless fewer are asked for
+_CHARACTERS_PER_MINUTE = 400  # of all time; several long prompts are read several times
 
 
 def record(
     control: OpenAIServer,
     prompts: Prompts,
+    size: Size,
     settings: Settings,
     conditions: dict[str, Any],
-    on_answer: OnAnswer,
+    stages: Stages,
     *,
     with_ids: bool = True,
 ) -> Baseline:
-    """Ask a control all questions.
+    """Ask a control all questions, or the first of them for which there is time.
 
     Args:
         control: The server without speculation.
         prompts: Prompts to ask, at least one.
-        settings: Size of the comparison.
+        size: What the user chose of the size of the comparison.
+        settings: The greatest size.
         conditions: Kept with the answers.
-        on_answer: Called after each answer.
+        stages: Progress of the whole comparison, and how long a part of it may take.
         with_ids: Whether the candidate may have token ids, by which answers are then compared.
 
     Raises:
@@ -50,19 +63,31 @@ def record(
     able, load = control.abilities, settings.num_at_once
     with_ids = with_ids and able.token_ids
 
-    def answers(name: str, questions: Sequence[Question]) -> Answers:
-        return _answers(name, control, questions, load, with_ids, on_answer)
+    def answers(name: str, questions: Sequence[Question], least: int) -> Answers:
+        return _answers(name, control, questions, load, with_ids, least, stages)
 
-    plain = answers("control", [Question(prompt, settings.max_tokens) for prompt in prompts.all])
+    if not size.max_tokens:
+        settings = replace(settings, max_tokens=_length(control, prompts, settings.num_prompts, stages))
+    questions = [Question(prompt, settings.max_tokens) for prompt in prompts.all]
+    plain = answers("control", questions, size.num_prompts or _FEW)
     own = [answer if isinstance(answer, Answer) else None for answer in plain.alone]
     if not any(own):
-        raise VerificationError("the control answered no prompt", values=str(plain.alone[0]))
-    material = Material(prompts.all, own, settings.max_tokens, chat=able.chat, completions=able.completions)
+        raise VerificationError(
+            "the control answered no prompt", values=str(next(iter(plain.alone), "stopped"))
+        )
+    prompts = prompts.draw(len(own))
+    settings = replace(settings, num_prompts=len(own))
+    material = Material(
+        *(prompts.all, own, settings.max_tokens),
+        chat=able.chat,
+        completions=able.completions,
+        longest=_CHARACTERS_PER_MINUTE * (size.minutes or math.inf),
+    )
     questions, notes = questions_for(control, material)
-    featured = answers("control, features", questions)
+    featured = answers("control, features", questions, len(FEATURES))
     samples = None
     if settings.num_sampled and able.token_ids:
-        samples = record_samples(control, prompts.all, settings.num_sampled, load, on_answer)
+        samples = record_samples(control, prompts.all, settings.num_sampled, load, stages)
     return Baseline(
         settings=settings,
         control=control.description,
@@ -73,8 +98,17 @@ def record(
         not_checked=tuple(notes),
         failures=dict(control.failures),
         num_retries=control.num_retries,
-        conditions=conditions,
+        conditions=conditions | {"prompts": prompts.document()},
     )
+
+
+def _length(control: OpenAIServer, prompts: Prompts, num_prompts: int, stages: Stages) -> int:
+    """Return how long answers may be for so many of them to fit into one stage."""
+    began_s = time.monotonic()
+    with suppress(DraftproofError):  # it is asked again, and then counted
+        control.try_out(Question(prompts.all[0], _SHORTEST))
+    seconds_of_token = (time.monotonic() - began_s) / _SHORTEST
+    return max(_SHORTEST, int(min(MOST_TOKENS, stages.share_s / (num_prompts * seconds_of_token))))
 
 
 def _answers(
@@ -83,12 +117,19 @@ def _answers(
     questions: Sequence[Question],
     load: int,
     with_ids: bool,
-    on_answer: OnAnswer,
+    least: int,
+    stages: Stages,
 ) -> Answers:
-    """Ask one at a time, under load and in streams, and let the control score its own answers."""
+    """Ask one at a time, then under load and in streams, and let the control score its own answers.
 
-    def ask_alone(question: Question) -> Answer:
-        return without_unlikely_tokens(control.ask_with_log_probs(question, named_ids=with_ids))
+    The time decides how many of the questions are asked, but at least ``least``.
+    """
+    until_s = time.monotonic() + stages.share_s
+
+    def ask_alone(number: int) -> Answer:
+        if number >= least and time.monotonic() > until_s:
+            raise StoppedError("there is no time for further questions")
+        return without_unlikely_tokens(control.ask_with_log_probs(questions[number], named_ids=with_ids))
 
     def scored(pair: tuple[Question, Outcome]) -> Difference | None:
         question, answer = pair
@@ -97,16 +138,18 @@ def _answers(
             return None
         return score(control, question.prompt, answer)
 
-    alone = ask_each(f"{name}, one at a time", ask_alone, questions, 1, on_answer)
-    loaded = ask_each(f"{name} x{load}", control.ask, questions, load, on_answer)
+    given = ask_each(f"{name}, one at a time", ask_alone, range(len(questions)), 1, stages)
+    alone = list(takewhile(lambda each: not isinstance(each, StoppedError), given))
+    questions = questions[: len(alone)]
+    loaded = ask_each(f"{name} x{load}", control.ask, questions, load, stages)
     streamed: list[Outcome] = []
     if control.abilities.ends_streams:
         ask_streamed = partial(control.ask, stream=True)
-        streamed = ask_each(f"{name} x{load}, streamed", ask_streamed, questions, load, on_answer)
+        streamed = ask_each(f"{name} x{load}, streamed", ask_streamed, questions, load, stages)
     noise = compare_answers(f"the {name} x{load}", questions, alone, loaded, with_ids=with_ids)
     if can_score(control.abilities):
         pairs = list(zip(questions, alone, strict=True))
-        found = ask_each("control, its own answers in one pass", scored, pairs, 1, on_answer)
+        found = ask_each("control, its own answers in one pass", scored, pairs, 1, stages)
         noise = join_noise(
             f"{noise.name}, or with its answer in one pass,",
             noise,

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.bench.reporting.conditions import conditions
+from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompts
-from pipelines.validation.asking import shown_progress
+from pipelines.validation.asking import Stages
 from pipelines.validation.openai.baseline import Baseline, Settings
-from pipelines.validation.openai.recording import record
+from pipelines.validation.openai.recording import can_score, record
+from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.openai.server.server import OpenAIServer
 from pipelines.validation.openai.verify import Expect, compare
 from pipelines.validation.report import Report
+from pipelines.validation.size import Size
+from pipelines.validation.stopping import stop_error
 
 Conditions = dict[str, Any]
 
@@ -29,11 +34,15 @@ class Run:
         command_line: Arguments of ``draftproof verify``, for the report.
         timeout_s: Longest silence of a server.
         expect: How to judge differences.
+        size: What the user chose of the size of the comparison.
+        ends_at_s: Clock time at which it ends, in seconds of ``time.monotonic``.
     """
 
     command_line: Sequence[str]
     timeout_s: float = 600.0
     expect: Expect = "audit"
+    size: Size = field(default_factory=Size)
+    ends_at_s: float = math.inf
 
     def compare_servers(
         self, control: Endpoint, candidate: Endpoint, prompts: Prompts, settings: Settings
@@ -43,41 +52,51 @@ class Run:
         Raises:
             DraftproofError: One of them does not answer, or they cannot be compared.
         """
-        _show_prompts(prompts)
-        with (
-            closing(OpenAIServer(control, self.timeout_s)) as first,
-            closing(OpenAIServer(candidate, self.timeout_s)) as second,
-        ):
-            baseline = self._record(first, prompts, settings, with_ids=second.abilities.token_ids)
-            return self._compare(baseline, second, f"{candidate.url} beside {control.url}", {})
+        with closing(self._reach(control)) as first, closing(self._reach(candidate)) as second:
+            judged = second.abilities
+            stages = Stages(
+                _num_control_stages(first.abilities, settings) + _num_candidate_stages(judged, settings),
+                self.ends_at_s,
+            )
+            baseline = self._record(first, prompts, settings, stages, with_ids=judged.token_ids)
+            return self._compare(baseline, second, f"{candidate.url} beside {control.url}", stages, {})
 
     def record_control(self, control: Endpoint, prompts: Prompts, settings: Settings) -> Baseline:
         """Record the answers of a control; errors are those of ``compare_servers``."""
-        _show_prompts(prompts)
-        with closing(OpenAIServer(control, self.timeout_s)) as server:
-            return self._record(server, prompts, settings, with_ids=True)
+        with closing(self._reach(control)) as server:
+            stages = Stages(_num_control_stages(server.abilities, settings), self.ends_at_s)
+            return self._record(server, prompts, settings, stages, with_ids=True)
 
     def compare_with_baseline(
         self, baseline: Baseline, digest: str, candidate: Endpoint
     ) -> tuple[Report, Conditions]:
         """Compare a server with a baseline; errors are those of ``compare_servers``."""
         recorded = {"sha256": digest, **{name: baseline.conditions[name] for name in ("date", "command")}}
-        with closing(OpenAIServer(candidate, self.timeout_s)) as server:
+        with closing(self._reach(candidate)) as server:
             title = f"{candidate.url} beside a baseline of {recorded['date'][:10]}"
-            return self._compare(baseline, server, title, {"baseline": recorded})
+            stages = Stages(_num_candidate_stages(server.abilities, baseline.settings), self.ends_at_s)
+            return self._compare(baseline, server, title, stages, {"baseline": recorded})
+
+    def _reach(self, endpoint: Endpoint) -> OpenAIServer:
+        print(f"asking {endpoint.url} what it can tell", flush=True)
+        return OpenAIServer(endpoint, self.timeout_s)
 
     def _record(
-        self, control: OpenAIServer, prompts: Prompts, settings: Settings, *, with_ids: bool
+        self, control: OpenAIServer, prompts: Prompts, settings: Settings, stages: Stages, *, with_ids: bool
     ) -> Baseline:
-        context = self._conditions(prompts=prompts.document())
-        with shown_progress() as on_answer:
-            return record(control, prompts, settings, context, on_answer, with_ids=with_ids)
+        for line in prompts.lines():
+            print(line, flush=True)
+        context = self._conditions()
+        return record(control, prompts, self.size, settings, context, stages, with_ids=with_ids)
 
     def _compare(
-        self, baseline: Baseline, candidate: OpenAIServer, title: str, more: Conditions
+        self, baseline: Baseline, candidate: OpenAIServer, title: str, stages: Stages, more: Conditions
     ) -> tuple[Report, Conditions]:
-        with shown_progress() as on_answer:
-            sections = compare(baseline, candidate, self.expect, on_answer)
+        sections = compare(baseline, candidate, self.expect, stages)
+        if stopped := stop_error():
+            sections.insert(
+                0, Section("Stopped early", "inconclusive", f"{stopped}; the rest is what was asked")
+            )
         context = self._conditions(
             recipe=title,
             engines={"control": baseline.control, "candidate": candidate.description},
@@ -91,6 +110,11 @@ class Run:
         return conditions("pipelines.validation", self.command_line, **more) | {"command": command}
 
 
-def _show_prompts(prompts: Prompts) -> None:
-    for sentence in prompts.lines():
-        print(sentence, flush=True)
+def _num_control_stages(able: Abilities, settings: Settings) -> int:
+    """Count how often a control is asked all questions: plain ones, as many about features, and samples."""
+    return 2 * (2 + able.ends_streams + can_score(able)) + bool(settings.num_sampled)
+
+
+def _num_candidate_stages(able: Abilities, settings: Settings) -> int:
+    """Count the same for a candidate, which is asked plain questions one at a time too."""
+    return 1 + 2 * (1 + able.streams) + bool(settings.num_sampled)

@@ -15,7 +15,7 @@ from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import EngineLoadError, InvalidRequestError, RecipeError
-from pipelines.validation.exact.run import RELEASE
+from pipelines.validation.size import MOST_PROMPTS
 from tests.support.demo_prompts import DEMO_PROMPTS
 from tests.support.tiny_engines import DEMO_TOKENIZER
 
@@ -85,7 +85,7 @@ def test_calibration_and_reports_share_no_text_in_whatever_file_it_is(tmp_path: 
 @pytest.mark.parametrize("prompts", [general_prompts(), read_prompts(DEMO_PROMPTS)], ids=["general", "demo"])
 def test_there_are_enough_prompts_for_a_release_a_benchmark_and_a_calibration(prompts: Prompts) -> None:
     judged = prompts.for_judging()
-    assert len(judged.all) >= RELEASE.num_prompts
+    assert len(judged.all) >= MOST_PROMPTS
     assert all(len(of_set) >= 32 for of_set in judged.sets.values())
     assert len(prompts.for_calibration().all) >= 16
 

@@ -15,7 +15,7 @@ from huggingface_hub.utils import WeakFileLock
 
 from build.hub.transfer import Blob, download
 from pipelines.manifest import read_manifest
-from pipelines.time_left import TimeLeft, about
+from pipelines.time_left import TimeLeft, duration
 from tests.support.hub_server import Hub
 from tests.unit.hub.conftest import PAIR, SHARDS, Outcome
 
@@ -140,4 +140,4 @@ def test_the_time_that_is_left_is_told_every_few_seconds() -> None:
         progress.advance(1)
     assert lines[0] == "5 of 100, about 95 s left" and lines[-1] == "95 of 100, about 5 s left"
     assert len(lines) == 19
-    assert (about(119), about(125)) == ("about 119 s", "about 2 min")
+    assert (duration(119), duration(125)) == ("119 s", "2 min")

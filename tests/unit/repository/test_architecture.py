@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "validation": {
         *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
+        "time_left",
     },
     "canary": {
         *("errors", "program", "manifest", "client", "deploy", "router", "text"),

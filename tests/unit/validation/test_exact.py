@@ -24,8 +24,17 @@ from pipelines.errors import (
 )
 from pipelines.validation.exact.asking import PRIMING_TOKENS, ask_pass
 from pipelines.validation.exact.differences import explain
-from pipelines.validation.exact.plan import ADAPTIVE, DraftLength, Goal, ProofPlan, passes_of, questions_of
-from pipelines.validation.exact.proof import Schedule, Totals, prove
+from pipelines.validation.exact.plan import (
+    ADAPTIVE,
+    DraftLength,
+    Pass,
+    Portion,
+    ProofPlan,
+    Question,
+    passes_of,
+    questions_of,
+)
+from pipelines.validation.exact.proof import Totals, prove
 from pipelines.validation.exact.sampling_kinds import GREEDY
 from pipelines.validation.exact.sections import covered_section, equality_section
 from pipelines.validation.exact.verdict import Group, Proof
@@ -36,24 +45,23 @@ MAX_TOKENS = 12
 PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(6))
 PLAN = ProofPlan(
     prompts=PROMPTS,
-    max_tokens=MAX_TOKENS,
     draft_lengths=(*(DraftLength(number, str(number)) for number in range(3)), DraftLength(None, ADAPTIVE)),
     loads=(1, 4),
-    num_cold=2,
-    num_alone=2,
+    most_tokens=MAX_TOKENS,
     mean_gap_s=0.0,
-    goal=Goal(max_rate=0.5, num_tokens=100),
+    max_rate=0.5,
 )
 RIGHT: Change = lambda request, model, given: given  # noqa: E731
 
 
-def schedule(plan: ProofPlan) -> Schedule:
-    return {asked: questions_of(plan, asked, "nonce") for asked in passes_of(plan)}
+def schedule(plan: ProofPlan) -> dict[Pass, tuple[Question, ...]]:
+    portion = Portion(0, len(PROMPTS), MAX_TOKENS)
+    return {asked: questions_of(plan, asked, portion, "nonce") for asked in passes_of(plan)}
 
 
 def run(change: Change = RIGHT, plan: ProofPlan = PLAN, client: Any = None) -> Proof:
     client = client or ScriptedClient(change)
-    return Proof(prove(plan, schedule(plan), "nonce", client), plan.goal)
+    return Proof(prove(plan, schedule(plan).items(), "nonce", client), plan.max_rate)
 
 
 def change_of(
@@ -110,16 +118,17 @@ def test_equal_answers_pass_and_everything_compared_is_counted() -> None:
 
 def test_the_reference_is_the_target_alone_once_per_request_and_one_at_a_time() -> None:
     client: Any = ScriptedClient()
-    references: list[tuple[str, CompletionRequest, bool]] = []
+    references: list[int] = []
 
-    def on_answer(name: str, num_done: int) -> None:
+    def on_answer(name: str, num_done: int, num_all: int) -> None:
         if name.startswith("reference"):
-            references.append(client.asked[-1])
+            references.append(len(client.asked))
 
-    prove(PLAN, schedule(PLAN), "nonce", client, on_answer)
-    assert {(model, streaming) for model, _, streaming in references} == {(TARGET_ALONE, False)}
+    prove(PLAN, schedule(PLAN).items(), "nonce", client, on_answer)
+    asked = [client.asked[place] for place in references]
+    assert {(model, streaming) for model, _, streaming in asked} == {(TARGET_ALONE, False)}
     everything = {question.request for questions in schedule(PLAN).values() for question in questions}
-    assert Counter(request for _, request, _ in references) == Counter(everything)
+    assert Counter(request for _, request, _ in asked) == Counter(everything)
 
 
 def test_requests_are_sent_as_their_pass_says() -> None:
@@ -309,7 +318,7 @@ def test_a_proof_that_tested_nothing_fails(change: Change, plan: ProofPlan, reas
 def test_a_proof_without_any_log_probability_fails() -> None:
     passes = run().passes
     without = [replace(each, totals=replace(each.totals, tokens_with_log_probs=0)) for each in passes]
-    assert Proof(tuple(without), PLAN.goal).failures() == [
+    assert Proof(tuple(without), PLAN.max_rate).failures() == [
         "log probabilities were requested, but none were compared"
     ]
 
@@ -369,7 +378,6 @@ def test_a_server_that_drafts_greedily_alone_is_judged_by_that() -> None:
     ("error", "verdict"),
     [
         (ServerBusyError("full"), "inconclusive"),
-        (StoppedError("stopped"), "inconclusive"),
         (EngineFailedError("step failed"), "fail"),
     ],
 )
@@ -409,12 +417,10 @@ def test_a_server_that_goes_away_leaves_nothing_compared() -> None:
     assert "because the server answered: gone" in equality_section(proof, []).summary
 
 
-def test_too_few_prompts_or_tokens_are_inconclusive_and_say_how_many_lack() -> None:
-    strict = Proof(run().passes, Goal(max_rate=0.01, num_tokens=10**6))
+def test_too_few_prompts_are_inconclusive_and_say_how_many_lack() -> None:
+    strict = Proof(run().passes, max_rate=0.01)
     assert (strict.verdict, strict.failures()) == ("inconclusive", [])
     assert f"greedy: {299 - len(PROMPTS)} more prompts are needed" in strict.lacks()[0]
-    lacking = 10**6 - strict.groups[1].totals.tokens_compared
-    assert any(f"seeded: {lacking:,} more tokens" in reason for reason in strict.lacks())
 
 
 def test_cancellations_that_the_server_refuses_do_not_end_the_proof_but_are_lacking() -> None:
@@ -424,13 +430,27 @@ def test_cancellations_that_the_server_refuses_do_not_end_the_proof_but_are_lack
     assert all("no other request was cancelled" in reason for reason in lack(refuse))
 
 
+def test_a_proof_that_was_stopped_says_why_and_keeps_what_it_has() -> None:
+    whole = run()
+    stopped = Proof(whole.passes[:3], PLAN.max_rate, stopped=StoppedError("the proof was stopped"))
+    assert (stopped.verdict, stopped.lacks()) == (
+        "inconclusive",
+        ["the proof was stopped (after 3 passes)"],
+    )
+    assert "stopped before all levels" in covered_section(stopped).summary
+    wrong = run(change_of(with_token(3, 99)))
+    assert Proof(wrong.passes[:9], PLAN.max_rate, stopped=StoppedError("x")).verdict == "fail"
+    section = equality_section(stopped, [])
+    assert section.document["answers_compared"] > 0 and "the proof was stopped" in section.summary
+
+
 def test_the_power_of_a_group_is_that_of_its_prompts() -> None:
     group = Group("greedy", num_prompts=299, num_diverged=0, totals=Totals(3000, 1, 1))
     assert group.rate_bound == pytest.approx(1 - 0.05 ** (1 / 299))
     assert group.detectable_rate(0.95) == pytest.approx(group.rate_bound)
     assert group.detectable_rate(0.99) == pytest.approx(1 - 0.01 ** (1 / 299))
-    assert group.num_prompts_lacking(Goal(0.01, 0)) == 0
-    assert replace(group, num_prompts=298).num_prompts_lacking(Goal(0.01, 0)) == 1
+    assert group.num_prompts_lacking(0.01) == 0
+    assert replace(group, num_prompts=298).num_prompts_lacking(0.01) == 1
     assert replace(group, num_diverged=1).rate_bound > group.rate_bound
     assert replace(group, num_prompts=0).rate_bound == 1.0
 

@@ -67,8 +67,8 @@ def test_a_damaged_file_is_refused(kind: str, file: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--max-tokens", "4"], "max_tokens=3, and 4 is asked for"),
-        (["--sampled", "2", "--num-at-once", "9"], "num_at_once=2, and 9 is asked for"),
+        (["--max-tokens", "4"], "--max-tokens; only with --control"),
+        (["--prompts", "mine.txt"], "--prompts; only with --control"),
         (["--control-fields", "{}"], "only with --control"),
         (["--control", NOWHERE], "do not belong together"),
         (["--record", "x"], "do not belong together"),
@@ -80,14 +80,6 @@ def test_other_settings_are_refused(
     with pytest.raises(SystemExit) as left:
         main(["--against", NOWHERE, "--baseline", str(file), *more])
     assert left.value.code == 2 and reason in capsys.readouterr().err
-
-
-def test_other_prompts_are_refused(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = tmp_path / "mine.txt"
-    prompts.write_text("\n---\n".join(map(str, range(20))), encoding="utf-8")
-    with pytest.raises(SystemExit):
-        main(["--against", NOWHERE, "--baseline", str(file), "--prompts", str(prompts)])
-    assert "prompts 0, and" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

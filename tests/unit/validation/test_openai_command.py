@@ -59,14 +59,14 @@ def test_answers_and_errors_are_in_the_prompts_order_and_defects_are_raised() ->
             raise InvalidRequestError("refused")
         return prompt.prompt_id
 
-    counts: list[tuple[str, int]] = []
+    counts: list[tuple[str, int, int]] = []
 
-    def on_answer(name: str, num_done: int) -> None:
-        counts.append((name, num_done))
+    def on_answer(*progress: Any) -> None:
+        counts.append(progress)
 
     found = ask_each("x", ask, prompts, 3, on_answer)
     assert [each for each in found if isinstance(each, str)] == list("01235678")
-    assert isinstance(found[4], InvalidRequestError) and counts == [("x", number) for number in range(1, 10)]
+    assert isinstance(found[4], InvalidRequestError) and counts == [("x", number, 9) for number in range(10)]
     with pytest.raises(ZeroDivisionError):
         ask_each("x", lambda prompt: 1 // 0, prompts, 3, on_answer)
 
