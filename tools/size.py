@@ -42,7 +42,7 @@ PARTS = (
     Part("triton", 3_350, ("pipelines/triton/", "model_repository/")),
     Part("front door", 3_600, ("pipelines/front_door/",)),
     Part("client", 950, ("pipelines/client/",)),
-    Part("validation", 3_750, ("pipelines/validation/",)),
+    Part("validation", 3_970, ("pipelines/validation/",)),
     Part("canary", 3_000, ("pipelines/canary/",)),
     Part("bench", 1_900, ("pipelines/bench/",)),
     Part("deploy", 2_050, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),

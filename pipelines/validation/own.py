@@ -101,8 +101,8 @@ def _plan_draws(
     num_draft_tokens = min(DrawPlan.num_draft_tokens, limits.max_draft_len)
     plan = DrawPlan(prompts[:_PROMPTS_TO_DRAW_FOR], num_draft_tokens=num_draft_tokens)
     began_s = time.monotonic()
-    draw_from_own(replace(plan, prompts=prompts[:2], num_answers=2), client.generate)
-    seconds = (time.monotonic() - began_s) / (2 * 2) * len(plan.prompts)
+    draw_from_own(replace(plan, prompts=prompts[:2], num_answers=1), client.generate)
+    seconds = (time.monotonic() - began_s) / 2 * len(plan.prompts)
     return replace(plan, num_answers=int(min(plan.num_answers, room_s / seconds))), seconds
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,9 +23,9 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
-from pipelines.validation.exact.plan import Goal
-from pipelines.validation.exact.run import Size, read_limits, run_exact
+from pipelines.validation.exact.run import read_limits, run_exact
 from pipelines.validation.exact.sections import COVERED, EQUALITY
+from pipelines.validation.size import Size
 from tests.integration.conftest import (
     grpc_client,
     http_client,
@@ -285,11 +286,11 @@ def test_errors_have_four_parts(nvidia: Served) -> None:
 @pytest.mark.long
 def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     prompts = tuple(Prompt(str(number), f"class C{number}") for number in range(4))
-    size = Size(4, 8, num_cold=1, num_alone=1, num_for_distribution=0, goal=Goal(0.9, 0))
+    size = Size(num_prompts=4, max_tokens=8, is_quick=True)
     with grpc_client(nvidia.server) as client:
         limits = read_limits(client.model_parameters("speculative"), str(MAX_DRAFT_LEN))
         few = replace(limits, max_draft_len=2, max_requests=5)
-        report = run_exact(size, prompts, few, client, None, "nonce")
+        report = run_exact(size, math.inf, prompts, few, client, None, "nonce")
     sections = {section.title: section for section in report.sections}
     assert sections[EQUALITY].document["failures"] == []
     assert sections[EQUALITY].document["tokens_compared"] > 0

@@ -72,7 +72,7 @@ def ask_pass(
         return client.generate(request, asked.model)
 
     started_s = time.monotonic()
-    with Cancellations(client, plan, asked, nonce) as cancellations:
+    with Cancellations(client, plan, asked, max(2, len(questions) // 2), nonce) as cancellations:
         answers = ask_each(f"running {asked}", ask, range(len(questions)), asked.num_at_once, on_answer)
     return PassAnswers(answers, cancellations.num_cut_off, time.monotonic() - started_s)
 
@@ -91,14 +91,15 @@ class Cancellations:
         client: Client of the server.
         plan: Plan whose prompts are used, each with a new first line.
         asked: Pass; nothing is sent if it has no cancellations.
+        most: Most requests to start, so that they do not take most of the time.
         nonce: Text that is unique to this run.
     """
 
-    def __init__(self, client: Client, plan: ProofPlan, asked: Pass, nonce: str) -> None:
+    def __init__(self, client: Client, plan: ProofPlan, asked: Pass, most: int, nonce: str) -> None:
         self.num_cut_off = 0
         self._client = client
         self._plan = plan
-        self._asked = asked
+        self._asked, self._most = asked, most
         self._nonce = nonce
         self._rng = random.Random(f"cancellations {asked.number}")
         self._has_begun = threading.Event()
@@ -119,7 +120,7 @@ class Cancellations:
 
     def _run(self) -> None:
         number = 0
-        while not self._is_over.is_set():
+        while not self._is_over.is_set() and self.num_cut_off < self._most:
             number += 1
             try:
                 self._start_and_cancel(number)

@@ -130,7 +130,7 @@ def passes_of(plan: ProofPlan) -> tuple[Pass, ...]:
 
 
 def num_core_passes(plan: ProofPlan) -> int:
-    """Return how many of the first passes have every level of each dimension, of those with a draft twice."""
+    """Return how many of the first passes have every level of each dimension."""
     return sum(min(num_core, len(passes)) for passes, num_core in _groups(plan))
 
 
@@ -142,7 +142,7 @@ def _groups(plan: ProofPlan) -> tuple[tuple[tuple[Pass, ...], int], ...]:
     widest = max(map(len, (plan.kinds, plan.draft_lengths, plan.loads)))
     return (
         (alone, max(len(plan.kinds), len(concurrent_loads))),
-        (together, 2 * widest),
+        (together, widest),
         (_through_ensemble(plan), len(plan.kinds)),
     )
 
@@ -168,7 +168,7 @@ def _combinations(
 
 
 def _through_ensemble(plan: ProofPlan) -> tuple[Pass, ...]:
-    """Build one pass for each kind of sampling, at the highest load; every other one is streamed.
+    """Build one pass for each kind of sampling, at one of the highest loads; every other one is streamed.
 
     They run without cancellations: the ensemble finishes a request whose client has left, so cancelled
     requests would take the places of those that are compared.
@@ -179,7 +179,7 @@ def _through_ensemble(plan: ProofPlan) -> tuple[Pass, ...]:
             model=ENSEMBLE,
             kind=kind,
             draft_length=plan.draft_lengths[-1],
-            num_at_once=plan.loads[-1],
+            num_at_once=plan.loads[-1 - place % len(plan.loads)],
             is_staggered=False,
             is_streaming=place % 2 == 0,
             with_cancellations=False,

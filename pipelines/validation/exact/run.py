@@ -26,7 +26,7 @@ from pipelines.validation.stopping import stop_error
 _NUM_SHOWN = 20  # divergences that are explained and shown side by side
 _PASS_WIDTHS = (20, 72, 7, 7, 6, 7, 8, 7, 7)
 _MEAN_GAP_S = 0.1
-_MAX_RATE, _QUICK_MAX_RATE = 0.01, 0.125
+_MAX_RATE, _QUICK_MAX_RATE = 0.01, 0.25
 
 LEAST_PROMPTS = 2
 """Half of the prompts are asked with default parameters, and half with others."""

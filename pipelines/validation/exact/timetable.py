@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from pipelines.bench.reporting.rates import prompts_needed
 from pipelines.client import CompletionRequest
@@ -33,7 +33,7 @@ from pipelines.validation.stopping import stop, stop_error
 NUM_MEASURED = 4
 """Passes after which the speed of the server is known."""
 
-_FEW = 4  # prompts of a pass
+_FEW = 3  # prompts of a pass
 _RESERVE = 0.1  # of the time that is left, for passes that are slower than those before
 _SHARE_FOR_LENGTH = 0.8  # of the time; more prompts than the least take the rest
 _END = 0.03  # of all time, for the last pass
@@ -76,8 +76,7 @@ class Timetable:
     def left_s(self) -> float:
         """Seconds that the passes take which have not begun; at most, and at first, those that are left."""
         left_s = self._ends_at_s - self._clock()
-        rest = self.passes[self.num_begun :]
-        return min(left_s, self._seconds_of(rest, self._num_prompts)) if self._work else left_s
+        return min(left_s, self._rest_s(self._num_prompts)) if self._work else left_s
 
     def __iter__(self) -> Iterator[tuple[Pass, tuple[Question, ...]]]:
         """Yield each pass with its questions; none once the proof was stopped."""
@@ -111,7 +110,7 @@ class Timetable:
         room_s = (1 - _RESERVE) * (self._ends_at_s - self._clock())
         if self.num_begun == NUM_MEASURED and not self._size.max_tokens:
             # Short answers take longer for each token, so this is rather too short; prompts fill the time.
-            wanted = self.max_tokens * _SHARE_FOR_LENGTH * room_s / self._seconds_of(self.passes[NUM_MEASURED:], self._few)
+            wanted = self.max_tokens * _SHARE_FOR_LENGTH * room_s / self._rest_s(self._few)
             self.max_tokens = max(self.max_tokens, min(self._plan.most_tokens, int(wanted)))
         while len(self.passes) > max(self._num_least, self.num_begun) and self._rest_s(self._few) > room_s:
             self.passes.pop()
@@ -123,11 +122,9 @@ class Timetable:
         self._num_prompts = max((each for each in numbers if self._rest_s(each) <= room_s), default=self._few)
 
     def _rest_s(self, num_prompts: int) -> float:
-        return self._seconds_of(self.passes[self.num_begun :], num_prompts)
-
-    def _seconds_of(self, passes: Sequence[Pass], num_prompts: int) -> float:
+        """Estimate the seconds of the passes that have not begun, if they ask so many prompts."""
         work = 0.0
-        for asked in passes:
+        for asked in self.passes[self.num_begun :]:
             num_questions = max(num_prompts, asked.num_at_once)
             num_new = num_questions if asked.is_cold else num_prompts
             work += _work(num_new, num_questions, asked, self.max_tokens)

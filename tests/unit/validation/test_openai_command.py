@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from pipelines.command_line.general_prompts import general_prompts
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError
 from pipelines.validation.__main__ import main
-from pipelines.validation.asking import ask_each
+from pipelines.validation.asking import Stages, ask_each
 from pipelines.validation.audit.arms import Arm, Difference
+from pipelines.validation.openai import recording
+from pipelines.validation.openai.baseline import Baseline, Settings
 from pipelines.validation.openai.recording import can_score, join_noise, score
 from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.answers import Answer, TokenLogProbs
+from pipelines.validation.openai.server.server import Question
+from pipelines.validation.size import MOST_PROMPTS, MOST_TOKENS, Size
+from pipelines.validation.stopping import stop, stopped_early
 from tests.support.scripted_http import scripted_http
 
 NOWHERE = "http://127.0.0.1:9"
@@ -116,3 +124,74 @@ def test_a_server_without_echo_cannot_score() -> None:
     )
     assert can_score(able)
     assert not can_score(Abilities(**{**vars(able), "echo": False}))
+
+
+class Slow:
+    """A control without log probabilities, whose answers take a time on a clock of its own."""
+
+    abilities = Abilities(
+        **{"model": "m", "engine": "", "completions": True, "chat": False, "token_ids": False},
+        **{"log_probs": 0, "named_ids": False, "prompt_ids": False, "echo": False, "seed": False},
+        **{"streams": True, "ends_streams": True, "counts_drafts": False},
+    )
+    description, failures, num_retries = "slow", Counter[str](), 0
+
+    def __init__(self, token_s: float) -> None:
+        self.token_s, self.now_s = token_s, 0.0
+        self.longest = 0
+
+    def ask(self, question: Question, *, stream: bool = False) -> Answer:
+        self.now_s += question.max_tokens * self.token_s
+        self.longest = max(self.longest, len(question.prompt.text))
+        text, word, _ = "some text of no interest".partition(question.fields.get("stop", ["?"])[0])
+        return Answer(text, "stop" if word else "length")
+
+    def ask_with_log_probs(self, question: Question, *, named_ids: bool) -> Answer:
+        return self.ask(question)
+
+    def try_out(self, question: Question) -> Answer:
+        return self.ask(question)
+
+
+def recorded(size: Size, token_s: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Slow, Baseline]:
+    control: Any = Slow(token_s)
+    monkeypatch.setattr(recording.time, "monotonic", lambda: control.now_s)
+    stages = Stages(6, math.inf if size.minutes is None else 60.0 * size.minutes, lambda: control.now_s)
+    prompts = general_prompts().draw(size.num_prompts or MOST_PROMPTS)
+    settings = Settings(len(prompts.all), size.max_tokens or MOST_TOKENS)
+    return control, recording.record(control, prompts, size, settings, {}, stages)
+
+
+@pytest.mark.parametrize("rate", [12, 100, 3_000])
+def test_a_control_is_asked_what_there_is_time_for(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    control, baseline = recorded(Size(5), 1 / rate, monkeypatch)
+    assert control.now_s < 300
+    plain, featured = baseline.plain.questions, baseline.featured.questions
+    assert 8 <= len(plain) == baseline.settings.num_prompts == baseline.conditions["prompts"]["num_prompts"]
+    assert {question.max_tokens for question in plain} == {baseline.settings.max_tokens}
+    assert (len(plain), baseline.settings.max_tokens) == (320, 128) if rate == 3_000 else len(plain) < 320
+    assert len(baseline.plain.alone) == len(baseline.plain.streamed) == len(plain)
+    assert {question.feature for question in featured} >= {"stop words", "long prompts"}
+    assert control.longest == 2_000, "reading long prompts takes a part of the time"
+
+
+def test_chosen_prompts_and_tokens_are_asked_whatever_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, baseline = recorded(Size(1, num_prompts=30, max_tokens=50), 0.1, monkeypatch)
+    assert (baseline.settings.num_prompts, baseline.settings.max_tokens) == (30, 50)
+    control, _ = recorded(Size(None, num_prompts=30, max_tokens=50), 0.1, monkeypatch)
+    assert control.longest == 16_000
+
+
+def test_a_stopped_recording_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Slow.ask_with_log_probs
+
+    def stop_after_some(self: Slow, question: Question, *, named_ids: bool) -> Answer:
+        if question.prompt.prompt_id == general_prompts().all[20].prompt_id:
+            stop("SIGTERM or Ctrl-C", "", "")
+        return asked(self, question, named_ids=named_ids)
+
+    monkeypatch.setattr(Slow, "ask_with_log_probs", stop_after_some)
+    with stopped_early(None):
+        _, baseline = recorded(Size(30), 0.001, monkeypatch)
+    assert baseline.settings.num_prompts == len(baseline.plain.alone) == 21
+    assert all(isinstance(answer, Answer) for answer in baseline.plain.alone)
