@@ -91,7 +91,7 @@ def verify_own(
 
 _PROMPTS_TO_DRAW_FOR = 8
 _LEAST_ANSWERS = 600
-"""Of each prompt and rule; fewer would hardly show that the distributions are close."""
+"""Least number of each prompt and rule; fewer would hardly show that the distributions are close."""
 
 
 def _plan_draws(

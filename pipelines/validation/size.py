@@ -1,4 +1,4 @@
-"""What a user chooses of the size of a proof: its time, prompts and tokens; the rest follows from these."""
+"""Read what a user chooses of the size of a proof: its time, prompts and tokens; the rest follows from these."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipelines.command_line.options import whole_number
 
 MOST_PROMPTS, MOST_TOKENS = 320, 128
-"""Of a proof that has time enough, unless more are asked for."""
+"""Size of a proof that has time enough, unless more are asked for."""
 
 _MINUTES, _QUICK_MINUTES = 30, 5
 
