@@ -1,4 +1,4 @@
-"""Read what a user chooses of the size of a proof: its time, prompts and tokens; the rest follows from these."""
+"""Read what a user chooses of the size of a proof: its time, prompts and tokens; these decide the rest."""
 
 from __future__ import annotations
 
