@@ -23,7 +23,7 @@ from tests.drills.rollouts import (
 from tests.drills.setting import PLAN, Setting, drill_limits
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.drills]
 
 ANY = Limit(5.0, 5.0)  # tiny engines on a shared machine: their speed does not matter here
 LIMITS = replace(
@@ -80,14 +80,7 @@ def setting(tiny_pair: tuple[Path, Path]) -> Setting:
 
 @pytest.mark.parametrize(
     "drill",
-    [
-        DIVERGING,
-        GOOD,
-        *(
-            pytest.param(drill, marks=pytest.mark.drills)
-            for drill in (TOKENIZER, CRASHING, LESS_ACCEPTED, FAILING, KILLED_UP)
-        ),
-    ],
+    [DIVERGING, GOOD, TOKENIZER, CRASHING, LESS_ACCEPTED, FAILING, KILLED_UP],
     ids=lambda drill: drill.name,
 )
 def test_it_ends_as_it_has_to_and_no_client_notices(drill: Drill, setting: Setting, tmp_path: Path) -> None:

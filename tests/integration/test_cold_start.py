@@ -96,7 +96,9 @@ def test_a_good_pair_gives_the_very_counts_of_its_baseline(
     assert probe.accepted_per_position[: baseline.num_draft_tokens] == baseline.accepted_per_position
 
 
-@pytest.mark.parametrize(("gain", "verdict"), [(1.03, "pass"), (1.1, "held"), (1.25, "fail")])
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(1.03, "pass"), pytest.param(1.1, "held", marks=pytest.mark.long), (1.25, "fail")]
+)
 def test_a_pair_that_accepts_less_than_at_its_build_needs_review_or_fails(
     server: Server, load: Callable[[str], CandidatePair], gain: float, verdict: str
 ) -> None:

@@ -143,7 +143,7 @@ def test_openai_s_client_sends_its_key_over_tls_until_it_is_withdrawn(closed: Cl
     ("max_requests", "max_tokens", "body", "too_large"),
     [
         (1, None, BODY, None),
-        (None, 2000, {**BODY, "max_tokens": 100, "n": 9}, {**BODY, "max_tokens": 450, "n": 9}),
+        (None, 2000, {**BODY, "max_tokens": 10, "n": 9}, {**BODY, "max_tokens": 450, "n": 9}),
     ],
     ids=["requests", "tokens"],
 )

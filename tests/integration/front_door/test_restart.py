@@ -106,13 +106,11 @@ def test_a_drain_finishes_what_runs_and_refuses_the_rest(
     new_door: Callable[..., AbstractContextManager[Server]],
 ) -> None:
     with new_door() as server:
-        url = f"{url_of(server)}/v1/completions"
-        whole = post(server, "/v1/completions", {**UNREAD, "seed": 5, "stream": False}).json()
+        url, body = f"{url_of(server)}/v1/completions", {**UNREAD, "n": 2, "seed": 5}
+        whole = post(server, "/v1/completions", {**body, "stream": False}).json()
         with httpx.Client(base_url=url_of(server), timeout=120, trust_env=False) as other:
             assert other.get("/health").status_code == 200
-            with httpx.stream(
-                "POST", url, json={**UNREAD, "seed": 5}, timeout=120, trust_env=False
-            ) as streamed:
+            with httpx.stream("POST", url, json=body, timeout=120, trust_env=False) as streamed:
                 lines = streamed.iter_lines()
                 first = next(lines)
                 os.kill(server.process.pid, signal.SIGTERM)
@@ -124,7 +122,7 @@ def test_a_drain_finishes_what_runs_and_refuses_the_rest(
         assert refused.json()["error"]["what"] == "the server is shutting down"
         assert is_still_open
         assert rest[-1] == "data: [DONE]"
-        texts = dict.fromkeys(range(UNREAD["n"]), "")
+        texts = dict.fromkeys(range(body["n"]), "")
         for line in (first, *rest[:-1]):
             [choice] = httpx.Response(200, content=line.removeprefix("data: ")).json()["choices"]
             texts[choice["index"]] += choice["text"]

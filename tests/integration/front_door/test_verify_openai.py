@@ -174,9 +174,10 @@ def test_a_planted_fault_is_found(
             ),
             {"x3": {"stop words", "structured output", "required tool calls", "long prompts"}},
         ),
-        (
+        pytest.param(
             (faults.ignore_the_tools, faults.cut_calls),
             {"x3": {"required tool calls", "offered tools"}, "x3, streamed": {"required tool calls"}},
+            marks=pytest.mark.long,
         ),
     ],
     ids=["whole answers", "tools"],

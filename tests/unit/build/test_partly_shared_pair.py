@@ -134,7 +134,7 @@ def load(directory: Path) -> Executor:
 
 
 @pytest.mark.skipif(not DEMO_PAIR.is_dir(), reason="the demonstration pair is not here")
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 0.8])
 def test_a_trained_draft_that_lacks_tokens_is_accepted_and_changes_nothing(
     tmp_path: Path, temperature: float
 ) -> None:

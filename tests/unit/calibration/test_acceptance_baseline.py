@@ -109,6 +109,7 @@ def test_an_older_calibration_keeps_its_costs_and_gets_what_it_lacks(
     assert output.read_bytes() == before
 
 
+@pytest.mark.long
 def test_other_prompts_are_measured_again_and_only_those_that_are_kept_for_it(
     pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

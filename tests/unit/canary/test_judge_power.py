@@ -78,6 +78,7 @@ def alarms_without_difference(min_requests: int) -> int:
     return sum(each.verdict == "fail" for each in found)
 
 
+@pytest.mark.long
 def test_no_difference_looked_at_all_the_time_alarms_with_probability_below_alpha() -> None:
     """The 99 % upper bound of the false alarm rate is below alpha, over 11 metrics and 20 looks.
 

@@ -241,10 +241,10 @@ def run_alone(folder: str, last: str, pause_in: str) -> None:
 @pytest.mark.parametrize(
     ("phase", "last"),
     [
-        *((phase, "promoted") for phase in ("cold_start", "step/2", "promoting", "paused")),
+        *((phase, "promoted") for phase in ("promoting", "paused")),
         *(
             pytest.param(phase, "promoted", marks=pytest.mark.long)
-            for phase in ("preflight", "loading", "shadow", "step/1")
+            for phase in ("preflight", "loading", "cold_start", "shadow", "step/1", "step/2")
         ),
         ("shadow", "rolled_back"),
         ("rolling_back", "rolled_back"),

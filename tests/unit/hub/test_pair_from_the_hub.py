@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[Callable[[Hub, Path], None], tuple[str, str], dict[str,
 }
 
 
-BY_DAY = ("gated", "private", "missing", "offline", "down", "pickles", "a shard", "disk", "memory")
+BY_DAY = ("gated", "missing", "offline", "a shard", "disk")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tools.demo_pair.export import export_model, load_model  # noqa: E402
 from tools.demo_pair.generate import GREEDY, generate, gumbel_noise  # noqa: E402
 from tools.demo_pair.optimizer import Optimizer  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("torch")
+pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.long]
 
 SMALL = model.ModelConfig(
     layers=3, hidden=32, heads=4, kv_heads=2, head_size=8, feed_forward=48, vocabulary=96
