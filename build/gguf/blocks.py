@@ -19,13 +19,13 @@ ENGINE_BITS: Mapping[str, float] = {
     "Q4_0": 4.5,
     "Q4_1": 5,
     "Q4_K": 4.625,
-    "Q5_0": 8.5,
-    "Q5_1": 9,
-    "Q5_K": 8.625,
-    "Q6_K": 8.5625,
+    "Q5_0": 5.5,
+    "Q5_1": 6,
+    "Q5_K": 5.625,
+    "Q6_K": 6.5625,
     "Q8_0": 8.5,
 }
-"""Bits of a weight in an engine, with its share of scales and offsets: integers have four bits, or eight."""
+"""Bits of a weight in an engine, with its share of scales and offsets."""
 
 _ROWS = 4096
 
@@ -39,8 +39,8 @@ def linear_of(kind: str, data: AnyArray) -> Linear:
     """
     groups = _DECODERS[kind](data.reshape(-1, STORED_TYPES[kind].num_bytes))
     rows, has_offset = len(data), groups.offset is not None
-    bits = 4 if ENGINE_BITS[kind] < 8 else 8
-    integers = groups.integers.reshape(rows, -1).view(np.uint8 if bits == 4 and has_offset else np.int8)
+    bits = int(kind[1])
+    integers = groups.integers.reshape(rows, -1).view(np.uint8 if has_offset else np.int8)
     units = groups.units
     return Linear(
         Tensor("U8" if integers.dtype == np.uint8 else "I8", integers.shape, integers),

@@ -25,6 +25,8 @@ KV_BLOCK_SIZE = 32  # tokens
 _HEAD_STEP = 16  # features: the kernel's registers
 _INPUTS = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
 _PANEL = 16  # outputs that the kernel computes together
+_PANELS_AT_ONCE = 1024
+_CHUNKS = {4: 32, 5: 32, 6: 16}  # bits of a weight -> inputs of which a group has a multiple
 
 
 @functools.cache
@@ -49,8 +51,9 @@ def own_operation(name: str, arguments: list[Any], attributes: dict[str, Any]) -
 def own_product(x: Any, weights: Linear) -> Any:
     """Multiply the last axis of x with a weight, without its bias.
 
-    Our operation multiplies integers, and rounds x to 14 bits of a token's largest number. Floats are
-    multiplied by OpenVINO.
+    Our operation multiplies integers. It rounds x to 14 bits of a token's largest number; for weights of
+    fewer than 8 bits, to 8 bits of the largest number of each block of at most 256. Floats are multiplied by
+    OpenVINO.
 
     Raises:
         EngineBuildError: These integers are not multiplied by our operation.
@@ -65,25 +68,36 @@ def own_product(x: Any, weights: Linear) -> Any:
     arguments.append(floats(units) if units.dtype == np.float32 else stored(Tensor("U8", units.shape, units)))
     if levels is not None:
         arguments.append(stored(Tensor("I8", levels.shape, levels)))
-    attributes = {"num_outputs": weights.weight.shape[0], "num_bits": weights.bits}
+    attributes = {
+        "num_outputs": weights.weight.shape[0],
+        "num_bits": weights.bits,
+        "num_groups": _num_groups(weights),
+    }
     return own_operation("Linear", arguments, attributes)
 
 
+def _num_groups(weights: Linear) -> int:
+    return 1 if weights.scale is None else weights.scale.shape[1]
+
+
 def _check(weights: Linear) -> None:
-    num_inputs, num_groups = weights.weight.shape[1], 1 if weights.scale is None else weights.scale.shape[1]
-    is_unsigned = weights.bits == 4 and weights.offset is not None
+    num_inputs, num_groups, bits = weights.weight.shape[1], _num_groups(weights), weights.bits
+    is_unsigned = bits < 8 and weights.offset is not None
+    multiple = _CHUNKS.get(bits, 1 if num_groups == 1 else 2)
     problems = {
         "zero points": weights.zero_point is not None,
-        f"{weights.bits}-bit integers, {weights.weight.dtype}": (weights.weight.dtype == "U8") != is_unsigned,
+        "offsets of 8-bit integers": bits == 8 and weights.offset is not None,
+        f"{bits}-bit integers, {weights.weight.dtype}": (weights.weight.dtype == "U8") != is_unsigned,
         "inputs that the checkpoint rounds": weights.input_quantization is not None,
-        f"{num_groups} groups of {num_inputs} inputs": num_groups > 1 and num_inputs % (2 * num_groups) > 0,
+        f"{num_groups} groups of {num_inputs} inputs, {bits} bits": num_inputs % (multiple * num_groups) > 0,
     }
     found = [problem for problem, is_found in problems.items() if is_found]
     if found:
         raise EngineBuildError(
             "products of our own cannot multiply the integers of this checkpoint",
             values=", ".join(found),
-            limit="no zero points, inputs in floating point, groups of an even size",
+            limit="no zero points, inputs in floating point, groups of a multiple of 32 inputs (6 bits: 16, "
+            "8 bits: 2)",
             remedy="set 'linear: openvino' in the recipe",
         )
 
@@ -93,30 +107,75 @@ def arranged(weights: Linear) -> tuple[AnyArray, AnyArray, AnyArray | None]:
 
     Returns:
         uint8 [panels, bytes of a panel], float16 or float32 [panels, kinds, units, 16], and int8 [panels,
-        kinds, groups, 16] if the scales are levels of these units.
+        kinds, units, pairs of groups, 16, 2] if the scales are levels of these units.
     """
     integers = weights.weight.data
-    outputs, inputs = integers.shape
-    num_panels, num_pairs = -(-outputs // _PANEL), -(-inputs // 2)
-    padding = ((0, num_panels * _PANEL - outputs), (0, num_pairs * 2 - inputs))
-    padded = np.pad(integers, padding) if np.any(padding) else integers  # without a copy of a large head
-    panels = padded.view(np.uint8).reshape(num_panels, _PANEL, num_pairs, 2).transpose(0, 2, 1, 3)
-    numbers = np.ascontiguousarray(panels).reshape(num_panels, num_pairs, 2 * _PANEL)
-    if weights.bits == 4:
-        if weights.offset is None:
-            numbers = numbers + np.uint8(8) & 15
-        numbers = numbers[..., :_PANEL] | numbers[..., _PANEL:] << 4
-
-    def by_panel(values: AnyArray) -> AnyArray:
-        padded = np.zeros((num_panels * _PANEL, *values.shape[1:]), values.dtype)
-        padded[:outputs] = values
-        return np.ascontiguousarray(
-            padded.reshape(num_panels, _PANEL, *values.shape[1:]).transpose(0, 2, 3, 1)
+    num_panels = -(-len(integers) // _PANEL)
+    panel_bytes = (
+        (integers.shape[1] + integers.shape[1] % 2 * (weights.bits == 8)) * _PANEL * weights.bits // 8
+    )
+    numbers = np.empty((num_panels, panel_bytes), np.uint8)
+    for begin in range(0, num_panels, _PANELS_AT_ONCE):  # a large head would need a multiple of its size
+        some = integers[begin * _PANEL : (begin + _PANELS_AT_ONCE) * _PANEL]
+        numbers[begin : begin + _PANELS_AT_ONCE] = (
+            _in_pairs(some) if weights.bits == 8 else _in_quads(some, weights.bits)
         )
-
     units, levels = weights.short_scales()
-    numbers = numbers.reshape(num_panels, -1)
-    return numbers, by_panel(units), None if levels is None else by_panel(levels)
+    return (
+        numbers,
+        _by_panel(units),
+        None if levels is None else _level_pairs(_by_panel(levels), units.shape[2]),
+    )
+
+
+def _by_panel(values: AnyArray) -> AnyArray:
+    """Return [outputs, kinds, n] as [panels, kinds, n, 16]."""
+    num_panels = -(-len(values) // _PANEL)
+    padded = np.zeros((num_panels * _PANEL, *values.shape[1:]), values.dtype)
+    padded[: len(values)] = values
+    panels = padded.reshape(num_panels, _PANEL, *values.shape[1:])
+    return np.ascontiguousarray(panels.transpose(0, 2, 3, 1))
+
+
+def _level_pairs(levels: AnyArray, num_units: int) -> AnyArray:
+    """Return [panels, kinds, groups, 16] as [panels, kinds, units, pairs, 16, 2]."""
+    num_panels, kinds, num_groups, _ = levels.shape
+    of_units = levels.reshape(num_panels, kinds, num_units, num_groups // num_units, _PANEL)
+    if of_units.shape[3] % 2:
+        of_units = np.pad(of_units, ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0)))
+    pairs = of_units.reshape(num_panels, kinds, num_units, -1, 2, _PANEL)
+    return np.ascontiguousarray(pairs.swapaxes(4, 5))
+
+
+def _panels(integers: AnyArray, neighbours: int) -> AnyArray:
+    """Return [outputs, inputs], with zeros at the end, as uint8 [panels, n, 16, neighbours]."""
+    outputs, inputs = integers.shape
+    padding = ((0, -outputs % _PANEL), (0, -inputs % neighbours))
+    padded = np.pad(integers, padding) if np.any(padding) else integers
+    parts = padded.view(np.uint8).reshape(-1, _PANEL, padded.shape[1] // neighbours, neighbours)
+    return np.ascontiguousarray(parts.transpose(0, 2, 1, 3))
+
+
+def _in_pairs(integers: AnyArray) -> AnyArray:
+    panels = _panels(integers, 2)
+    return panels.reshape(len(panels), -1)
+
+
+def _in_quads(integers: AnyArray, bits: int) -> AnyArray:
+    if integers.dtype == np.int8:
+        integers = (integers + np.int8(1 << bits - 1)).view(np.uint8)
+    quads = _panels(integers, 4)
+    quads = quads.reshape(len(quads), quads.shape[1], 4 * _PANEL)
+    low = quads & 15
+    low = low[..., : 2 * _PANEL] | low[..., 2 * _PANEL :] << 4
+    of_chunk = _CHUNKS[bits] // 4
+    low = low.reshape(len(low), -1, of_chunk * 2 * _PANEL)
+    if bits == 4:
+        return np.reshape(low, (len(low), -1))
+    parts = (quads >> 4).reshape(len(low), -1, of_chunk, 4 * _PANEL)
+    shifts = np.arange(of_chunk, dtype=np.uint8) * np.uint8(bits - 4)
+    high: AnyArray = np.bitwise_or.reduce(parts << shifts[:, np.newaxis], axis=2, dtype=np.uint8)
+    return np.reshape(np.concatenate([high, low], axis=2), (len(low), -1))
 
 
 class OwnAttention:

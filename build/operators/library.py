@@ -31,7 +31,8 @@ _PARTS = {
     "extension": ("extension.cpp", "-DOV_THREAD=OV_THREAD_TBB_ADAPTIVE"),
     "attention_avx2": ("attention/kernel.cpp", *_AVX2),
     "attention_avx512": ("attention/kernel.cpp", *_AVX512),
-    "linear_avx2": ("linear/kernel.cpp", *_AVX2),
+    "linear_blocks": ("linear/blocks.cpp", *_AVX2),
+    "linear_bytes": ("linear/bytes.cpp", *_AVX2),
 }
 
 

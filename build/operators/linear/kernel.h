@@ -1,11 +1,12 @@
-// Products with a weight of 8-bit or 4-bit integers, for processors without an instruction for them.
+// Products with a weight of integers, for processors without an instruction for them.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-constexpr int kPanel = 16;  // outputs that are computed together
+constexpr size_t kPanel = 16;        // outputs that are computed together
+constexpr size_t kLargestBlock = 256;  // inputs of a row that are rounded with one unit, at most
 
 // Scales of groups of inputs, and offsets if `num_kinds` is 2: a weight is its integer * scale + offset.
 //
@@ -15,32 +16,57 @@ struct Scales {
     size_t num_units;      // as many as groups, or a divisor of their number
     bool are_halves;       // units are float16, not float32
     const void* units;     // [panels, kinds, units, 16]
-    const int8_t* levels;  // [panels, kinds, groups, 16]; null if all are 1
+    const int8_t* levels;  // [panels, kinds, units, pairs of a unit's groups, 16, 2]; null if all are 1
 };
 
 // A projection from `num_inputs` to `num_outputs` features.
 //
-// The weight consists of panels of 16 outputs, the last one filled up with zeros. A panel holds the inputs in
-// pairs, [pairs, 16 outputs, 2]; the second input of the last pair may be missing and is 0 then. A pair of
-// 4-bit integers has 16 bytes: number i in the low half of byte i, and number i + 16 in the high half. They
-// are 0..15 if there are offsets, else -8..7, of which 8 more is stored.
+// The weight consists of panels of 16 outputs, the last one filled up with zeros.
+//
+// Integers of 8 bits: a panel holds the inputs in pairs, [pairs, 16 outputs, 2]; the second input of the last
+// pair may be missing and is 0 then. There are neither offsets nor levels.
+//
+// Integers of 4, 5 or 6 bits: a panel holds the inputs in quads, [quads, 16 outputs, 4], of which half the
+// numbers have a register: those of 8 outputs. The low four bits of a quad have 32 bytes: number i in the low
+// half of byte i, and number i + 32 in the high half. Quads of a chunk of 32 inputs (16 if there are 6 bits)
+// follow their remaining bits, 64 bytes: those of quad q, from the lowest on, are in the bytes i and i + 32.
+// Integers are unsigned; without offsets, half their range is subtracted.
 struct Projection {
     size_t num_inputs;
     size_t num_outputs;
-    size_t num_bits;    // 8 or 4
-    size_t num_groups;  // of inputs, each with scales of its own; more than one divide the pairs evenly
+    size_t num_bits;    // 8, 6, 5 or 4
+    size_t num_groups;  // of inputs, each with scales of its own
     const uint8_t* weight;
     Scales scales;
 
     size_t num_pairs() const { return (num_inputs + 1) / 2; }
-    size_t group_pairs() const { return num_pairs() / num_groups; }
-    size_t groups_of_a_unit() const { return num_groups / scales.num_units; }
     size_t num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
-    size_t panel_bytes() const { return num_pairs() * 2 * kPanel * num_bits / 8; }
-    int32_t stored_zero() const { return num_bits == 4 && scales.num_kinds == 1 ? 8 : 0; }
+    size_t panel_bytes() const {
+        return (num_bits == 8 ? 2 * num_pairs() : num_inputs) * kPanel * num_bits / 8;
+    }
+    size_t inputs_of_a_chunk() const { return num_bits == 6 ? 16 : 32; }
+    size_t groups_of_a_unit() const { return num_groups / scales.num_units; }
+    size_t pairs_of_a_unit() const { return (groups_of_a_unit() + 1) / 2; }
+
+    // Return whether its groups can be multiplied.
+    bool is_possible() const {
+        if (!num_groups || !scales.num_units || num_groups % scales.num_units) return false;
+        if (num_bits == 8)
+            return scales.num_kinds == 1 && !scales.levels && num_groups == scales.num_units &&
+                   (num_groups == 1 || num_inputs % (2 * num_groups) == 0);
+        return 4 <= num_bits && num_bits <= 6 && 1 <= scales.num_kinds && scales.num_kinds <= 2 &&
+               num_inputs % (num_groups * inputs_of_a_chunk()) == 0 &&
+               (scales.levels ? num_inputs / scales.num_units <= kLargestBlock
+                              : num_groups == scales.num_units);
+    }
 };
 
 // Multiply rows [rows, inputs] with the weight, to `output` [rows, outputs].
 namespace avx2 {
-void multiply(const Projection& projection, const float* input, size_t num_rows, float* output);
+void multiply_bytes(const Projection& projection, const float* input, size_t num_rows, float* output);
+void multiply_blocks(const Projection& projection, const float* input, size_t num_rows, float* output);
+
+inline void multiply(const Projection& projection, const float* input, size_t num_rows, float* output) {
+    (projection.num_bits == 8 ? multiply_bytes : multiply_blocks)(projection, input, num_rows, output);
 }
+}  // namespace avx2

@@ -8,8 +8,8 @@
 
 namespace {
 
-// Inputs: a tensor of floats whose last axis is multiplied; the weight, see `Projection`; units of its scales
-// [panels, kinds, units, 16], as bytes if they are float16; and their levels as bytes, if they have any.
+// Inputs: a tensor of floats whose last axis is multiplied; the weight, see `Projection`; units of its scales,
+// as bytes if they are float16; and their levels as bytes, if they have any, see `Scales`.
 class Linear : public ov::op::Op {
 public:
     OPENVINO_OP("Linear", "draftproof");
@@ -34,6 +34,7 @@ public:
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("num_outputs", num_outputs_);
         visitor.on_attribute("num_bits", num_bits_);
+        visitor.on_attribute("num_groups", num_groups_);
         return true;
     }
 
@@ -45,27 +46,23 @@ public:
         shape.back() = num_outputs_;
         outputs[0].set_shape(shape);
         const ov::Shape units = inputs[2].get_shape();
-        const bool are_halves = inputs[2].get_element_type() == ov::element::u8;
-        const ov::Shape levels = inputs.size() == 4 ? inputs[3].get_shape() : units;
+        const bool are_halves = inputs[2].get_element_type() == ov::element::u8, has_levels = inputs.size() == 4;
         const Scales scales{units.at(1), units.at(2), are_halves, inputs[2].data(),
-                            inputs.size() == 4 ? static_cast<const int8_t*>(inputs[3].data()) : nullptr};
-        const size_t num_groups = levels.at(2);
+                            has_levels ? static_cast<const int8_t*>(inputs[3].data()) : nullptr};
         const Projection projection{num_inputs,
                                     static_cast<size_t>(num_outputs_),
                                     static_cast<size_t>(num_bits_),
-                                    num_groups,
+                                    static_cast<size_t>(num_groups_),
                                     inputs[1].data<const uint8_t>(),
                                     scales};
         const size_t num_panels = projection.num_panels(), width = are_halves ? 2 * kPanel : kPanel;
-        OPENVINO_ASSERT(inputs[1].get_byte_size() == num_panels * projection.panel_bytes() &&
-                            (units[1] == 1 || units[1] == 2) && num_groups % units[2] == 0 &&
+        const ov::Shape levels{num_panels, units[1], units[2], projection.pairs_of_a_unit(), kPanel, 2};
+        OPENVINO_ASSERT(projection.is_possible() &&
+                            inputs[1].get_byte_size() == num_panels * projection.panel_bytes() &&
                             units == ov::Shape({num_panels, units[1], units[2], width}) &&
-                            (inputs.size() == 3 ||
-                             levels == ov::Shape({num_panels, units[1], num_groups, kPanel})) &&
-                            (num_groups == 1 || num_inputs % (2 * num_groups) == 0),
-                        "the weight has ", inputs[1].get_byte_size(), " bytes, units of ", units,
-                        " and levels of ", levels, ", which do not fit ", num_inputs, " inputs and ",
-                        num_outputs_, " outputs");
+                            (!has_levels || inputs[3].get_shape() == levels),
+                        num_groups_, " groups of ", num_bits_, " bits do not fit ", num_inputs, " inputs and ",
+                        num_outputs_, " outputs with units of ", units);
         avx2::multiply(projection, inputs[0].data<const float>(), num_rows, outputs[0].data<float>());
         return true;
     }
@@ -73,6 +70,7 @@ public:
 private:
     int64_t num_outputs_ = 0;
     int64_t num_bits_ = 8;
+    int64_t num_groups_ = 1;
 };
 
 }  // namespace

@@ -113,7 +113,7 @@ def test_blocks_have_the_values_of_llama_cpp() -> None:
             numbers = rng.normal(size=(len(blocks), 1)).astype("<f2")
             blocks[:, place : place + 2] = numbers.view(np.uint8)
         linear = linear_of(kind, data)
-        assert linear.bits == (4 if kind.startswith("Q4") else 8)
+        assert linear.bits == int(kind[1])
         units, levels = linear.short_scales()
         assert units.dtype == np.float16 and (levels is not None) == kind.endswith("K")
         shared = np.repeat(units.astype(np.float32), linear.scale.shape[1] // units.shape[2], axis=2)
