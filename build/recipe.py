@@ -99,9 +99,10 @@ class EngineRecipe:
             and alone computes networks that cap attention scores (Gemma 2). It is compiled with g++ when the
             engine is built; embedded only.
         linear: What multiplies integer weights. ``openvino``; ``draftproof``: an operator of our own for
-            processors with AVX2 alone, which rounds activations to 14 bits, and is compiled with g++ when
-            the engine is built; ``auto``: ours on such a processor, if there is g++ and ``quantization``
-            makes the integers, else OpenVINO's; embedded only.
+            processors with AVX2 alone, which rounds activations to 14 bits (to 8 in blocks of at most 256
+            where weights have fewer than 8 bits), and is compiled with g++ when the engine is built;
+            ``auto``: ours on such a processor, if there is g++ and ``quantization`` makes the integers, else
+            OpenVINO's; embedded only.
         kv_cache: KV cache; embedded only.
         growth: Sizes to grow to, or None; embedded only.
         yarn: Scaling of positions, for a checkpoint whose ``config.json`` has none, or None; embedded only.
