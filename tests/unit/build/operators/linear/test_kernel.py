@@ -209,16 +209,8 @@ def test_each_bit_of_blocks_is_numpys(
     if "level" in form:
         groups_of_a_unit = max(1, min(groups_of_a_unit, 256 // group))
     num_groups = groups_of_a_unit * num_units
-    weight = Weight(
-        calls,
-        group * num_groups,
-        num_outputs,
-        seed,
-        bits=bits,
-        num_groups=num_groups,
-        form=form,
-        groups_of_a_unit=groups_of_a_unit,
-    )
+    sizes = {"bits": bits, "num_groups": num_groups, "groups_of_a_unit": groups_of_a_unit}
+    weight = Weight(calls, group * num_groups, num_outputs, seed, form=form, **sizes)
     rows = random_rows(num_rows, group * num_groups, seed)
     assert np.array_equal(weight.multiply(rows, num_threads), weight.expected(rows))
 
