@@ -175,12 +175,13 @@ struct Sums<0> {
 [[gnu::always_inline]] inline Halves levels_of_group(const int8_t* pair, bool is_second) {
     const Halves both = levels_of_pair(pair);
     const __m256i places = _mm256_set1_epi32(is_second ? 0x03020302 : 0x01000100);
-    const __m256i lane = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    const __m128i four_outputs = _mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    const __m256i lane = _mm256_broadcastsi128_si256(four_outputs);
     const __m256i from = _mm256_add_epi8(places, lane);
     return {_mm256_shuffle_epi8(both.low, from), _mm256_shuffle_epi8(both.high, from)};
 }
 
-// Go through `Quads` quads from `First` on, and add their products up as long as 16 bits hold them.
+// Add the products of a chunk to `totals`, each sum of 16 bits before it could overflow.
 template <size_t Bits, size_t Count, size_t... Quads>
 [[gnu::always_inline]] inline void add_chunk(const uint8_t* weight, const int8_t* rows, size_t stride,
                                              const Halves& level, Halves* totals,

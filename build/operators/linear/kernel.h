@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-constexpr size_t kPanel = 16;        // outputs that are computed together
+constexpr size_t kPanel = 16;          // outputs that are computed together
 constexpr size_t kLargestBlock = 256;  // inputs of a row that are rounded with one unit, at most
 
 // Scales of groups of inputs, and offsets if `num_kinds` is 2: a weight is its integer * scale + offset.
