@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -169,9 +170,12 @@ def _listener(number: int) -> str:
                 inodes.add(f"socket:[{fields[9]}]")
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if any(str(link.readlink()) in inodes for link in (process / "fd").iterdir()):
-                name = (process / "comm").read_text(encoding="utf-8").strip()
-                return f"process {process.name} ({name})"
+            name = (process / "comm").read_text(encoding="utf-8").strip()
+            links = list((process / "fd").iterdir())
         except OSError:  # it has ended, or belongs to another user
             continue
+        for link in links:
+            with suppress(OSError):  # of a file that is closed by now
+                if str(link.readlink()) in inodes:
+                    return f"process {process.name} ({name})"
     return ""

@@ -24,9 +24,12 @@ from pipelines.errors import PortInUseError, RecipeError, ServerStartError
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
+    lower = [socket.socket(), socket.socket()]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
+        for free in lower:
+            free.close()  # listing /proc takes one of their numbers, and has closed it when links are read
         yield listener.getsockname()[1]
 
 
