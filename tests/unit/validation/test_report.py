@@ -40,12 +40,7 @@ PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(24))
 MAX_TOKENS = 16
 QUICK = Size(max_tokens=MAX_TOKENS, is_quick=True)
 VOCABULARY = Vocabulary(tuple(bytes([97 + index % 26]) for index in range(200)))
-CONDITIONS: dict[str, Any] = {
-    "recipe": "demo",
-    "date": "today",
-    "command": "python -m x",
-    "engines": {"a": 1},
-}
+CONDITIONS: dict[str, Any] = {"recipe": "demo", "date": "today", "command": "make", "engines": {"a": 1}}
 RIGHT: Change = lambda request, model, given: given  # noqa: E731
 
 
@@ -346,16 +341,11 @@ def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--num-prompts", "0"],
-        ["--num-prompts", "1"],
-        ["--num-prompts", "100000"],
-        ["--max-tokens", "0"],
-        ["--prompts", "absent.jsonl"],
-        ["--minutes", "0"],
-        ["--model", "m"],
+        *("--num-prompts 0", "--num-prompts 1", "--num-prompts 100000", "--max-tokens 0"),
+        *("--prompts absent.jsonl", "--minutes 0", "--model m"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        command.main(arguments)
+        command.main(arguments.split())
     assert caught.value.code == 2 and "error:" in capsys.readouterr().err
