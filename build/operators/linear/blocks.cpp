@@ -31,7 +31,9 @@ struct Chunk {
     static constexpr size_t kQuads = Bits == 6 ? 4 : 8;
     static constexpr size_t kHighBytes = Bits == 4 ? 0 : 64;
     static constexpr size_t kBytes = kHighBytes + kQuads * 32;
-    static constexpr size_t kExactQuads = 8 >> kHighBits;  // so many sums of 2 * 127 * 15 (31, 63) fit into 16 bits
+    // Subtracted from each weight, so that the products of a chunk fit into 16 bits: those of an output are
+    // added up in two sums, of 16 products of 127 * 15 or 127 * 16, or of 8 products of 127 * 32.
+    static constexpr int32_t kMiddle = Bits == 4 ? 0 : 1 << (Bits - 1);
 };
 
 // How inputs are divided.
@@ -57,11 +59,13 @@ struct Rounded {
     std::vector<int8_t> numbers;  // [rows, inputs]
     std::vector<float> units;     // [rows, blocks]: the size of an integer
     std::vector<int16_t> sums;    // [rows, blocks, pairs of groups, 2]
+    std::vector<int32_t> starts;  // [rows, chunks]: two numbers of 16 bits, where the sums of a chunk start
 
-    void resize(size_t num_rows, size_t num_inputs, const Shape& shape) {
+    void resize(size_t num_rows, size_t num_inputs, size_t num_chunks, const Shape& shape) {
         numbers.resize(std::max(numbers.size(), num_rows * num_inputs));
         units.resize(std::max(units.size(), num_rows * shape.num_blocks));
         sums.resize(std::max(sums.size(), num_rows * shape.num_blocks * shape.pairs_of_a_block() * 2));
+        starts.resize(std::max(starts.size(), num_rows * num_chunks));
     }
 };
 
@@ -95,6 +99,22 @@ void round_row(const Shape& shape, size_t group, const float* from, int8_t* to, 
             *sums++ = is_there ? static_cast<int16_t>(std::accumulate(to, to + group, 0)) : 0;
             if (is_there) to += group;
         }
+    }
+}
+
+// Find where the sums of chunks start, so that they are those of weights less the middle of their range. In 16
+// bits a sum may overflow on the way to its result, which fits.
+template <size_t Bits>
+void find_starts(const int8_t* numbers, size_t num_chunks, int32_t* starts) {
+    for (size_t chunk = 0; chunk < num_chunks; ++chunk) {
+        int32_t first = 0, second = 0;
+        for (size_t quad = 0; quad < Chunk<Bits>::kQuads; ++quad, numbers += kQuad) {
+            first += numbers[0] + numbers[1];
+            second += numbers[2] + numbers[3];
+        }
+        first *= -Chunk<Bits>::kMiddle;
+        second *= -Chunk<Bits>::kMiddle;
+        starts[chunk] = static_cast<int32_t>(static_cast<uint32_t>(second) << 16 | (first & 0xffff));
     }
 }
 
@@ -138,7 +158,13 @@ template <size_t Bits, size_t Quad>
 template <size_t Count>
 struct Sums {
     Sums<Count - 1> others;
-    __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
+    __m256i low, high;
+
+    // Begin a chunk. `starts` points to that of the first row.
+    [[gnu::always_inline]] void start(const int32_t* starts, size_t stride) {
+        others.start(starts, stride);
+        low = high = starts ? _mm256_set1_epi32(starts[(Count - 1) * stride]) : _mm256_setzero_si256();
+    }
 
     // Add the products of a quad of inputs. `rows` points to the quad of the first row.
     [[gnu::always_inline]] void add(const Halves& weights, const int8_t* rows, size_t stride) {
@@ -161,6 +187,7 @@ struct Sums {
 
 template <>
 struct Sums<0> {
+    void start(const int32_t*, size_t) {}
     void add(const Halves&, const int8_t*, size_t) {}
     void add_to(Halves*, const Halves&) const {}
 };
@@ -181,26 +208,32 @@ struct Sums<0> {
     return {_mm256_shuffle_epi8(both.low, from), _mm256_shuffle_epi8(both.high, from)};
 }
 
-// Add the products of a chunk to `totals`, each sum of 16 bits before it could overflow.
+// Some rows of `Rounded`.
+struct Rows {
+    const int8_t* numbers;
+    const float* units;
+    const int16_t* sums;
+    const int32_t* starts;
+};
+
+// Add the products of a chunk to `totals`.
 template <size_t Bits, size_t Count, size_t... Quads>
 [[gnu::always_inline]] inline void add_chunk(const uint8_t* weight, const int8_t* rows, size_t stride,
-                                             const Halves& level, Halves* totals,
+                                             const int32_t* starts, const Halves& level, Halves* totals,
                                              std::index_sequence<Quads...>) {
     using Numbers = Chunk<Bits>;
     Halves high_bits;
     if constexpr (Bits > 4) high_bits = {load_integers(weight), load_integers(weight + 32)};
     Sums<Count> sums;
+    sums.start(Bits > 4 ? starts : nullptr, stride / (Numbers::kQuads * kQuad));
     const auto add_quad = [&](auto quad) __attribute__((always_inline)) {
         constexpr size_t kQuadIndex = decltype(quad)::value;
         const uint8_t* at = weight + Numbers::kHighBytes + 32 * kQuadIndex;
         if constexpr (kQuadIndex % 2 == 0) fetch(at + kAhead);
         sums.add(weights<Bits, kQuadIndex>(at, high_bits), rows + kQuad * kQuadIndex, stride);
-        if constexpr ((kQuadIndex + 1) % Numbers::kExactQuads == 0) {
-            sums.add_to(totals, level);
-            sums = {};
-        }
     };
     (add_quad(std::integral_constant<size_t, Quads>()), ...);
+    sums.add_to(totals, level);
 }
 
 inline Lanes as_floats(const Halves& integers) {
@@ -222,13 +255,6 @@ inline Lanes as_floats(const Halves& integers) {
     return total;
 }
 
-// Some rows of `Rounded`.
-struct Rows {
-    const int8_t* numbers;
-    const float* units;
-    const int16_t* sums;
-};
-
 // Multiply `Count` rows with a panel.
 template <size_t Bits, size_t Count>
 void multiply_rows(const Projection& projection, const Shape& shape, size_t panel, const Rows& rows,
@@ -242,6 +268,7 @@ void multiply_rows(const Projection& projection, const Shape& shape, size_t pane
     const int8_t* levels = projection.scales.levels;  // of a unit's groups
     if (levels) levels += panel * projection.scales.num_kinds * level_bytes;
     const int8_t* numbers = rows.numbers;
+    const int32_t* starts = rows.starts;
     std::fill(results, results + Count, every(0));
     for (size_t block = 0; block < shape.num_blocks; ++block) {
         const size_t unit = block / shape.blocks_of_a_unit;
@@ -252,7 +279,7 @@ void multiply_rows(const Projection& projection, const Shape& shape, size_t pane
             const Halves level =
                 levels ? levels_of_group(levels + group / 2 * 2 * kPanel, group % 2) : Halves{one, one};
             for (size_t chunk = 0; chunk < shape.chunks_of_a_group; ++chunk) {
-                add_chunk<Bits, Count>(weight, numbers, stride, level, totals,
+                add_chunk<Bits, Count>(weight, numbers, stride, starts++, level, totals,
                                        std::make_index_sequence<Numbers::kQuads>());
                 weight += Numbers::kBytes;
                 numbers += Numbers::kQuads * kQuad;
@@ -262,13 +289,17 @@ void multiply_rows(const Projection& projection, const Shape& shape, size_t pane
         for (size_t row = 0; row < Count; ++row) {
             const Lanes size = every(rows.units[row * shape.num_blocks + block]);
             const int16_t* sums = rows.sums + (row * shape.num_blocks + block) * 2 * pairs;
-            const Halves shift = weighted(levels && has_offsets ? levels + level_bytes : levels, sums, pairs);
+            const auto of_row = [&](const int8_t* of_kind) { return weighted(of_kind, sums, pairs); };
             Halves& total = totals[row];
             if (has_offsets) {
+                const Halves shift = of_row(levels ? levels + level_bytes : nullptr);
                 results[row] = multiply_add(as_floats(shift), multiply(offsets.get(unit), size), results[row]);
-            } else {
-                total.low = _mm256_sub_epi32(total.low, _mm256_slli_epi32(shift.low, Bits - 1));
-                total.high = _mm256_sub_epi32(total.high, _mm256_slli_epi32(shift.high, Bits - 1));
+            }
+            if (has_offsets == (Bits > 4)) {
+                constexpr int32_t kMiddle = Bits == 4 ? -8 : Numbers::kMiddle;
+                const Halves shift = of_row(levels);
+                total.low = _mm256_add_epi32(total.low, _mm256_mullo_epi32(shift.low, _mm256_set1_epi32(kMiddle)));
+                total.high = _mm256_add_epi32(total.high, _mm256_mullo_epi32(shift.high, _mm256_set1_epi32(kMiddle)));
             }
             results[row] = multiply_add(as_floats(total), multiply(scale, size), results[row]);
         }
@@ -293,10 +324,13 @@ void compute(const Projection& projection, const float* input, size_t num_rows, 
     const size_t size = projection.num_inputs, num_outputs = projection.num_outputs;
     const size_t group = shape.chunks_of_a_group * projection.inputs_of_a_chunk();
     const size_t num_sums = shape.num_blocks * shape.pairs_of_a_block() * 2;
-    rounded.resize(num_rows, size, shape);
+    const size_t num_chunks = size / projection.inputs_of_a_chunk();
+    rounded.resize(num_rows, size, num_chunks, shape);
     in_parallel(num_rows, kRoundingWork * num_rows * size, [&](size_t row) {
-        round_row(shape, group, input + row * size, rounded.numbers.data() + row * size,
-                  rounded.units.data() + row * shape.num_blocks, rounded.sums.data() + row * num_sums);
+        int8_t* numbers = rounded.numbers.data() + row * size;
+        round_row(shape, group, input + row * size, numbers, rounded.units.data() + row * shape.num_blocks,
+                  rounded.sums.data() + row * num_sums);
+        if (Bits > 4) find_starts<Bits>(numbers, num_chunks, rounded.starts.data() + row * num_chunks);
     });
     in_parallel(projection.num_panels(), num_rows * size * num_outputs, [&](size_t panel) {
         const size_t first = panel * kPanel, width = std::min(kPanel, num_outputs - first);
@@ -305,7 +339,8 @@ void compute(const Projection& projection, const float* input, size_t num_rows, 
             const size_t count = std::min(kRows, num_rows - begin);
             const Rows rows{rounded.numbers.data() + begin * size,
                             rounded.units.data() + begin * shape.num_blocks,
-                            rounded.sums.data() + begin * num_sums};
+                            rounded.sums.data() + begin * num_sums,
+                            rounded.starts.data() + begin * num_chunks};
             multiply_at_most<Bits>(count, projection, shape, panel, rows, results);
             for (size_t row = 0; row < count; ++row)
                 store_some(output + (begin + row) * num_outputs + first, results[row], width);
