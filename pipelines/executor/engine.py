@@ -10,12 +10,8 @@ file and read it again for each new shape of a step, even if it has changed by t
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
-import functools
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,54 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.available_resources import has_avx2_alone
 from pipelines.errors import EngineLoadError
 from pipelines.executor.kv_cache import SCRATCH_BLOCK
-from pipelines.executor.step import Chunk, StepInputs, pack, with_sequences
+from pipelines.executor.network import Network, compile_networks, operator_library
+from pipelines.executor.step import Chunk, StepInputs, pack, with_sequences, with_tokens
 from pipelines.executor.weights import Weights
 from pipelines.manifest import EngineFiles, check_digest, sha256_bytes
-
-
-def operator_library(files: EngineFiles) -> str | None:
-    """Load the operators of an engine, after OpenVINO was imported.
-
-    Args:
-        files: Files of the engine.
-
-    Returns:
-        A path by which OpenVINO finds the library; None if the engine has none.
-
-    Raises:
-        EngineLoadError: The library has changed, or does not fit the installed OpenVINO.
-    """
-    name = next((name for name in files.manifest["files"] if name.endswith(".so")), None)
-    if name is None:
-        return None
-    content = files.read(name)
-    try:
-        return _loaded(content)
-    except OSError as error:
-        raise EngineLoadError(
-            "the engine's operators cannot be loaded",
-            values=f"{files.path(name)}: {error}",
-            limit="the version of OpenVINO that they were compiled with",
-            remedy=f"remove the engine (rm -r {files.directory}) and run 'draftproof engines'",
-        ) from None
-
-
-@functools.cache
-def _loaded(content: bytes) -> str:
-    """Load bytes that were checked from memory, where no other program can change them.
-
-    The library stays as long as the process, because networks that use it may outlive any other reference.
-    """
-    file = os.memfd_create("draftproof-operators")
-    with os.fdopen(os.dup(file), "wb") as stream:
-        stream.write(content)
-    path = f"/proc/self/fd/{file}"
-    ctypes.CDLL(path)
-    return path
-
 
 FORMAT_VERSIONS = (2, 3)  # only the latter has operators other than attention
 
@@ -204,30 +158,26 @@ class Engine:
             weights_folder = None  # these products read the weights themselves, at each step
         self._weights = Weights(files.path("engine.bin"), files.sha256("engine.bin"), weights_folder)
         try:
-            compiled = _compile(openvino, files, self._weights, self.config)
+            compiled, compiled_row = _compile(openvino, files, self._weights, self.config)
         except RuntimeError as error:
             raise _cannot_run(files, error) from error
-        self._tensor = openvino.Tensor
-        self._request = compiled.create_infer_request()
         self._kv: list[npt.NDArray[Any]] = []
+        caches = {}
         for port in compiled.inputs:
             name = port.get_any_name()
             if name.startswith(("key_cache.", "value_cache.")):
                 shape = [num_blocks, *(dim.get_length() for dim in list(port.get_partial_shape())[1:])]
-                tensor = openvino.Tensor(port.get_element_type(), openvino.Shape(shape))
+                caches[name] = tensor = openvino.Tensor(port.get_element_type(), openvino.Shape(shape))
                 tensor.data[...] = 0
-                self._request.set_tensor(name, tensor)
                 self._kv.append(tensor.data)
-        self._compiled = compiled  # the request does not keep the network alive
-        self._inputs: dict[str, npt.NDArray[np.integer[Any]]] = {}  # which OpenVINO reads in place
-        self._has_late_step = False
-        self._repeats_lone_row = False
+        self._network = Network(compiled, caches, openvino.Tensor)
+        self._row_network = compiled_row and Network(compiled_row, caches, openvino.Tensor)
+        self._late: Network | None = None  # with a step that was given up, and may still be running
+        self._least_tokens, self._repeats_lone_row = 2, False
         try:  # also lays the weights out for the kernels, so that the originals can go
-            self._repeats_lone_row = self._lone_row_differs()
+            self._try_lone_row()
         except (RuntimeError, TimeoutError) as error:
-            with contextlib.suppress(RuntimeError):  # how a cancelled step ends
-                self._request.cancel()
-                self._request.wait()  # it reads the weights, which are unmapped with this object
+            self._network.cancel()  # it reads the weights, which are unmapped with this object
             raise _cannot_run(files, error) from error
         self._weights.release()
 
@@ -235,7 +185,7 @@ class Engine:
         """Compute one step and write its keys and values.
 
         Args:
-            inputs: At least two tokens, see ``step.pack``.
+            inputs: See ``step.pack``.
 
         Returns:
             float32 [n, vocab_size], one row for each of ``inputs.logits_rows``; a view that the next step
@@ -251,55 +201,43 @@ class Engine:
 
     def _run(self, inputs: StepInputs, timeout_s: float) -> npt.NDArray[np.float32]:
         num_rows = len(inputs.logits_rows)
+        inputs = with_tokens(inputs, self._least_tokens)
         if num_rows == 1 and self._repeats_lone_row:
             inputs = dataclasses.replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
-        self._give(with_sequences(inputs, self.config.num_threads))
-        self._request.start_async()  # infer() would copy every output
-        if not self._request.wait_for(int(timeout_s * 1000)):
+        is_row = len(inputs.input_ids) == len(inputs.logits_rows) == 1
+        network = self._row_network if is_row and self._row_network else self._network
+        if self._late and not self._late.has_ended():
+            raise RuntimeError("an earlier step is still running")
+        self._late = None
+        logits = network.compute(with_sequences(inputs, self.config.num_threads), timeout_s)
+        if logits is None:
             # Further steps fail until this one is done, so it cannot overwrite the blocks of other requests.
-            self._has_late_step = True
+            self._late = network
             raise TimeoutError(f"a step took more than {timeout_s:.1f} s")
-        logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits[:num_rows]
 
-    def _give(self, inputs: StepInputs) -> None:
-        """Copy the inputs to where OpenVINO reads them. Handing over an array of a new shape is slow.
+    def _try_lone_row(self) -> None:
+        """Find out whether a token alone, or a row of logits alone, has the bits that it has with others.
 
-        Raises:
-            RuntimeError: A step that was given up is still running.
-        """
-        if self._has_late_step and not self._has_ended():
-            raise RuntimeError("an earlier step is still running")
-        self._has_late_step = False
-        for name, array in vars(inputs).items():
-            current = self._inputs.get(name)
-            if current is not None and current.shape == array.shape:
-                current[...] = array
-                continue
-            copy = array.copy()
-            self._request.set_tensor(name, self._tensor(copy, shared_memory=True))
-            self._inputs[name] = copy  # only now: OpenVINO reads the current one until then
-
-    def _has_ended(self) -> bool:
-        try:
-            return bool(self._request.wait_for(0))
-        except RuntimeError:  # it has failed
-            return True
-
-    def _lone_row_differs(self) -> bool:
-        """Compute a row of logits alone and with others, and return whether a bit differs.
-
-        OpenVINO multiplies a single row with an INT8 head by another kernel if it does not round the inputs,
-        or if there are few (docs/decisions/exact-rows.md). The kernels of this machine decide, so they are
-        tried here.
+        OpenVINO multiplies a single row by another kernel: that of a layer always, that of the INT8 head if
+        its inputs are not rounded, or if there are few (docs/decisions/exact-rows.md). The kernels of this
+        machine decide, so they are tried here. Products of our own know rows only.
         """
         token_ids = np.arange(7, dtype=np.int32)  # a draft may read fewer tokens than it has logits
+        limit_s = max(STEP_TIMEOUT_S.values())
         tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), as_rows=False, num_logits=len(token_ids))
         together = pack([tokens], self.config.kv_block_size)
-        limit_s = max(STEP_TIMEOUT_S.values())
         expected = self._run(together, limit_s)[-1].copy()
         found = self._run(dataclasses.replace(together, logits_rows=together.logits_rows[-1:]), limit_s)[0]
-        return bool(np.ptp(expected) == 0) or not np.array_equal(found, expected)
+        self._repeats_lone_row = bool(np.ptp(expected) == 0) or not np.array_equal(found, expected)
+        if self.config.linear == "draftproof":
+            # Not the first position, where a dummy row writes.
+            row = Chunk(token_ids[-1:], 1, (SCRATCH_BLOCK,), as_rows=True, num_logits=1)
+            alone = pack([row], self.config.kv_block_size)
+            expected = self._run(alone, limit_s)[0].copy()
+            self._least_tokens = 1
+            if not np.array_equal(self._run(alone, limit_s)[0], expected):
+                self._least_tokens = 2
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy the keys and values of one block to another."""
@@ -316,40 +254,13 @@ def _cannot_run(files: EngineFiles, error: Exception) -> EngineLoadError:
     )
 
 
-def _compile(openvino: Any, files: EngineFiles, weights: Weights, config: EngineConfig) -> Any:
+def _compile(openvino: Any, files: EngineFiles, weights: Weights, config: EngineConfig) -> tuple[Any, Any]:
     network = files.read("engine.xml").decode()
     tensor = openvino.Tensor(weights.data, shared_memory=True)
     operators = operator_library(files)
     with ThreadPoolExecutor(1) as pool:  # compiling leaves CPU cores idle
         digest = pool.submit(sha256_bytes, weights.data.data)
         try:
-            return _compile_network(openvino, network, tensor, config, operators)
+            return compile_networks(openvino, network, tensor, config, operators)
         finally:  # also after an error, whose likely cause are changed weights
             check_digest(files.path("engine.bin"), files.sha256("engine.bin"), digest.result())
-
-
-def _compile_network(
-    openvino: Any, network: str, weights: Any, config: EngineConfig, operators: str | None
-) -> Any:
-    core = openvino.Core()
-    core.get_versions("CPU")  # registers the attention operator, which is needed to read the file
-    if operators is not None:
-        core.add_extension(operators)
-    model = core.read_model(network, weights)
-    for node in model.get_ops():
-        if node.get_type_name() == "PagedAttentionExtension":
-            info = node.get_rt_info()  # is lost when a network is saved
-            info["num_k_heads"] = info["num_v_heads"] = config.num_kv_heads
-            info["k_head_size"] = info["v_head_size"] = config.head_size
-    properties = {**config.compile_properties, "INFERENCE_NUM_THREADS": str(config.num_threads)}
-    return core.compile_model(model, "CPU", {**properties, **processor_properties(model)})
-
-
-def processor_properties(model: Any) -> dict[str, str]:
-    """Return the properties that a network needs on this processor.
-
-    With AVX2 alone OpenVINO adds products of inputs and weights of 8 bits in 16 bits, where sums are cut off.
-    Without these products it multiplies the rounded inputs in float32.
-    """
-    rounds_inputs = any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
-    return {"LP_TRANSFORMS_MODE": "NO"} if rounds_inputs and has_avx2_alone() else {}

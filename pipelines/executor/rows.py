@@ -95,7 +95,7 @@ class RowBudget:
 
 def step_sizes(max_rows: int) -> npt.NDArray[np.int64]:
     """Return the allowed numbers of rows: few, because an engine prepares each at its first use."""
-    sizes = (*range(2, 16), *range(16, 64, 2), *range(64, max_rows, 8), max_rows)
+    sizes = (*range(1, 16), *range(16, 64, 2), *range(64, max_rows, 8), max_rows)
     return np.array(sorted({min(size, max_rows) for size in sizes}))
 
 

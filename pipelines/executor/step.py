@@ -76,9 +76,6 @@ class StepInputs:
         )
 
 
-LEAST_TOKENS = 2
-"""With a single token, matrix products would use another kernel."""
-
 DUMMY_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=0)
 """A token that belongs to no request."""
 
@@ -89,9 +86,6 @@ WARM_UP_ROW = replace(DUMMY_ROW, num_logits=1)
 def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> StepInputs:
     """Lay out the chunks of a step for the engine.
 
-    A step of one token gets a dummy row, because with a single token the matrix products use another kernel
-    whose last bits differ (docs/decisions/exact-rows.md).
-
     Args:
         chunks: At least one chunk.
         block_size: Positions in a KV block.
@@ -100,7 +94,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     Returns:
         The arguments; logits come back in the order of the chunks.
     """
-    num_missing = max(num_tokens, LEAST_TOKENS) - sum(len(chunk.token_ids) for chunk in chunks)
+    num_missing = num_tokens - sum(len(chunk.token_ids) for chunk in chunks)
     chunks = (*chunks, *[DUMMY_ROW] * num_missing)
     token_ids: list[int] = []
     positions: list[int] = []
@@ -133,6 +127,24 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         block_indices_begins=np.array(blocks_begins, np.int32),
         max_context_len=np.array(max(positions) + 1, np.int32),
         logits_rows=np.array(logits_rows, np.int32),
+    )
+
+
+def with_tokens(inputs: StepInputs, least: int) -> StepInputs:
+    """Add dummy rows, so that a step has at least so many tokens."""
+    num_missing = least - len(inputs.input_ids)
+    if num_missing <= 0:
+        return inputs
+    more = np.arange(1, num_missing + 1, dtype=np.int32)
+    zeros = np.zeros(num_missing, np.int64)
+    return replace(
+        inputs,
+        input_ids=np.append(inputs.input_ids, zeros),
+        position_ids=np.append(inputs.position_ids, zeros),
+        past_lens=np.append(inputs.past_lens, zeros.astype(np.int32)),
+        subsequence_begins=np.append(inputs.subsequence_begins, inputs.subsequence_begins[-1] + more),
+        block_indices=np.append(inputs.block_indices, np.full(num_missing, SCRATCH_BLOCK, np.int32)),
+        block_indices_begins=np.append(inputs.block_indices_begins, inputs.block_indices_begins[-1] + more),
     )
 
 

@@ -66,9 +66,9 @@ def install(state_file: str) -> None:
                 if state.read_text() == SLOW:
                     time.sleep(_SLOW_STEP_S)
                 if state.read_text() == GONE:
-                    self._request = self._compiled = None
+                    self._network = self._row_network = None  # type: ignore[assignment]
                     self._kv.clear()
-                elif self._request is None:
+                elif self._network is None:
                     super().__init__(**self._made_of)
             return super().step(inputs)
 

@@ -90,7 +90,6 @@ class RecordingEngine:
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("injected failure with a secret traceback")
-        assert len(inputs.input_ids) >= 2, "a step of one token runs in another kernel"
         self.num_steps += 1
         tables = [
             inputs.block_indices[begin:end]

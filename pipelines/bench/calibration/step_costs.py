@@ -66,7 +66,7 @@ class _Shape:
 def measure_step_costs(
     draft: StepEngine, target: StepEngine, max_rows: int, report: Callable[[str], None] = lambda line: None
 ) -> PairCosts:
-    """Time steps of 2 to ``max_rows`` rows.
+    """Time steps of one to ``max_rows`` rows.
 
     If every shape has quiet steps, its cost is the shortest of their durations. Otherwise the CPU time of the
     busiest thread estimates the costs of all shapes.
@@ -78,11 +78,12 @@ def measure_step_costs(
         report: Called with a line about the progress every few seconds.
     """
     engines = {"draft": draft, "target": target}
-    # Between these sizes the time is nearly linear, except that OpenVINO's products switch to another
-    # blocking after 64; serving corrects what is left of the difference.
+    # Between these sizes the time is nearly linear: OpenVINO's products switch to another blocking after 64,
+    # and ours read the weights again after six; serving corrects what is left of the difference.
     max_rows = max(max_rows, 3)  # interpolation needs two sizes
-    switch = (64, 65) if any(engine.config.linear == "openvino" for engine in engines.values()) else ()
-    sizes = [rows for rows in (2, 5, 9, 16, 32, *switch) if rows < max_rows]
+    is_own = all(engine.config.linear == "draftproof" for engine in engines.values())
+    turning_points = (1, 2, 4, 6, 7, 9, 16, 32) if is_own else (1, 2, 5, 9, 16, 32, 64, 65)
+    sizes = [rows for rows in turning_points if rows < max_rows]
     sizes.append(max_rows)
     shapes = [_Shape(role, rows, _CONTEXT) for rows in sizes for role in engines]
     for role, engine in engines.items():
@@ -150,9 +151,8 @@ class _Turns:
         seconds = {shape: self._seconds(shape) for shape in self._steps if shape.role == role}
         long = _long_context(self._engines[role].config)
 
-        def more_s(rows: int) -> float:  # a step of one row has a second one, without a context
-            short = _Shape(role, max(rows, sizes[0]), _CONTEXT)
-            return seconds[_Shape(role, rows, long)] - seconds[short]
+        def more_s(rows: int) -> float:
+            return seconds[_Shape(role, rows, long)] - seconds[_Shape(role, rows, _CONTEXT)]
 
         reread_share = _reread_share(more_s(1), more_s(_ROWS_OF_LONG))
         read_by_rows = 1 + reread_share * (_ROWS_OF_LONG - 1)

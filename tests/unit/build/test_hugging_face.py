@@ -85,7 +85,7 @@ def test_the_plugin_fuses_every_family(name: str, tmp_path: Path) -> None:
     network = open_network(tmp_path / "checkpoint").read()
     attention = attention_for(network.config)
     engine = compile_network(tmp_path / "engine", network, "int8", attention)
-    operations = engine._compiled.get_runtime_model().get_ops()
+    operations = engine._network._compiled.get_runtime_model().get_ops()
     kinds = Counter(node.get_rt_info()["layerType"].astype(str) for node in operations)
     layers = network.config.layers
     assert kinds["RMS"] == len(network.layer(0).norms()) * len(layers) + 1

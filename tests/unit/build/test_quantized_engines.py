@@ -29,7 +29,8 @@ from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.openvino.operations import linear, openvino_product, parameter
 from pipelines.available_resources import has_avx2_alone
-from pipelines.executor.engine import Engine, processor_properties
+from pipelines.executor.engine import Engine
+from pipelines.executor.network import processor_properties
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import (
     LLAMA3_SCALING,
@@ -102,7 +103,7 @@ def test_smooth_quant_multiplies_integers(tmp_path: Path) -> None:
     engine = Engine(
         EngineFiles(build_checkpoint_engine(tmp_path, "W8A8_SQ_PER_CHANNEL", hidden_size=256)), 16
     )
-    operations = engine._compiled.get_runtime_model().get_ops()
+    operations = engine._network._compiled.get_runtime_model().get_ops()
     primitives = Counter(
         node.get_rt_info()["primitiveType"].astype(str)
         for node in operations

@@ -134,7 +134,7 @@ def test_integers_stay_compressed_in_the_executed_graph(tmp_path: Path) -> None:
     engine = compile_network(tmp_path / "engine", network, "checkpoint")
     types = [
         node.get_rt_info()["runtimePrecision"].astype(str)
-        for node in engine._compiled.get_runtime_model().get_ops()
+        for node in engine._network._compiled.get_runtime_model().get_ops()
         if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"
     ]
     assert types.count("u4") == 5 * network.config.num_hidden_layers, types

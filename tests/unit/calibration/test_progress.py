@@ -38,12 +38,14 @@ def test_slow_engines_are_timed_in_fewer_passes(
     monkeypatch.setattr(step_costs, "quiet_seconds", lambda steps: 1.0)
     draft, target = CountingEngine(), CountingEngine()
     measure_step_costs(draft, target, max_rows=3)  # type: ignore[arg-type]
-    shapes = 5  # 2 and 3 rows, 9 after a short and after a long context, 1 after a long one
+    shapes = 6  # 1, 2 and 3 rows, 9 after a short and after a long context, 1 after a long one
     assert draft.steps == target.steps == shapes * (1 + passes * (1 + step_costs._REPETITIONS))
 
 
-@pytest.mark.parametrize(("linear", "between"), [("openvino", (64, 65)), ("draftproof", ())])
-def test_the_switch_of_openvinos_products_is_timed(
+@pytest.mark.parametrize(
+    ("linear", "between"), [("openvino", (5, 9, 16, 32, 64, 65)), ("draftproof", (4, 6, 7, 9, 16, 32))]
+)
+def test_the_turning_points_of_products_are_timed(
     linear: str, between: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_costs, "has_enough_quiet", lambda steps: True)
@@ -52,7 +54,7 @@ def test_the_switch_of_openvinos_products_is_timed(
     for engine in (draft, target):
         engine.config = SimpleNamespace(**{**vars(TIMED_CONFIG), "linear": linear})
     costs = measure_step_costs(draft, target, max_rows=144)  # type: ignore[arg-type]
-    assert costs.target.rows == costs.draft.rows == (2, 5, 9, 16, 32, *between, 144)
+    assert costs.target.rows == costs.draft.rows == (1, 2, *between, 144)
 
 
 @pytest.mark.parametrize(("budget_s", "most_steps"), [(0.0, 30), (1e9, 1000)])

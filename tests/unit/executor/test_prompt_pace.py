@@ -160,7 +160,7 @@ def test_beside_verifications_that_wait_the_chunks_of_the_other_lane_are_short(c
         while not engine.num_steps:
             await asyncio.sleep(0)
         before = len(engine.steps_s)
-        await finished(target, clock, request(LONG, 1, seed=2), CONTROL)
+        await finished(target, clock, request(1000, 1, seed=2), CONTROL)
         answer.cancel()
         return max(engine.steps_s[before:])
 

@@ -89,7 +89,7 @@ def test_a_step_has_room_and_little_is_lost_to_padding_and_changes(wanted: list[
 @pytest.mark.parametrize("max_rows", [3, 16, 144, 150])
 def test_sizes_are_few_and_end_with_the_largest(max_rows: int) -> None:
     sizes = step_sizes(max_rows)
-    assert sizes[0] == 2 and sizes[-1] == max_rows and (np.diff(sizes) > 0).all() and len(sizes) < 60
+    assert sizes[0] == 1 and sizes[-1] == max_rows and (np.diff(sizes) > 0).all() and len(sizes) < 60
 
 
 def test_dummy_rows_fill_a_step_and_give_no_logits() -> None:
@@ -101,7 +101,7 @@ def test_dummy_rows_fill_a_step_and_give_no_logits() -> None:
     assert inputs.logits_rows.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("seconds", "sizes"), [(60.0, step_sizes(144).tolist()), (0.0, [2])])
+@pytest.mark.parametrize(("seconds", "sizes"), [(60.0, step_sizes(144).tolist()), (0.0, [1])])
 def test_sizes_are_warmed_up_until_that_takes_too_long(
     seconds: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from pipelines.executor.engine import Engine, EngineConfig
-from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import QUANTIZERS, build_checkpoint_engine
 from tests.support.compiler import needs_compiler
@@ -194,12 +194,13 @@ def test_with_attention_of_our_own_chunks_and_rows_have_the_same_bits(own_engine
 
 
 @needs_compiler
+@pytest.mark.parametrize("role", ["draft", "target"])
 def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a_bit(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     directory = tmp_path_factory.mktemp("own_operators")
-    _, target = build_tiny_pair(directory, hidden_size=256, attention="draftproof", linear="draftproof")
-    files = EngineFiles(target)
+    pair = build_tiny_pair(directory, hidden_size=256, attention="draftproof", linear="draftproof")
+    files = EngineFiles(pair[role == "target"])
     config = EngineConfig.read(files)
     engines = [Engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)]
     found = [
@@ -207,10 +208,14 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
         for steps in (Steps(engine, seed=17) for engine in engines)
     ]
     assert np.array_equal(*found)
+    assert (engines[1]._row_network is not None) == (role == "draft")
+    monkeypatch.setattr(engines[1], "_row_network", None)
     monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
-    steps = Steps(engines[1], seed=17)
-    steps.run(steps.piece(0, steps.tokens(PROMPT_LEN), 0, False, 1))
-    assert np.array_equal(_without_dummy_rows(steps, steps.tokens(OUTPUT_LEN)), found[0][1:])
+    for least in (1, 2):
+        monkeypatch.setattr(engines[1], "_least_tokens", least)
+        steps = Steps(engines[1], seed=17)
+        again = plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))
+        assert np.array_equal(again, found[0])
 
 
 def test_control_keys_with_a_scale_for_a_block_have_other_bits(
@@ -237,31 +242,9 @@ def test_control_steps_of_one_token_have_other_bits(
 ) -> None:
     """Here because of the attention, which ``with_sequences`` avoids; in larger networks also of products."""
     monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
-    steps = Steps(int8_engine, seed=17)
-    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
-    expected = plain_decoding(steps, prompt, output)[1:]
-    assert not np.array_equal(_without_dummy_rows(steps, output), np.stack(expected))
-
-
-def _without_dummy_rows(steps: Steps, output: npt.NDArray[np.int32]) -> Logits:
-    """Return the logits of plain decoding in steps of one token."""
-    bare = []
-    for index in range(len(output)):
-        piece = steps.piece(0, output[index : index + 1], PROMPT_LEN + index, True, 1)
-        inputs = _without_dummy_row(pack([piece], steps.engine.config.kv_block_size))
-        bare.append(steps.engine.step(inputs)[0].copy())
-    return np.stack(bare)
-
-
-def _without_dummy_row(inputs: StepInputs) -> StepInputs:
-    num_blocks = int(inputs.block_indices_begins[1])
-    return StepInputs(
-        input_ids=inputs.input_ids[:1],
-        position_ids=inputs.position_ids[:1],
-        past_lens=inputs.past_lens[:1],
-        subsequence_begins=inputs.subsequence_begins[:2],
-        block_indices=inputs.block_indices[:num_blocks],
-        block_indices_begins=inputs.block_indices_begins[:2],
-        max_context_len=inputs.max_context_len,
-        logits_rows=inputs.logits_rows,
-    )
+    found = []
+    for least in (2, 1):
+        monkeypatch.setattr(int8_engine, "_least_tokens", least)
+        steps = Steps(int8_engine, seed=17)
+        found.append(plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))[1:])
+    assert not np.array_equal(*found)

@@ -92,8 +92,8 @@ def test_what_a_step_reads_stays_as_it_is_until_the_step_has_ended(draft_dir: Pa
     engine = Engine(EngineFiles(draft_dir), 8)
     inputs = prompt_step(engine)
     expected = engine.step(inputs).copy()
-    arrays = {name: (array, array.copy()) for name, array in engine._inputs.items()}
-    request, engine._request = engine._request, HangingRequest()
+    arrays = {name: (array, array.copy()) for name, array in engine._network._inputs.items()}
+    request, engine._network._request = engine._network._request, HangingRequest()
     with pytest.raises(TimeoutError):
         engine.step(inputs)
     with pytest.raises(RuntimeError, match="still running"):
@@ -101,11 +101,11 @@ def test_what_a_step_reads_stays_as_it_is_until_the_step_has_ended(draft_dir: Pa
     with pytest.raises(RuntimeError, match="still running"):
         engine.step(pack([WARM_UP_ROW], engine.config.kv_block_size))
     for name, (array, content) in arrays.items():
-        assert engine._inputs[name] is array and np.array_equal(array, content)
-    engine._request = FailedRequest()
+        assert engine._network._inputs[name] is array and np.array_equal(array, content)
+    engine._network._request = FailedRequest()
     with pytest.raises(RuntimeError, match="asked to start"):  # a step that has failed is over
         engine.step(inputs)
-    engine._request = request
+    engine._network._request = request
     assert np.array_equal(engine.step(inputs), expected)
 
 
@@ -127,6 +127,6 @@ def test_a_step_that_hangs_is_given_up(draft_dir: Path, monkeypatch: pytest.Monk
     with pytest.raises(TimeoutError, match=r"more than 0\.0 s"):
         for _ in range(200):  # a step of a tiny engine may be done before it is looked at
             engine.step(inputs)
-    engine._request.wait()
+    engine._network._request.wait()
     monkeypatch.undo()
     assert np.array_equal(engine.step(inputs), expected)
