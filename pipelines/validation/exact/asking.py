@@ -60,13 +60,23 @@ def ask_pass(
     """
     rng = random.Random(f"arrivals {asked.number}")
     gaps_s = [rng.expovariate(1.0) * plan.mean_gap_s for _ in questions]
+    length = asked.draft_length.num_draft_tokens
+    requests = [replace(question.request, num_draft_tokens=length) for question in questions]
+    primed: set[CompletionRequest] = set()
+    priming_locks = {_priming(request): threading.Lock() for request in requests}
+
+    def prime(request: CompletionRequest) -> None:
+        with priming_locks[request]:  # who has the same prompt waits
+            if request not in primed:
+                client.generate(request, asked.model)
+                primed.add(request)
 
     def ask(place: int) -> Generation:
-        request = replace(questions[place].request, num_draft_tokens=asked.draft_length.num_draft_tokens)
+        request = requests[place]
+        if not asked.is_cold:
+            prime(_priming(request))
         if asked.is_staggered:
             time.sleep(gaps_s[place])
-        if not asked.is_cold:
-            client.generate(_priming(request), asked.model)
         if asked.is_streaming:
             return client.stream(request, asked.model).result()
         return client.generate(request, asked.model)

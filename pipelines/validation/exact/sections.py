@@ -99,8 +99,8 @@ def _power(proof: Proof) -> str:
         for group in proof.groups
     ]
     return (
-        f"{'; '.join(words)}. The trials are prompts, not tokens, because answers to one prompt fail "
-        "together. The bound is one-sided (Clopper-Pearson)."
+        f"{'; '.join(words)}. A pass needs {proof.max_rate:.0%} with {_LIKELY:.0%}. The trials are prompts, "
+        "not tokens, because answers to one prompt fail together. The bound is one-sided (Clopper-Pearson)."
     )
 
 

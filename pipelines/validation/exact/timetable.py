@@ -36,7 +36,7 @@ NUM_MEASURED = 4
 _FEW = 3  # prompts of a pass
 _RESERVE = 0.1  # of the time that is left, for passes that are slower than those before
 _SHARE_FOR_LENGTH = 0.8  # of the time; more prompts than the least take the rest
-_END = 0.03  # of all time, for the last pass
+_END = 0.1  # of all time, because a single pass may take several times as long as it should
 
 
 class Timetable:
@@ -65,7 +65,8 @@ class Timetable:
         longest_draft = max(length.num_draft_tokens or 0 for length in plan.draft_lengths)
         self.max_tokens = size.max_tokens or min(longest_draft + 2, plan.most_tokens)
         self._plan, self._size, self._nonce = plan, size, nonce
-        self._ends_at_s, self._clock = ends_at_s - _END * (ends_at_s - clock()), clock
+        self._ends_at_s, self._clock = ends_at_s, clock
+        self._end_s = _END * (ends_at_s - clock())
         self._num_least = num_core_passes(plan) if size.is_quick else len(self.passes)
         num_needed = max(prompts_needed(plan.max_rate, CONFIDENCE), size.num_prompts or 0)
         self._few = self._num_prompts = max(_FEW, self._prompts_for(num_needed))
@@ -107,7 +108,8 @@ class Timetable:
 
     def _choose(self) -> None:
         """Choose answers' length after the measured passes, and always prompts and passes."""
-        room_s = (1 - _RESERVE) * (self._ends_at_s - self._clock())
+        left_s = self._ends_at_s - self._clock()
+        room_s = (1 - _RESERVE) * (left_s - self._end_s)
         if self.num_begun == NUM_MEASURED and not self._size.max_tokens:
             # Short answers take longer for each token, so this is rather too short; prompts fill the time.
             wanted = self.max_tokens * _SHARE_FOR_LENGTH * room_s / self._rest_s(self._few)
@@ -115,7 +117,7 @@ class Timetable:
         while len(self.passes) > max(self._num_least, self.num_begun) and self._rest_s(self._few) > room_s:
             self.passes.pop()
             self.num_left_out += 1
-        if self.num_begun == NUM_MEASURED and self._rest_s(self._few) > room_s:
+        if self.num_begun == NUM_MEASURED and self._rest_s(self._few) > left_s:
             self._refuse()
         most = max(len(pool_of(self._plan, kind)) for kind in self._plan.kinds)
         numbers = range(self._few, most + 1)
