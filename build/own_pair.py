@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from build.built_pair import check_prompts
+from build.built_pair import ENGINES, check_prompts
 from build.command_line import print_line, run_command
 from build.fetch import fetch_checkpoints
 from build.files import Need
@@ -27,7 +27,8 @@ from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
 from build.operators.library import check_compiler
 from build.preflight import check_recipe, check_settings, plan_recipe
-from build.recipe import GGUF_SUFFIX, REPOSITORY_ROOT, EngineRecipe, load_recipe, parse_recipe
+from build.quality import quality_lines
+from build.recipe import GGUF_SUFFIX, EngineRecipe, Recipe, load_recipe, parse_recipe
 from pipelines.atomic_file import write_whole
 from pipelines.available_resources import available_bytes, available_cores
 from pipelines.configuration import load_yaml
@@ -94,7 +95,7 @@ def write_recipe(
     if prompts is not None:
         document["prompts"] = str(prompts.resolve())
     if _is_written(path, document):
-        check_recipe(fetch_checkpoints(load_recipe(path), report))
+        _check_weights(load_recipe(path), report)
         report("the recipe exists and is kept")
         return path
     recipe = parse_recipe(document, path)
@@ -106,10 +107,17 @@ def write_recipe(
     for line in plan.lines():
         report(line)
     check_prompts(recipe)
-    engines = Need("the engines", REPOSITORY_ROOT / "engines", plan.target.weights + plan.draft.weights)
-    check_recipe(fetch_checkpoints(recipe, report, [engines]))
+    engines = Need("the engines", ENGINES, plan.target.weights + plan.draft.weights)
+    _check_weights(recipe, report, [engines])
     write_whole(path, yaml.safe_dump(document, sort_keys=False))
     return path
+
+
+def _check_weights(recipe: Recipe, report: Callable[[str], None], after: Sequence[Need] = ()) -> None:
+    """Bring the weights, check that they fit together, and say what the quantization does to the target's."""
+    _, target = check_recipe(fetch_checkpoints(recipe, report, after))
+    for line in quality_lines(recipe, target, ENGINES, measures=False):
+        report(line)
 
 
 def _name(*checkpoints: str) -> str:

@@ -238,7 +238,9 @@ def plan_recipe(recipe: Recipe, draft: EngineSource, target: EngineSource, free:
     return plan_memory(*engines, recipe.serving, free)
 
 
-def _check_embedded(recipe: Recipe, engines: Path) -> dict[str, Any]:
+def _check_embedded(recipe: Recipe, engines: Path, *, measures_quality: bool) -> dict[str, Any]:
+    from build.quality import quality_lines  # which needs sources itself
+
     missing = [name for repository in repositories(recipe) for name in repository.missing_names()]
     draft, target = check_settings(recipe) if missing else check_recipe(recipe, engines)
     for role, source in (("draft", draft), ("target", target)):
@@ -249,13 +251,15 @@ def _check_embedded(recipe: Recipe, engines: Path) -> dict[str, Any]:
         print(draft.token_map.notice)
     for line in plan_recipe(recipe, draft, target, available_bytes()).lines():
         print(line)
+    for line in quality_lines(recipe, target, engines, measures=measures_quality):
+        print(line)
     return {"recipe": recipe.name, "runtime": recipe.runtime, "findings": []}
 
 
 def _check(options: argparse.Namespace) -> dict[str, Any]:
     recipe = pin_recipe(load_recipe(options.recipe, options.runtime))
     if recipe.runtime == "embedded":
-        return _check_embedded(recipe, options.engines)
+        return _check_embedded(recipe, options.engines, measures_quality=options.quality)
     return run_preflight(recipe, options.engines, options.run)
 
 
@@ -271,6 +275,11 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         default=REPOSITORY_ROOT / ".run",
         help="folder for <recipe>/preflight.json (default: .run)",
+    )
+    parser.add_argument(
+        "--quality",
+        action="store_true",
+        help="measure what the target's quantization costs in perplexity, in minutes; embedded only",
     )
     options = parser.parse_args(arguments)
     return run_command(lambda: _check(options), fails=lambda document: bool(document["findings"]))

@@ -28,7 +28,7 @@ USUAL: dict[str, tuple[str, str]] = {
 """Commands that a user needs first: name -> the module whose ``main`` it runs, and what it does."""
 
 FURTHER: dict[str, tuple[str, str]] = {
-    "preflight": ("build.preflight", "check a pair and plan its memory, from config.json files alone"),
+    "preflight": ("build.preflight", "check a pair, plan its memory, and say what its quantization costs"),
     "engines": ("build.engines", "compile the two engines of a recipe"),
     "repository": ("build.repository", "render a Triton model repository, engines first"),
     "package": ("build.package", "write a compiled pair as a package that any machine can serve"),

@@ -26,6 +26,7 @@ from build.openvino.operations import (
     linear,
     merge_heads,
     openvino_product,
+    parameter,
     rms_norm,
     rotary_tables,
     rotate,
@@ -129,6 +130,28 @@ class DecoderGraph:
         x = self._added(x, attended, layer.attention_output_norm)
         return self._added(x, self._mlp(self._norm(x, layer.post_norm), layer), layer.mlp_output_norm)
 
+    def _head(self, x: Any, multiply: Product) -> Any:
+        network, config = self.network, self.config
+        x = ops.gather(x, self.inputs["logits_rows"], integers(0))
+        x = rms_norm(x, network.final_norm, config.norm_epsilon)
+        logits = ops.squeeze(linear(x, network.lm_head, multiply), integers([1]))
+        logits = scaled(logits, 1 / config.logits_divisor)
+        if config.logits_softcap is not None:
+            logits = scaled(ops.tanh(scaled(logits, 1 / config.logits_softcap)), config.logits_softcap)
+        return logits if network.logit_rows is None else selected(logits, network.logit_rows)
+
+    def build_part(self, index: int) -> Any:
+        """Return the ``openvino.Model`` of a layer, or behind the last layer that of the head.
+
+        Its input ``hidden`` f32 [T, 1, hidden] is what the part before it returns; the others are those of
+        ``build_graph`` that this part needs.
+        """
+        hidden = parameter("hidden", [-1, 1, self.config.hidden_size], ov.Type.f32)
+        is_head = index == self.config.num_hidden_layers
+        made = self._head(hidden, self.product) if is_head else self._layer(hidden, index)
+        used = [each for each in self.inputs.values() if each.output(0).get_target_inputs()]
+        return ov.Model([ops.result(made)], [hidden, *used], "part")
+
     def build(self) -> Any:
         """Return the ``openvino.Model``; see ``build_graph``."""
         network, config = self.network, self.config
@@ -142,16 +165,8 @@ class DecoderGraph:
         x = scaled(x, config.embedding_multiplier)
         for index in range(config.num_hidden_layers):
             x = self._layer(x, index)
-        x = ops.gather(x, self.inputs["logits_rows"], integers(0))
-        x = rms_norm(x, network.final_norm, config.norm_epsilon)
         multiply = (lambda x, _: ops.matmul(x, table, False, True)) if is_tied else self.product
-        logits = linear(x, network.lm_head, multiply)
-        logits = ops.squeeze(logits, integers([1]))
-        logits = scaled(logits, 1 / config.logits_divisor)
-        if config.logits_softcap is not None:
-            logits = scaled(ops.tanh(scaled(logits, 1 / config.logits_softcap)), config.logits_softcap)
-        if network.logit_rows is not None:
-            logits = selected(logits, network.logit_rows)
+        logits = self._head(x, multiply)
         logits.output(0).get_tensor().set_names({"logits"})
         model = ov.Model([ops.result(logits, name="logits")], list(self.inputs.values()), "decoder")
         # Default names number all operations of the process, so the same network would not give the

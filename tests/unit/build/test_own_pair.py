@@ -34,6 +34,7 @@ def test_a_recipe_is_written_that_other_commands_read(pair: tuple[str, str], tmp
     assert (recipe.target.quantization, recipe.draft.quantization) == ("int4", "int8")
     assert str(recipe.target.checkpoint_directory) == pair[0]
     assert recipe.target.kv_cache.num_blocks is None and "KV caches, target" in "".join(lines)
+    assert f"preflight --quality --recipe {path}" in "".join(lines)
     assert recipe.serving.max_seq_len <= 2048
     assert recipe.target.num_threads == recipe.draft.num_threads == available_cores()
 
