@@ -16,7 +16,7 @@ from typing import Any
 from build.checkpoints.engine_texts import read_engine_texts
 from build.checkpoints.token_map import LEAST_SHARE, ModelTokens, TokenMap, map_tokens
 from build.checkpoints.tokenizer_file import TokenizerInfo, find_end_ids, read_tokenizer
-from build.command_line import add_engines, add_runtime, recipe_parser, run_command
+from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.hub.pinned import pin_recipe, repositories
 from build.memory import EngineMemory, MemoryPlan, plan_memory
 from build.networks.growth import check_growth, grown_config
@@ -239,8 +239,11 @@ def plan_recipe(recipe: Recipe, draft: EngineSource, target: EngineSource, free:
 
 
 def _check_embedded(recipe: Recipe, engines: Path, *, measures_quality: bool) -> dict[str, Any]:
-    from build.quality import quality_lines  # which needs sources itself
+    from build.fetch import fetch_checkpoints  # both need checks of this module
+    from build.quality import quality_lines
 
+    if measures_quality:
+        recipe = fetch_checkpoints(recipe, print_line)
     missing = [name for repository in repositories(recipe) for name in repository.missing_names()]
     draft, target = check_settings(recipe) if missing else check_recipe(recipe, engines)
     for role, source in (("draft", draft), ("target", target)):
@@ -251,8 +254,9 @@ def _check_embedded(recipe: Recipe, engines: Path, *, measures_quality: bool) ->
         print(draft.token_map.notice)
     for line in plan_recipe(recipe, draft, target, available_bytes()).lines():
         print(line)
-    for line in quality_lines(recipe, target, engines, measures=measures_quality):
-        print(line)
+    if not missing:
+        for line in quality_lines(recipe, target, engines, measures=measures_quality):
+            print(line)
     return {"recipe": recipe.name, "runtime": recipe.runtime, "findings": []}
 
 
@@ -279,7 +283,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--quality",
         action="store_true",
-        help="measure what the target's quantization costs in perplexity, in minutes; embedded only",
+        help="measure what the target's quantization costs in perplexity, in minutes, after downloads; "
+        "embedded only",
     )
     options = parser.parse_args(arguments)
     return run_command(lambda: _check(options), fails=lambda document: bool(document["findings"]))

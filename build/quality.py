@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -55,7 +55,7 @@ def quality_lines(recipe: Recipe, source: EngineSource, engines: Path, *, measur
         engines: Folder that keeps the measurement, as ``<recipe>/quality-<fingerprint>.json``.
         measures: Whether to measure it, unless that is done; otherwise the lines say how to.
     """
-    engine, config = recipe.target, source.network.config
+    engine = recipe.target
     # Files count by size and time, because gigabytes are not read to print a line.
     files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in source.network.files}
     sources = compiler_digests(), sha256_file(Path(__file__))
@@ -65,27 +65,32 @@ def quality_lines(recipe: Recipe, source: EngineSource, engines: Path, *, measur
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, json.dumps(measure(engine, source, print_line)))
     begin = f"target, {engine.quantization}: "
+    rounded = " and ".join(_rounded(engine, source.network.read()))
     lines = [
-        begin
-        + ("weights stay as the checkpoint has them" if _keeps(engine, config) else "weights are rounded")
+        f"{begin}rounds weights of {rounded}"
+        if rounded
+        else f"{begin}weights stay as the checkpoint has them"
     ]
     if kept.is_file():
         costs = json.loads(kept.read_text(encoding="utf-8")).items()
-        return lines + [
+        lines += [
             f"{begin}perplexity on {name} {ratio:.3f} ({low:.3f} to {high:.3f}) times the checkpoint's own"
             for name, (ratio, low, high) in costs
         ]
-    if not _keeps(engine, config):
+    elif rounded:
         command = f"draftproof preflight --quality --recipe {recipe.path}"
         lines.append(f"what that costs in perplexity, '{command}' measures in a few minutes")
     return lines
 
 
-def _keeps(engine: EngineRecipe, config: NetworkConfig) -> bool:
-    """Return whether an engine has the numbers of the checkpoint, by settings alone."""
-    if engine.quantization in ("none", "checkpoint"):
-        return config.quant_algo != "W8A16"  # some of whose weights may still be floats
-    return config.quant_bits is not None and (engine.quantization == "int8" or config.quant_bits <= 4)
+def _rounded(engine: EngineRecipe, network: Network) -> Iterator[str]:
+    """Yield what does not keep the numbers of the checkpoint; the first layer stands for all."""
+    is_w8a16 = network.config.quant_algo == "W8A16"  # some of whose weights may still be floats
+    bits = {"int4": 4, "int8": 8, "checkpoint": 8 if is_w8a16 else 0}.get(engine.quantization)
+    if bits and not all(each.is_weight_only and each.bits <= bits for each in network.layer(0).linears()):
+        yield "layers"
+    if engine.lm_head == "int8" and not network.lm_head.is_weight_only:
+        yield "the output head"
 
 
 def measure(

@@ -48,7 +48,7 @@ PARTS = (
     Part("deploy", 2_050, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 950, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
-    Part("build", 6_320, ("build/",)),
+    Part("build", 6_330, ("build/",)),
     Part(
         "GPU track",
         3_100,

@@ -37,11 +37,15 @@ def test_preflight_says_what_was_measured_once(
     engine = {"checkpoint": str(make_hugging_face(tmp_path / "target")), "quantization": "int4"}
     recipe = tmp_path / "pair.yaml"
     document = {"name": "pair", "target": engine, "draft": engine, "serving": {"max_seq_len": 128}}
-    recipe.write_text(yaml.safe_dump(document), encoding="utf-8")
-    command = ["--recipe", str(recipe), "--engines", str(tmp_path / "engines")]
-    assert main(command) == 0 and f"preflight --quality --recipe {recipe}" in capsys.readouterr().out
-    assert main([*command, "--quality"]) == 0 and "int4: perplexity on code" in capsys.readouterr().out
+
+    def said(*options: str, **settings: str) -> str:
+        recipe.write_text(yaml.safe_dump({**document, "target": {**engine, **settings}}), encoding="utf-8")
+        assert main(["--recipe", str(recipe), "--engines", str(tmp_path / "engines"), *options]) == 0
+        return capsys.readouterr().out
+
+    assert f"preflight --quality --recipe {recipe}" in said()
+    assert "target, int4: perplexity on code" in said("--quality")
     monkeypatch.setattr(quality, "measure", lambda *given: pytest.fail("it was measured"))
-    assert main([*command, "--quality"]) == 0 and "int4: perplexity on prose" in capsys.readouterr().out
-    recipe.write_text(recipe.read_text().replace("int4", "none"), encoding="utf-8")
-    assert main(command) == 0 and "none: weights stay as the checkpoint has them" in capsys.readouterr().out
+    assert "target, int4: perplexity on prose" in said("--quality")
+    assert "none: weights stay as the checkpoint has them\n{" in said(quantization="none")
+    assert "int4: rounds weights of layers and the output head" in said(lm_head="int8")
