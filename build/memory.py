@@ -129,7 +129,7 @@ def num_parameters(config: NetworkConfig) -> tuple[int, int]:
 def weight_bytes(config: NetworkConfig, engine: EngineRecipe) -> float:
     """Return the bytes of an engine's weights in memory."""
     projections, table = num_parameters(config)
-    head = 1 if engine.lm_head == "int8" else 4
+    head = _BITS.get(engine.lm_head, _FLOAT_BITS) / 8
     embedding = 4 if config.dtype == "float32" else 2
     if config.share_embedding_table and head == 4:
         embedding = 0  # one table for both

@@ -25,12 +25,12 @@ from build.hub.repository import open_repository
 from build.memory import num_parameters
 from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
-from build.operators.library import check_compiler
+from build.operators.library import check_compiler, has_compiler
 from build.preflight import check_recipe, check_settings, plan_recipe
 from build.quality import quality_lines
 from build.recipe import GGUF_SUFFIX, EngineRecipe, Recipe, load_recipe, parse_recipe
 from pipelines.atomic_file import write_whole
-from pipelines.available_resources import available_bytes, available_cores
+from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
 from pipelines.configuration import load_yaml
 from pipelines.errors import RecipeError
 
@@ -143,10 +143,17 @@ def _pinned(checkpoint: str) -> str:
 
 
 def _quantizations(configs: Sequence[NetworkConfig], quantization: str) -> list[str]:
-    """Return the quantization of target and draft."""
+    """Return the quantization of target and draft.
+
+    A draft decides nothing but speed. In 4 bits it is accepted a little less often, and is much faster where
+    products of our own multiply (docs/decisions/quantization.md).
+    """
+    if quantization in _UNCHANGED:
+        return [quantization, quantization]
     if quantization == "auto":
-        return ["int4" if config.quant_bits == 4 else "int8" for config in configs]
-    return [quantization, quantization if quantization in _UNCHANGED else "int8"]
+        quantization = "int4" if configs[0].quant_bits == 4 else "int8"
+    gains = (has_avx2_alone() and has_compiler()) or configs[1].quant_bits == 4
+    return [quantization, "int4" if gains else "int8"]
 
 
 def _document(
@@ -156,7 +163,7 @@ def _document(
         role: {
             "checkpoint": checkpoint,
             "quantization": quantization,
-            "lm_head": "checkpoint" if quantization in _UNCHANGED else "int8",
+            "lm_head": _lm_head(role, quantization),
             "num_threads": available_cores(),
         }
         for role, checkpoint, quantization in zip(
@@ -169,6 +176,12 @@ def _document(
         **roles,
         "serving": {"max_seq_len": max_seq_len},
     }
+
+
+def _lm_head(role: str, quantization: str) -> str:
+    if quantization in _UNCHANGED:
+        return "checkpoint"
+    return quantization if role == "draft" else "int8"
 
 
 def _is_written(path: Path, document: dict[str, Any]) -> bool:

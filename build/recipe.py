@@ -89,8 +89,9 @@ class EngineRecipe:
             embedded runtime rounds activations too. ``fp8``, ``int8_sq`` (SmoothQuant), ``int4_awq``,
             ``w4a8_awq``: with calibration (``build/quantize.py``). ``checkpoint``: that of the checkpoint.
             ``none``: floating point.
-        lm_head: ``int8`` or ``checkpoint``; embedded only. Exporters do not quantize the output head,
-            although every step reads all of it. INT8 makes it faster, but deviates from the checkpoint.
+        lm_head: ``int8``, ``int4`` or ``checkpoint``; embedded only. Exporters do not quantize the output
+            head, although every step reads all of it. Integers make it faster, but deviate from the
+            checkpoint; 4 bits suit a draft, which reads it for each token.
         num_threads: Threads of one step; None: as many as the machine that builds the engine has cores;
             embedded only.
         thread_placement: ``pinned`` to cores, or ``free`` for the operating system to move; embedded only.
@@ -114,7 +115,7 @@ class EngineRecipe:
 
     checkpoint: Text
     quantization: Quantization = "int8"
-    lm_head: Literal["int8", "checkpoint"] = "checkpoint"
+    lm_head: Literal["int8", "int4", "checkpoint"] = "checkpoint"
     num_threads: PositiveInt | None = None
     thread_placement: Literal["pinned", "free"] = "pinned"
     attention: Literal["openvino", "draftproof"] = "openvino"

@@ -164,7 +164,7 @@ def apply_quantization(network: Network, quantization: str, lm_head: str) -> Net
             groups become INT8. ``none``: dequantize all projections, and do not round inputs. Otherwise keep
             the quantization of the checkpoint: inputs are rounded where it has scales for them, and W8A16
             weights that are still floating point are quantized now.
-        lm_head: ``int8`` or ``checkpoint``, for the output head. The embedding is never quantized.
+        lm_head: ``int8``, ``int4`` or ``checkpoint``, for the output head. The embedding is never quantized.
     """
 
     def convert(linear: Linear) -> Linear:
@@ -175,5 +175,6 @@ def apply_quantization(network: Network, quantization: str, lm_head: str) -> Net
         make_int8 = quantization == "int8" or network.config.quant_algo == "W8A16"
         return _to_int8(linear) if make_int8 else linear
 
-    head = _to_int8(network.lm_head) if lm_head == "int8" else network.lm_head
+    to_integers = {"int8": _to_int8, "int4": _to_int4}.get(lm_head)
+    head = to_integers(network.lm_head) if to_integers else network.lm_head
     return replace(network, lm_head=head, layer=lambda index: network.layer(index).with_linears(convert))

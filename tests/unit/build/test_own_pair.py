@@ -31,7 +31,7 @@ def test_a_recipe_is_written_that_other_commands_read(pair: tuple[str, str], tmp
     path = write_recipe(*pair, tmp_path / "mine.yaml", "int4", 2048, MEMORY, lines.append)
     recipe = load_recipe(path)
     assert recipe.name == "big-1-5b-small"
-    assert (recipe.target.quantization, recipe.draft.quantization) == ("int4", "int8")
+    assert recipe.target.quantization == "int4"
     assert str(recipe.target.checkpoint_directory) == pair[0]
     assert recipe.target.kv_cache.num_blocks is None and "KV caches, target" in "".join(lines)
     assert f"preflight --quality --recipe {path}" in "".join(lines)
@@ -114,22 +114,31 @@ def test_directories_that_are_no_pair_leave_no_recipe(pair: tuple[str, str], tmp
 
 
 @pytest.mark.parametrize(
-    ("quantization", "expected", "head"),
+    ("quantization", "gains", "expected", "heads"),
     [
-        ("auto", ("int4", "int8"), "int8"),
-        ("int4", ("int4", "int8"), "int8"),
-        ("int8", ("int8", "int8"), "int8"),
-        ("checkpoint", ("checkpoint", "checkpoint"), "checkpoint"),
+        ("auto", False, ("int4", "int8"), ("int8", "int8")),
+        ("auto", True, ("int4", "int4"), ("int8", "int4")),
+        ("int8", False, ("int8", "int8"), ("int8", "int8")),
+        ("int8", True, ("int8", "int4"), ("int8", "int4")),
+        ("checkpoint", True, ("checkpoint", "checkpoint"), ("checkpoint", "checkpoint")),
     ],
 )
-def test_weights_that_have_4_bits_keep_them(
-    quantization: str, expected: tuple[str, str], head: str, pair: tuple[str, str], tmp_path: Path
+def test_a_draft_has_4_bits_where_they_gain_and_weights_that_have_them_keep_them(
+    quantization: str,
+    gains: bool,
+    expected: tuple[str, str],
+    heads: tuple[str, str],
+    pair: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("build.own_pair.has_avx2_alone", lambda: gains)
+    monkeypatch.setattr("build.own_pair.has_compiler", lambda: True)
     settings = {"quant_method": "awq", "bits": 4, "group_size": 128}
     quantize_checkpoint(Path(pair[0]), settings, pack_awq, "lm_head")
     recipe = load_recipe(write_recipe(*pair, tmp_path / "mine.yaml", quantization, 512, MEMORY))
     assert (recipe.target.quantization, recipe.draft.quantization) == expected
-    assert recipe.target.lm_head == recipe.draft.lm_head == head
+    assert (recipe.target.lm_head, recipe.draft.lm_head) == heads
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
