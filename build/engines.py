@@ -24,7 +24,7 @@ from build.fetch import fetch_checkpoints
 from build.files import EnginePlan, Need, check_space, exclusive, plan_engine
 from build.hub.pinned import pin_recipe
 from build.networks.growth import grow
-from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary
+from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary, shorten_head
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import FORMAT_VERSION, EngineSettings, openvino_version, write_engine
 from build.operators.library import COMPILER, has_compiler, source_digest
@@ -136,6 +136,8 @@ def _build(
     network = apply_quantization(network, engine.quantization, engine.lm_head)
     if token_map is not None:
         network = dataclasses.replace(network, logit_rows=token_map.equal_ids)
+    if engine.lm_head_rows is not None:
+        network = shorten_head(network, engine.lm_head_rows, _special_ids(source.tokenizer_path))
     write_engine(
         plan.directory,
         _with_progress(network, plan.role, report),
@@ -165,6 +167,10 @@ def _build(
         ),
         None if token_map is None else token_map.to_json(),
     )
+
+
+def _special_ids(tokenizer: Path) -> list[int]:
+    return [token["id"] for token in json.loads(tokenizer.read_bytes())["added_tokens"]]
 
 
 def _with_progress(network: Network, role: str, report: Callable[[str], None]) -> Network:

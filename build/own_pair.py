@@ -37,6 +37,7 @@ from pipelines.errors import RecipeError
 _MAX_SEQ_LEN = 2048
 _QUANTIZATIONS = ("auto", "int8", "int4", "none", "checkpoint")
 _UNCHANGED = ("none", "checkpoint")
+_DRAFT_TOKENS = 1 << 16
 
 
 def write_recipe(
@@ -170,6 +171,8 @@ def _document(
             ("target", "draft"), checkpoints, quantizations, strict=True
         )
     }
+    if quantizations[1] == "int4":
+        roles["draft"]["lm_head_rows"] = _DRAFT_TOKENS
     return {
         "name": name,
         "runtime": "embedded",

@@ -92,6 +92,9 @@ class EngineRecipe:
         lm_head: ``int8``, ``int4`` or ``checkpoint``; embedded only. Exporters do not quantize the output
             head, although every step reads all of it. Integers make it faster, but deviate from the
             checkpoint; 4 bits suit a draft, which reads it for each token.
+        lm_head_rows: Tokens that a draft may propose, beside special ones: the first of the vocabulary, which
+            are the most frequent ones; None for all; embedded only. Each step reads a row of the output head
+            for each of them.
         num_threads: Threads of one step; None: as many as the machine that builds the engine has cores;
             embedded only.
         thread_placement: ``pinned`` to cores, or ``free`` for the operating system to move; embedded only.
@@ -116,6 +119,7 @@ class EngineRecipe:
     checkpoint: Text
     quantization: Quantization = "int8"
     lm_head: Literal["int8", "int4", "checkpoint"] = "checkpoint"
+    lm_head_rows: PositiveInt | None = None
     num_threads: PositiveInt | None = None
     thread_placement: Literal["pinned", "free"] = "pinned"
     attention: Literal["openvino", "draftproof"] = "openvino"
@@ -233,6 +237,12 @@ def _check_sizes(recipe: Recipe) -> None:
             "serving.max_draft_len is too large",
             f"max_draft_len={serving.max_draft_len}",
             f"below max_seq_len={serving.max_seq_len}",
+        )
+    if recipe.target.lm_head_rows is not None:
+        raise _refuse(
+            "the target has logits of all tokens",
+            f"target.lm_head_rows={recipe.target.lm_head_rows}",
+            "set for a draft only: a target without them would give other answers",
         )
     # Verifying one request takes max_draft_len + 1 rows, which must fit into one step.
     if serving.max_draft_len + 1 > serving.max_num_tokens:

@@ -138,6 +138,16 @@ class Linear:
             halves = values.astype(np.float16)
         return (halves if np.array_equal(halves, values) else values), levels
 
+    def rows(self, indices: npt.NDArray[np.integer[Any]]) -> Linear:
+        """Return the projection to some of the outputs."""
+
+        def some(values: AnyArray | None) -> AnyArray | None:
+            return values if values is None or len(values) == 1 else values[indices]
+
+        weight = self.weight.data[indices]
+        others: dict[str, Any] = {name: some(getattr(self, name)) for name in _BY_OUTPUT}
+        return replace(self, weight=Tensor(self.weight.dtype, weight.shape, weight), **others)
+
     def split(self, sizes: Sequence[int]) -> list[Linear]:
         """Split the projection along its outputs."""
         borders = np.cumsum(sizes)[:-1]

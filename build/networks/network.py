@@ -6,7 +6,7 @@ floating point, and half a gigabyte when quantized.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -249,6 +249,28 @@ def fit_vocabulary(network: Network, vocab_size: int) -> Network:
         embedding=embedding,
         lm_head=head,
     )
+
+
+def shorten_head(network: Network, num_rows: int, others: Iterable[int]) -> Network:
+    """Return the network with logits of the first tokens and some others; all others are never proposed.
+
+    Tokenizers number frequent tokens first. A draft need not read the rest of its output head, which may be
+    half of its weights (Zhao et al. 2025, FR-Spec, arXiv 2502.14856).
+
+    Args:
+        network: With the tokens of the target.
+        num_rows: Number of first tokens.
+        others: Further tokens: special ones, which have the highest numbers.
+    """
+    vocab_size = network.config.vocab_size
+    kept = np.union1d(np.arange(min(num_rows, vocab_size)), np.array(list(others), np.int64))
+    if len(kept) == vocab_size:
+        return network
+    rows = np.full(vocab_size, -1, np.int32)
+    rows[kept] = np.arange(len(kept))
+    if network.logit_rows is not None:
+        rows = np.where(network.logit_rows < 0, -1, rows[network.logit_rows]).astype(np.int32)
+    return replace(network, lm_head=network.lm_head.rows(kept), logit_rows=rows)
 
 
 def _with_rows(table: Tensor, rows: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from benchmarks.families.engines import (
 from benchmarks.families.networks import FAMILY_CONFIGS
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.config import parse_network_config
-from build.networks.network import Network, fit_vocabulary
+from build.networks.network import Network, fit_vocabulary, shorten_head
 from build.networks.source import open_network
+from build.networks.weight_only import apply_quantization
 from pipelines.errors import CheckpointError
 from tests.golden.families import (
     NUM_GREEDY,
@@ -118,6 +120,23 @@ def test_a_draft_gets_the_targets_vocabulary(name: str, tmp_path: Path) -> None:
     assert (longer[:, :512] == exact).all()
     assert longer[:, 512:].max() < exact.min() - 1000, "no token has the new rows"
     assert (logits_of(fit_vocabulary(network, 448)) == exact[:, :448]).all()
+
+
+def test_a_short_head_has_logits_of_the_first_tokens_and_of_special_ones(tmp_path: Path) -> None:
+    save_family("qwen3", tmp_path / "checkpoint")
+    network = apply_quantization(open_network(tmp_path / "checkpoint").read(), "int8", "int4")
+    ids = np.random.default_rng(1).integers(0, 448, 40).astype(np.int32)
+    map_of_another_tokenizer = replace(network, logit_rows=np.array([-1, 3, 400, 511], np.int32))
+    short, mapped = (
+        prompt_logits(compile_network(tmp_path / name, shorten_head(each, 300, (510, 511)), "none"), ids, 30)
+        for name, each in (("short", network), ("mapped", map_of_another_tokenizer))
+    )
+    exact = prompt_logits(compile_network(tmp_path / "all", network, "none"), ids, 30)
+    kept = [*range(300), 510, 511]
+    assert (short[:, kept] == exact[:, kept]).all()
+    assert np.isneginf(np.delete(short, kept, axis=1)).all() and short.shape == exact.shape
+    assert (mapped[:, [1, 3]] == exact[:, [3, 511]]).all() and np.isneginf(mapped[:, [0, 2]]).all()
+    assert shorten_head(network, 512, ()) is network
 
 
 def settings_of(name: str, **changes: Any) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def test_every_recipe_in_the_repository_is_valid(path: Path) -> None:
         ("serving.max_draft_len", 512, "max_draft_len + 1 = 513"),
         ("serving.max_draft_len", 10**30, "max_seq_len=1024"),
         ("serving.max_num_tokens", 8, "max_draft_len + 1 = 9"),
+        ("target.lm_head_rows", 9, "set for a draft only"),
         ("draft.kv_cache.num_blocks", 32, "max_seq_len=1024"),
     ],
 )
