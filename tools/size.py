@@ -48,7 +48,7 @@ PARTS = (
     Part("deploy", 2_050, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 950, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
-    Part("build", 6_330, ("build/",)),
+    Part("build", 6_370, ("build/",)),
     Part(
         "GPU track",
         3_100,
@@ -68,7 +68,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 66_240
+TEST_LINES = 66_270
 """The most lines of tests, with blank lines and comments."""
 
 
