@@ -37,6 +37,8 @@ from pipelines.errors import RecipeError
 _MAX_SEQ_LEN = 2048
 _QUANTIZATIONS = ("auto", "int8", "int4", "none", "checkpoint")
 _UNCHANGED = ("none", "checkpoint")
+_TARGET_HEADS = {"int8": "int8", "int4": "int8"}  # quantization -> that of the output head
+_DRAFT_HEADS = {"int8": "int8", "int4": "int4"}
 _DRAFT_TOKENS = 1 << 16
 
 
@@ -100,6 +102,8 @@ def write_recipe(
         report("the recipe exists and is kept")
         return path
     recipe = parse_recipe(document, path)
+    if recipe.draft.quantization == "int4":
+        report("the draft has 4 bits and a short output head: faster, and no answer changes")
     for role in ("target", "draft"):
         if document[role].get("attention") == "draftproof":
             report(f"{role}: 'attention: draftproof' is set, because this network caps attention scores")
@@ -164,11 +168,11 @@ def _document(
         role: {
             "checkpoint": checkpoint,
             "quantization": quantization,
-            "lm_head": _lm_head(role, quantization),
+            "lm_head": heads.get(quantization, "checkpoint"),
             "num_threads": available_cores(),
         }
-        for role, checkpoint, quantization in zip(
-            ("target", "draft"), checkpoints, quantizations, strict=True
+        for role, checkpoint, quantization, heads in zip(
+            ("target", "draft"), checkpoints, quantizations, (_TARGET_HEADS, _DRAFT_HEADS), strict=True
         )
     }
     if quantizations[1] == "int4":
@@ -179,12 +183,6 @@ def _document(
         **roles,
         "serving": {"max_seq_len": max_seq_len},
     }
-
-
-def _lm_head(role: str, quantization: str) -> str:
-    if quantization in _UNCHANGED:
-        return "checkpoint"
-    return quantization if role == "draft" else "int8"
 
 
 def _is_written(path: Path, document: dict[str, Any]) -> bool:

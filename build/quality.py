@@ -24,6 +24,7 @@ from build.checkpoints.tokenizer_file import load_tokenizer
 from build.command_line import print_line
 from build.engines import compiler_digests, gains_from_own_products
 from build.networks.growth import grow
+from build.networks.linear import Linear
 from build.networks.network import Network, NetworkConfig
 from build.networks.weight_only import GROUP_SIZE, apply_quantization
 from build.openvino.decoder_graph import Attention, DecoderGraph
@@ -59,7 +60,7 @@ def quality_lines(recipe: Recipe, source: EngineSource, engines: Path, *, measur
     # Files count by size and time, because gigabytes are not read to print a line.
     files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in source.network.files}
     sources = compiler_digests(), sha256_file(Path(__file__))
-    identity = [engine.quantization, engine.lm_head, engine.linear, files, sources]
+    identity = [engine.quantization, engine.lm_head, engine.linear, repr(engine.growth), files, sources]
     kept = engines / recipe.name / f"quality-{sha256_json(identity)[:16]}.json"
     if measures and not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +87,17 @@ def quality_lines(recipe: Recipe, source: EngineSource, engines: Path, *, measur
 def _rounded(engine: EngineRecipe, network: Network) -> Iterator[str]:
     """Yield what does not keep the numbers of the checkpoint; the first layer stands for all."""
     is_w8a16 = network.config.quant_algo == "W8A16"  # some of whose weights may still be floats
-    bits = {"int4": 4, "int8": 8, "checkpoint": 8 if is_w8a16 else 0}.get(engine.quantization)
-    if bits and not all(each.is_weight_only and each.bits <= bits for each in network.layer(0).linears()):
+    bits = {"int4": 4, "int8": 8}
+    of_layers = bits.get(engine.quantization, 8 if is_w8a16 and engine.quantization == "checkpoint" else None)
+    of_head = bits.get(engine.lm_head)
+    if of_layers and not all(_is_kept(each, of_layers) for each in network.layer(0).linears()):
         yield "layers"
-    if engine.lm_head == "int8" and not network.lm_head.is_weight_only:
+    if of_head and not _is_kept(network.lm_head, of_head):
         yield "the output head"
+
+
+def _is_kept(linear: Linear, bits: int) -> bool:
+    return linear.is_weight_only and linear.bits <= bits
 
 
 def measure(

@@ -177,7 +177,8 @@ class Engine:
         try:  # also lays the weights out for the kernels, so that the originals can go
             self._try_lone_row()
         except (RuntimeError, TimeoutError) as error:
-            self._network.cancel()  # it reads the weights, which are unmapped with this object
+            for network in filter(None, (self._network, self._row_network)):
+                network.cancel()  # it reads the weights, which are unmapped with this object
             raise _cannot_run(files, error) from error
         self._weights.release()
 

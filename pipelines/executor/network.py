@@ -138,7 +138,7 @@ def compile_networks(
     compiled = core.compile_model(model, "CPU", properties)
     if config.role != "draft" or config.linear != "draftproof":
         return compiled, None
-    num_sequences = max(config.num_threads, 1)
+    num_sequences = config.num_threads  # see ``step.with_sequences``
     sizes = {"input_ids": 1, "position_ids": 1, "logits_rows": 1, "past_lens": num_sequences}
     begins = dict.fromkeys(("subsequence_begins", "block_indices_begins"), num_sequences + 1)
     model.reshape({name: [size] for name, size in {**sizes, **begins}.items()})

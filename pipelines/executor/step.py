@@ -76,11 +76,8 @@ class StepInputs:
         )
 
 
-DUMMY_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=0)
-"""A token that belongs to no request."""
-
-WARM_UP_ROW = replace(DUMMY_ROW, num_logits=1)
-"""The same with logits, so that a first step prepares the output head too."""
+WARM_UP_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=1)
+"""A token that belongs to no request, with logits, so that a first step prepares the output head too."""
 
 
 def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> StepInputs:
@@ -94,8 +91,6 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     Returns:
         The arguments; logits come back in the order of the chunks.
     """
-    num_missing = num_tokens - sum(len(chunk.token_ids) for chunk in chunks)
-    chunks = (*chunks, *[DUMMY_ROW] * num_missing)
     token_ids: list[int] = []
     positions: list[int] = []
     past_lens: list[int] = []
@@ -118,7 +113,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
             blocks.extend(used)
             blocks_begins.append(len(blocks))
         logits_rows.extend(range(end - chunk.num_logits, end))
-    return StepInputs(
+    inputs = StepInputs(
         input_ids=np.array(token_ids, np.int64),
         position_ids=np.array(positions, np.int64),
         past_lens=np.array(past_lens, np.int32),
@@ -128,10 +123,11 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         max_context_len=np.array(max(positions) + 1, np.int32),
         logits_rows=np.array(logits_rows, np.int32),
     )
+    return with_tokens(inputs, num_tokens)
 
 
 def with_tokens(inputs: StepInputs, least: int) -> StepInputs:
-    """Add dummy rows, so that a step has at least so many tokens."""
+    """Add dummy rows, which belong to no request, so that a step has at least so many tokens."""
     num_missing = least - len(inputs.input_ids)
     if num_missing <= 0:
         return inputs

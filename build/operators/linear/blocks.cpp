@@ -27,13 +27,13 @@ constexpr size_t kRoundingWork = 32;  // a number is rounded so much slower than
 // Some quads of inputs, of which the weight has `Bits` bits for each of 16 outputs.
 template <size_t Bits>
 struct Chunk {
-    static constexpr size_t kHighBits = Bits - 4;
     static constexpr size_t kQuads = Bits == 6 ? 4 : 8;
     static constexpr size_t kHighBytes = Bits == 4 ? 0 : 64;
     static constexpr size_t kBytes = kHighBytes + kQuads * 32;
-    // Subtracted from each weight, so that the products of a chunk fit into 16 bits: those of an output are
-    // added up in two sums, of 16 products of 127 * 15 or 127 * 16, or of 8 products of 127 * 32.
-    static constexpr int32_t kMiddle = Bits == 4 ? 0 : 1 << (Bits - 1);
+    static constexpr int32_t kMiddle = 1 << (Bits - 1);
+    // Whether the middle is subtracted from each weight, so that the products of a chunk fit into 16 bits: those
+    // of an output are added up in two sums, of 16 products of 127 * 15 or 127 * 16, or of 8 of 127 * 32.
+    static constexpr bool kIsCentred = Bits > 4;
 };
 
 // How inputs are divided.
@@ -225,7 +225,7 @@ template <size_t Bits, size_t Count, size_t... Quads>
     Halves high_bits;
     if constexpr (Bits > 4) high_bits = {load_integers(weight), load_integers(weight + 32)};
     Sums<Count> sums;
-    sums.start(Bits > 4 ? starts : nullptr, stride / (Numbers::kQuads * kQuad));
+    sums.start(Numbers::kIsCentred ? starts : nullptr, stride / (Numbers::kQuads * kQuad));
     const auto add_quad = [&](auto quad) __attribute__((always_inline)) {
         constexpr size_t kQuadIndex = decltype(quad)::value;
         const uint8_t* at = weight + Numbers::kHighBytes + 32 * kQuadIndex;
@@ -295,11 +295,11 @@ void multiply_rows(const Projection& projection, const Shape& shape, size_t pane
                 const Halves shift = of_row(levels ? levels + level_bytes : nullptr);
                 results[row] = multiply_add(as_floats(shift), multiply(offsets.get(unit), size), results[row]);
             }
-            if (has_offsets == (Bits > 4)) {
-                constexpr int32_t kMiddle = Bits == 4 ? -8 : Numbers::kMiddle;
+            if (has_offsets == Numbers::kIsCentred) {  // add the middle again, or subtract it now
                 const Halves shift = of_row(levels);
-                total.low = _mm256_add_epi32(total.low, _mm256_mullo_epi32(shift.low, _mm256_set1_epi32(kMiddle)));
-                total.high = _mm256_add_epi32(total.high, _mm256_mullo_epi32(shift.high, _mm256_set1_epi32(kMiddle)));
+                const __m256i middle = _mm256_set1_epi32(has_offsets ? Numbers::kMiddle : -Numbers::kMiddle);
+                total.low = _mm256_add_epi32(total.low, _mm256_mullo_epi32(shift.low, middle));
+                total.high = _mm256_add_epi32(total.high, _mm256_mullo_epi32(shift.high, middle));
             }
             results[row] = multiply_add(as_floats(total), multiply(scale, size), results[row]);
         }
@@ -330,7 +330,7 @@ void compute(const Projection& projection, const float* input, size_t num_rows, 
         int8_t* numbers = rounded.numbers.data() + row * size;
         round_row(shape, group, input + row * size, numbers, rounded.units.data() + row * shape.num_blocks,
                   rounded.sums.data() + row * num_sums);
-        if (Bits > 4) find_starts<Bits>(numbers, num_chunks, rounded.starts.data() + row * num_chunks);
+        if (Chunk<Bits>::kIsCentred) find_starts<Bits>(numbers, num_chunks, rounded.starts.data() + row * num_chunks);
     });
     in_parallel(projection.num_panels(), num_rows * size * num_outputs, [&](size_t panel) {
         const size_t first = panel * kPanel, width = std::min(kPanel, num_outputs - first);
