@@ -562,13 +562,13 @@ BREAKAGES: tuple[Breakage, ...] = (
         "proof: tokens are not compared",
         "        if pair[0] != pair[1]:\n",
         "        if False:\n",
-        "test_exact.py",
+        "test_comparison.py",
     ),
     _one(
         "proof: a log probability may differ in its last bits",
         'own = " ".join(repr(log_prob) for log_prob',
         'own = " ".join(f"{log_prob:.6f}" for log_prob',
-        "test_exact.py",
+        "test_comparison.py",
     ),
     _one(
         "proof: a seed that is used twice is not noticed",

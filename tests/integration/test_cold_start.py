@@ -79,7 +79,7 @@ def load(
             api.unload(model)
 
 
-@pytest.mark.parametrize("draft", ["self", "noisy"])
+@pytest.mark.parametrize("draft", [pytest.param("self", marks=pytest.mark.long), "noisy"])
 def test_a_good_pair_gives_the_very_counts_of_its_baseline(
     server: Server, load: Callable[[str], CandidatePair], draft: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_draft_that_knows_nothing_of_the_target_fails_at_once(
 def test_a_pair_that_is_not_loaded_does_not_answer(
     server: Server, load: Callable[[str], CandidatePair]
 ) -> None:
-    candidate = load("self")
+    candidate = load("noisy")
     with repository_api(server) as api:
         api.unload(candidate.pair.speculative_model)
     found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, candidate.pair, "", LIMITS)
@@ -133,7 +133,7 @@ def test_a_pair_that_is_not_loaded_does_not_answer(
 def test_the_memory_that_is_asked_for_is_about_what_is_taken(
     server: Server, load: Callable[[str], CandidatePair], free: Callable[[], int]
 ) -> None:
-    candidate = load("self")
+    candidate = load("noisy")
     [process] = processes(server, candidate.pair.speculative_model)
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":" in line

@@ -117,7 +117,7 @@ def test_a_test_without_a_verdict_fails_without_a_traceback(installed: Path, tmp
     assert "Traceback" not in done.stdout and "draftproof/" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_type_checker_sees_its_types(installed: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -99,26 +99,20 @@ def test_a_good_server_is_promoted_and_stays_after_a_restart(
         assert service.stop()[0] == 0
 
 
+@pytest.mark.long  # by day tests/integration/front_door/test_upstreams.py rolls a real server back
 @pytest.mark.parametrize(
     ("faults", "metric", "fault", "path"),
     [
         (Faults(changes=0.2), "answers", "", COMPLETIONS),
-        pytest.param(Faults(changes=0.2), "answers", "", RESPONSES, marks=pytest.mark.long),
-        pytest.param(
-            Faults(ends=0.6), "errors", "a stream that ended early", RESPONSES, marks=pytest.mark.long
-        ),
-        *(
-            pytest.param(faults, "errors", fault, COMPLETIONS, marks=pytest.mark.long)
-            for faults, fault in (
-                (Faults(cuts=0.6), "a connection that broke"),
-                (Faults(fails=0.3), "HTTP 500"),
-                (Faults(limits=0.3), "HTTP 429"),
-                (Faults(ends=0.6), "a stream that ended early"),
-                (Faults(garbles=0.3), "garbage"),
-                (Faults(renames=0.6), "another model than before"),
-                (Faults(hangs=0.3), "no answer in time|no token in time"),
-            )
-        ),
+        (Faults(changes=0.2), "answers", "", RESPONSES),
+        (Faults(ends=0.6), "errors", "a stream that ended early", RESPONSES),
+        (Faults(cuts=0.6), "errors", "a connection that broke", COMPLETIONS),
+        (Faults(fails=0.3), "errors", "HTTP 500", COMPLETIONS),
+        (Faults(limits=0.3), "errors", "HTTP 429", COMPLETIONS),
+        (Faults(ends=0.6), "errors", "a stream that ended early", COMPLETIONS),
+        (Faults(garbles=0.3), "errors", "garbage", COMPLETIONS),
+        (Faults(renames=0.6), "errors", "another model than before", COMPLETIONS),
+        (Faults(hangs=0.3), "errors", "no answer in time|no token in time", COMPLETIONS),
     ],
 )
 def test_a_bad_server_is_rolled_back_for_what_it_does(

@@ -167,8 +167,8 @@ def rounded(values: Floats, dtype: str) -> npt.NDArray[np.float64]:
 def expected_output(shape: Shape, tokens: Tokens) -> npt.NDArray[np.float64]:
     """Return the outputs [n, heads, size] of a whole request in float64."""
     keys, values = (rounded(each, shape.dtype) for each in (tokens.key, tokens.value))
-    keys, values = (np.repeat(each, shape.group, axis=1) for each in (keys, values))
-    scores = shape.scale * np.einsum("qhd,khd->hqk", tokens.query.astype(np.float64), keys)
+    keys, values = (np.repeat(each, shape.group, axis=1).swapaxes(0, 1) for each in (keys, values))
+    scores = shape.scale * (tokens.query.astype(np.float64).swapaxes(0, 1) @ keys.swapaxes(1, 2))
     if shape.softcap:
         scores = shape.softcap * np.tanh(scores / shape.softcap)
     positions = np.arange(len(tokens))
@@ -177,4 +177,4 @@ def expected_output(shape: Shape, tokens: Tokens) -> npt.NDArray[np.float64]:
     scores = np.where(is_seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", weights, values)
+    return (weights @ values).swapaxes(0, 1)
