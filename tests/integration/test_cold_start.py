@@ -113,6 +113,7 @@ def test_a_pair_that_accepts_less_than_at_its_build_needs_review_or_fails(
     assert ("at the build" in found.reason) == (verdict != "pass")
 
 
+@pytest.mark.long  # which measures one more pair
 def test_a_draft_that_knows_nothing_of_the_target_fails_at_once(
     server: Server, load: Callable[[str], CandidatePair]
 ) -> None:

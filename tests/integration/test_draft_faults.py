@@ -63,7 +63,9 @@ def short_answers(server: Server) -> list[Generation]:
     return answers
 
 
-@pytest.mark.parametrize("fault", [FAILS, GONE, pytest.param(HANGS, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "fault", [FAILS, *(pytest.param(each, marks=pytest.mark.long) for each in (GONE, HANGS))]
+)
 def test_requests_go_on_without_the_draft_and_it_comes_back(
     obedient: tuple[Server, Path], fault: str
 ) -> None:

@@ -54,6 +54,7 @@ def answers(server: Server, num_requests: int) -> list[list[int]]:
         return [list(each.output_ids) for each in pool.map(lambda args: client.generate(*args), asked)]
 
 
+@pytest.mark.long  # tests/unit/executor/test_weights.py has the copies that it reads
 def test_a_server_does_not_see_what_becomes_of_its_engines(
     engines: tuple[Path, Path], tmp_path: Path
 ) -> None:

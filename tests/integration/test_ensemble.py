@@ -150,25 +150,24 @@ def test_what_a_client_left_runs_to_its_end_and_no_further(server: Server) -> No
         assert client.generate(CompletionRequest("x", max_tokens=4), "ensemble").output_ids
 
 
+@pytest.mark.parametrize("step", ["ensemble_steps", pytest.param("speculative", marks=pytest.mark.long)])
 def test_a_step_that_dies_ends_its_requests_typed_and_is_replaced(
-    render: Callable[..., Path],
+    step: str, render: Callable[..., Path]
 ) -> None:
     """Triton itself would let the requests wait for ever. Afterwards the server still stops cleanly."""
     with ready_server(render("tiny-ensemble")) as server:
         prefix = prefix_of(server.directory)
         with grpc_client(server) as client:
             expected = client.generate(LONG).output_ids
-            for step in ("ensemble_steps", "speculative"):
-                process = find_model_processes(prefix)[step]
-                with client.stream(LONG, "ensemble") as stream:
-                    next(stream)
-                    process.kill()
-                    with pytest.raises((EngineFailedError, ServerUnavailableError)):
-                        stream.result()  # which no longer needs the first step
-                        while True:
-                            client.generate(LONG, "ensemble")
-                assert wait_until(server.is_ready)
-                assert client.stream(LONG, "ensemble").result().output_ids == expected
+            with client.stream(LONG, "ensemble") as stream:
+                next(stream)
+                find_model_processes(prefix)[step].kill()
+                with pytest.raises((EngineFailedError, ServerUnavailableError)):
+                    stream.result()  # which no longer needs the first step
+                    while True:
+                        client.generate(LONG, "ensemble")
+            assert wait_until(server.is_ready)
+            assert client.stream(LONG, "ensemble").result().output_ids == expected
             for _ in range(4):
                 next(client.stream(LONG, "ensemble"))
         assert server.stop(), "it ended without being killed"

@@ -47,7 +47,9 @@ def foreground(directory: Path, exit_timeout_s: int) -> Iterator[tuple[subproces
         process.wait()
 
 
-@pytest.mark.parametrize("exit_timeout_s", [10, 0], ids=["in time", "too slow"])
+@pytest.mark.parametrize(
+    "exit_timeout_s", [pytest.param(10, id="in time"), pytest.param(0, id="too slow", marks=pytest.mark.long)]
+)
 def test_the_process_of_a_container_is_the_server_and_ends_well(
     exit_timeout_s: int, render: Callable[..., Path]
 ) -> None:

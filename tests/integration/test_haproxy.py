@@ -127,24 +127,6 @@ def recorded(backend: tuple[Backend, int], impatient: Proxy) -> tuple[Backend, P
     return backend[0], impatient
 
 
-@pytest.mark.parametrize("attack", (*HTTP_ATTACKS, *SMUGGLING_ATTACKS), ids=lambda attack: attack.name)
-def test_only_well_framed_requests_for_open_paths_pass(
-    attack: Attack, recorded: tuple[Backend, Proxy]
-) -> None:
-    seen, proxy = recorded
-    reply = attack.send(proxy.http)
-    if not seen.requests:
-        assert reply.status[0] == "4" or reply.status == "closed", reply
-        if reply.status not in ("400", "408", "closed"):  # HAProxy refuses invalid HTTP in its own words
-            assert "draftproof/" in json.loads(reply.text)["error"]
-    for method, path, headers, body in seen.requests:
-        assert ALLOWED.fullmatch(f"{method} {path}"), path
-        assert not {"transfer-encoding", "content-encoding", "origin", "draftproof-key"} & set(headers)
-        assert headers.get("content-length", "0") == str(len(body))
-        assert len(body) <= MAX_BODY_BYTES
-    assert post(proxy.http, GENERATE, generate_body()).status == "200"
-
-
 REFUSED = {
     "chunked flood": "411",
     "chunked flood, compressed": "415",
@@ -166,13 +148,27 @@ REFUSED = {
     "slow header": "408",
     "slow body": "408",
 }
+"""What HAProxy answers itself."""
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_each_is_refused_by_haproxy_itself(name: str, recorded: tuple[Backend, Proxy]) -> None:
-    attack = next(each for each in (*HTTP_ATTACKS, *SMUGGLING_ATTACKS) if each.name == name)
-    assert attack.send(recorded[1].http).status in (REFUSED[name], "closed")
-    assert recorded[0].requests == []
+@pytest.mark.parametrize("attack", (*HTTP_ATTACKS, *SMUGGLING_ATTACKS), ids=lambda attack: attack.name)
+def test_only_well_framed_requests_for_open_paths_pass(
+    attack: Attack, recorded: tuple[Backend, Proxy]
+) -> None:
+    seen, proxy = recorded
+    reply = attack.send(proxy.http)
+    if attack.name in REFUSED:
+        assert reply.status in (REFUSED[attack.name], "closed") and not seen.requests
+    if not seen.requests:
+        assert reply.status[0] == "4" or reply.status == "closed", reply
+        if reply.status not in ("400", "408", "closed"):  # HAProxy refuses invalid HTTP in its own words
+            assert "draftproof/" in json.loads(reply.text)["error"]
+    for method, path, headers, body in seen.requests:
+        assert ALLOWED.fullmatch(f"{method} {path}"), path
+        assert not {"transfer-encoding", "content-encoding", "origin", "draftproof-key"} & set(headers)
+        assert headers.get("content-length", "0") == str(len(body))
+        assert len(body) <= MAX_BODY_BYTES
+    assert post(proxy.http, GENERATE, generate_body()).status == "200"
 
 
 def test_the_recording_backend_sees_what_comes_without_haproxy(backend: tuple[Backend, int]) -> None:

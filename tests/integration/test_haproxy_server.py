@@ -55,15 +55,15 @@ def test_answers_and_streams_pass(scheme: str, before_gateway: Proxy) -> None:
     assert "".join(chunk.text for chunk in chunks) == whole.text
 
 
+# By day these are sent to HAProxy before a recording backend, and to the gateway without HAProxy.
+@pytest.mark.long
 @pytest.mark.parametrize("attack", attacks(HTTP_ATTACKS, SMUGGLING_ATTACKS))
 def test_a_server_behind_it_withstands_http(attack: Attack, attacked: Attacked) -> None:
     attacked.withstands(attack, attacked.http, THROUGH_HAPROXY)
 
 
-# Without HAProxy, all of them are sent in every run.
-@pytest.mark.parametrize(
-    "attack", attacks(GRPC_ATTACKS, long=tuple(attack.name for attack in GRPC_ATTACKS[8:]))
-)
+@pytest.mark.long
+@pytest.mark.parametrize("attack", attacks(GRPC_ATTACKS))
 def test_a_server_behind_it_withstands_grpc(
     attack: Attack, attacked: Attacked, before_gateway: Proxy
 ) -> None:

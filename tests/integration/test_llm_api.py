@@ -23,7 +23,7 @@ from pipelines.deploy.triton.install import TritonInstall
 from tests.support.bare_triton import Ask, options, running
 from tests.unit.tensorrt_llm.test_preflight import broken_pair
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+pytestmark = [pytest.mark.triton, pytest.mark.long]  # a stand-in of a GPU
 
 CONFIG = """\
 name: "tensorrt_llm"

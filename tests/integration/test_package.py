@@ -72,6 +72,7 @@ def test_a_package_is_served_and_answers_as_its_pair(
         assert main(["stop", "--recipe", recipe]) == 0
 
 
+@pytest.mark.long  # tests/unit/build/test_package.py changes each part of a package
 def test_nothing_starts_from_a_package_that_was_changed(
     packaged: tuple[Path, Path],
     tmp_path: Path,

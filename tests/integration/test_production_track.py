@@ -23,7 +23,7 @@ from tests.support.modelopt_in_process import run_in_process
 from tests.support.ready_server import ready_server
 from tests.support.stand_in_machine import StandInMachine
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+pytestmark = [pytest.mark.triton, pytest.mark.long]  # a stand-in of a GPU
 
 PROMPTS = ("def main(", "import os\n", "class Tree:\n    def __init__")
 PAIR = REPOSITORY_ROOT / "engines" / "demo_pair"

@@ -26,7 +26,7 @@ from tests.stand_in_tensorrt_llm.repository import write_engine
 from tests.support.bare_triton import Ask, options, running
 from tests.unit.tensorrt_llm.test_preflight import with_models
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+pytestmark = [pytest.mark.triton, pytest.mark.long]  # a stand-in of a GPU
 
 PRODUCTION_RECIPES = sorted(
     path.stem for path in RECIPES.glob("*.yaml") if load_recipe(path.stem).runtime == "tensorrt_llm"

@@ -19,6 +19,8 @@ from tests.support.gpu_recipes import gpu_recipe, rendered
 from tests.support.processes import started
 from tests.support.stand_in_gpu_machine import H100, GpuMachine
 
+pytestmark = pytest.mark.long  # a stand-in of a GPU
+
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuMachine:

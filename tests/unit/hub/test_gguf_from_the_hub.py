@@ -69,11 +69,8 @@ def test_all_parts_of_a_split_file_are_downloaded(try_pair: Try, hub: Hub, files
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        (
-            "q5_k_m",
-            "has no GGUF files that q5_k_m means; Big-F16.gguf, Big-Q4_K_M-00001-of-00002.gguf, Big-Q8",
-        ),
-        ("f16", "has 2 GGUF files that f16 means; Big-F16.gguf, mmproj-F16.gguf"),
+        pytest.param("q5_k_m", "has no GGUF files that q5_k_m means; Big-F16.gguf", marks=pytest.mark.long),
+        pytest.param("f16", "has 2 GGUF files that f16 means; Big-F16.gguf, mmproj", marks=pytest.mark.long),
         ("Q4_K_M", "lacks a part of a file; Big-Q4_K_M-00002-of-00002.gguf"),
     ],
 )

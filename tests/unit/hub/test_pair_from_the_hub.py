@@ -200,7 +200,11 @@ def test_a_name_that_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "malformed", [{"HF_ENDPOINT": "http://[bad"}, {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": TOKEN}]
+    "malformed",
+    [
+        pytest.param({"HF_ENDPOINT": "http://[bad"}, marks=pytest.mark.long),
+        {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": TOKEN},
+    ],
 )
 def test_directories_need_no_hub_and_a_pair_from_it_is_refused(
     malformed: dict[str, str], try_pair: Try, hub: Hub, tmp_path: Path
