@@ -46,7 +46,6 @@ from tests.unit.canary.simulated_world import (
 
 _ALONE = "import sys; from tests.unit.canary.test_killed import run_alone; run_alone(*sys.argv[1:])"
 _BEFORE_THE_DECISION = ("preflight", "loading", "cold_start", "shadow", "step/1")
-_LONG = (*_BEFORE_THE_DECISION, "promoting")
 FAULTS = {"promoted": NO_FAULT, "rolled_back": less_accepted(0.5)}
 PHASES = {
     "promoted": (*_BEFORE_THE_DECISION, "promoting", "settling"),
@@ -191,8 +190,8 @@ def left_behind(folder: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("last", "phase"),
     [
-        # Another test below kills a controller once in each of the phases that are long here.
-        pytest.param(last, phase, marks=[pytest.mark.long] * (phase in _LONG))
+        # Another test below kills a controller once in each of the phases before the decision.
+        pytest.param(last, phase, marks=[pytest.mark.long] * (phase in _BEFORE_THE_DECISION))
         for last, phases in PHASES.items()
         for phase in phases
     ],
