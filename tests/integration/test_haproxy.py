@@ -148,7 +148,7 @@ REFUSED = {
     "slow header": "408",
     "slow body": "408",
 }
-"""What HAProxy answers itself."""
+"""Statuses of what HAProxy itself answers."""
 
 
 @pytest.mark.parametrize("attack", (*HTTP_ATTACKS, *SMUGGLING_ATTACKS), ids=lambda attack: attack.name)
