@@ -2,8 +2,10 @@
 
 ``python -m tests.breakages [names]`` tries all breakages, or those whose names contain one of the words
 given; ``--list`` names them, ``--at COMMIT`` tries them on another commit. The copy is a worktree of git with
-what is committed, so the real tree stays as it is. A breakage is located by its text, wherever its file is by
-now, and a test by the name of its file. ``--unbroken`` runs the same tests without any breakage.
+what is committed, so the real tree stays as it is. ``--unbroken`` runs the same tests without any breakage.
+
+``breakages.diff`` has of each breakage its name, the files of tests that must fail, the text to remove and
+the one in its place. The text is located wherever its file is by now, and a file of tests by its name.
 
 A breakage is *caught* if its tests fail, *missed* if they pass, and *unclear* if the text does not stand in
 exactly one place or the tests do not run. The last line counts them as JSON. Exit code 0: all were caught.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,16 +24,39 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.program import stopped_by_signals
-from tests.breakages.table import BREAKAGES, Breakage
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = ("pipelines", "build", "tools")
 _TESTS = ("tests/unit", "tests/exact", "tests/statistical")
 _TIMEOUT_S = 900
 _PYTEST_PASSED, _PYTEST_FAILED = 0, 1
+_ENTRY = re.compile(r"(?P<name>.+) \((?P<tests>.+)\)\n(?P<removed>(?:- .*\n)+)(?P<added>(?:\+ .*\n)*)")
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One deliberate breakage: its name, the text to remove, the text in its place, and the tests."""
+
+    name: str
+    removed: str
+    added: str
+    tests: tuple[str, ...]
+
+
+def read_breakages() -> list[Breakage]:
+    """Read the entries of ``breakages.diff``."""
+    found = []
+    for entry in Path(__file__).with_name("breakages.diff").read_text(encoding="utf-8").split("\n\n"):
+        if not entry.startswith("# "):
+            match = _ENTRY.fullmatch(entry.strip("\n") + "\n")
+            assert match, f"not a breakage: {entry}"
+            removed, added = (re.sub(r"(?m)^. ", "", match[part])[:-1] for part in ("removed", "added"))
+            found.append(Breakage(match["name"], removed, added, tuple(match["tests"].split())))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="only name the breakages")
     parser.add_argument("--unbroken", action="store_true", help="run the tests without any breakage")
     options = parser.parse_args(arguments)
-    wanted = [each for each in BREAKAGES if not options.names or any(w in each.name for w in options.names)]
+    words = options.names or [""]
+    wanted = [each for each in read_breakages() if any(word in each.name for word in words)]
     if options.list:
         print(*(f"{each.name}: {' '.join(each.tests)}" for each in wanted), sep="\n")
         return 0
@@ -82,25 +109,21 @@ def _try(tree: Path, breakage: Breakage) -> tuple[str, str]:
     place = _place(tree, breakage)
     if place is None:
         return "unclear", "its text does not stand in exactly one place"
-    path, text, replacement = place
-    source = path.read_text(encoding="utf-8")
-    path.write_text(source.replace(text, replacement), encoding="utf-8")
+    source = place.read_text(encoding="utf-8")
+    place.write_text(source.replace(breakage.removed, breakage.added), encoding="utf-8")
     try:
         exit_code, detail = _run_tests(tree, breakage)
     finally:
-        path.write_text(source, encoding="utf-8")
+        place.write_text(source, encoding="utf-8")
     return {_PYTEST_PASSED: "missed", _PYTEST_FAILED: "caught"}.get(exit_code, "unclear"), detail
 
 
-def _place(tree: Path, breakage: Breakage) -> tuple[Path, str, str] | None:
-    """Return the file, the text and its replacement of the first variant that stands in one place."""
+def _place(tree: Path, breakage: Breakage) -> Path | None:
+    """Return the only file in which the text to remove stands exactly once."""
     paths = [path for folder in _SOURCES for path in (tree / folder).rglob("*.py")]
-    sources = {path: path.read_text(encoding="utf-8") for path in paths}
-    for text, replacement in breakage.variants:
-        counts = {path: source.count(text) for path, source in sources.items() if text in source}
-        if list(counts.values()) == [1]:
-            return next(iter(counts)), text, replacement
-    return None
+    counts = {path: path.read_text(encoding="utf-8").count(breakage.removed) for path in paths}
+    found = [path for path, count in counts.items() if count]
+    return found[0] if len(found) == 1 and counts[found[0]] == 1 else None
 
 
 def _unbroken(tree: Path, breakage: Breakage) -> tuple[str, str]:
