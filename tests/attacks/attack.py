@@ -13,9 +13,7 @@ Address = tuple[str, int]
 class Reply:
     """The reply to an attack.
 
-    Attributes:
-        status: HTTP status or name of the gRPC code; ``closed`` or ``silent`` if there was none.
-        text: Beginning of the body or message.
+    ``status``: HTTP status or name of the gRPC code; ``closed`` or ``silent`` if there was none.
     """
 
     status: str
@@ -26,10 +24,8 @@ class Reply:
 class Attack:
     """One request of a hostile client.
 
-    Attributes:
-        name: Its name in tests and documents.
-        send: Sends it to the server at an address and returns the reply; raises nothing that the server
-            caused.
+    ``send``: sends it to the server at an address and returns the reply; raises nothing that the server
+    caused.
     """
 
     name: str

@@ -53,7 +53,6 @@ class Sent:
     Attributes:
         kind: One of ``KINDS``.
         number: The request's number among those of its seed.
-        reply: The server's reply.
     """
 
     kind: str

@@ -51,10 +51,8 @@ class Heard:
 
     Attributes:
         sent_s: On ``time.monotonic``'s clock.
-        ended_s: On the same clock.
         outcome: One of the words above, or the class of a typed error.
         arm: The arm that answered; "" if that is not known.
-        fallback_from: The arms that failed to answer before.
     """
 
     sent_s: float
@@ -147,10 +145,8 @@ def asking(
     """Ask in the background; clients repeat what failed. The tally is complete when the block ends.
 
     Args:
-        place: The place whose server is asked.
         models: The models that the clients ask in turn.
         num_clients: Number of clients; each begins at another question.
-        tally: Gets the results.
     """
     tally, stop = tally or Tally(), threading.Event()
 

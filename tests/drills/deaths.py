@@ -35,7 +35,6 @@ def _dies(asked: Sequence[str], killed: str, number: int = signal.SIGKILL) -> Ca
     """Make a drill in which a process of the server gets a signal.
 
     Args:
-        asked: The models that clients ask.
         killed: The model whose process gets the signal, or ``TRITON``.
         number: SIGKILL; or SIGSTOP, followed by SIGCONT 20 s later.
     """

@@ -40,13 +40,7 @@ backend doors
 class Doors:
     """The front doors, each on a port that stays its own.
 
-    Attributes:
-        ports: Where front doors and HAProxy listen.
-        url: Where HAProxy listens.
-
-    Args:
-        folder: For everything that is written.
-        servers: ``host:port`` of each server's gRPC.
+    ``servers``: ``host:port`` of each server's gRPC.
     """
 
     def __init__(self, folder: Path, servers: Sequence[str]) -> None:

@@ -30,15 +30,7 @@ _DISK_MEGABYTES = 64
 class Fleet:
     """The servers, the front doors and HAProxy.
 
-    Attributes:
-        directories: The run directory of each server, on a disk of its own.
-        ports: The ports of each server.
-        servers: The servers.
-        doors: The front doors.
-        target: Directory of the target's engine.
-
-    Args:
-        folder: For everything that is written.
+    ``directories``: the run directory of each server, on a disk of its own.
     """
 
     def __init__(self, folder: Path) -> None:

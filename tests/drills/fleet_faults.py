@@ -154,8 +154,6 @@ def _drill(
     """Let something happen to each server or front door in turn, and say what clients noticed.
 
     Args:
-        fleet: The servers and front doors.
-        crowd: The clients.
         fault: What happens, until everything is as it was.
         num_requests: It happens until clients have sent this many requests.
     """

@@ -46,11 +46,9 @@ class Asked:
     """One request.
 
     Attributes:
-        session_id: Its session.
         is_right: Whether the answer is the right one, and what arrived of a broken one its beginning; None
             if it did not arrive.
         is_broken: Whether its connection broke, because a front door ended, and it was sent again.
-        error: Why it did not arrive.
         arrivals_s: When it was sent, and when each chunk arrived, on ``time.monotonic``'s clock.
     """
 
@@ -75,14 +73,7 @@ class _BadGatewayError(Exception):
 
 
 class Crowd:
-    """One client for each session, on a thread of its own.
-
-    Attributes:
-        asked: All requests that have ended.
-
-    Args:
-        url: Address of the front door.
-    """
+    """One client for each session, on a thread of its own."""
 
     def __init__(self, url: str) -> None:
         self.asked: list[Asked] = []

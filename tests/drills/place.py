@@ -36,15 +36,10 @@ class Place:
     """One run directory with at most one server.
 
     Attributes:
-        directory: The run directory, with a rendered repository.
         ports: The ports of every server that is started here.
         questions: Short questions, filled in by ``learn``.
-        long_questions: Questions whose answers take seconds.
-        draft: Draft engine directory.
-        target: Target engine directory.
 
     Args:
-        recipe: The recipe's name.
         folder: An empty folder that gets the run directory.
     """
 

@@ -57,7 +57,6 @@ class Drill:
     """One candidate and the outcome that its rollout must have.
 
     Attributes:
-        name: A short description.
         ends_in: The phase in which the rollout must end.
         most_requests: The most client requests that may pass before the decision.
         because: A pattern that the decision's reason must match.
@@ -166,7 +165,6 @@ def run_drill(drill: Drill, setting: Setting, folder: Path) -> dict[str, Any]:
     """Run one drill: a server, clients that know every right answer, and a controller that may be killed.
 
     Args:
-        drill: The drill to run.
         setting: The pair, plan and requests to run it with.
         folder: An empty folder that gets the run directory; inside the checkout, or with a short path.
     """

@@ -89,13 +89,7 @@ def demo_requests() -> tuple[CompletionRequest, ...]:
 class Setting:
     """The setting that all drills share.
 
-    Attributes:
-        recipe: The recipe of the pair in service.
-        draft: Its draft engine directory.
-        target: Its target engine directory.
-        requests: The clients' requests, repeated over and over.
-        plan: The rollout's plan; it names the limits ``limits.yaml``.
-        limits: The rollout's limits.
+    ``plan``: the rollout's plan; it names the limits ``limits.yaml``.
     """
 
     recipe: dict[str, Any]

@@ -81,10 +81,7 @@ class Draw:
 class Outcome(Generic[Result]):
     """One possible outcome of a piece of code.
 
-    Attributes:
-        probability: Conditional on the noise that it started from.
-        noise: What is known about the noise afterwards.
-        draws: The drawn tokens, in order.
+    ``probability``: conditional on the noise that it started from.
     """
 
     result: Result
@@ -100,9 +97,7 @@ class Branching:
     Attributes:
         owner: If named, its noise is independent of every other owner's; "" shares the noise as the real code
             does.
-        num_paths: The number of paths run so far.
         touched: The variables that the paths of the current ``outcomes`` used.
-        drawn: The tokens that the current path drew.
     """
 
     owner: str = ""
@@ -125,9 +120,7 @@ class Branching:
     def outcomes(self, noise: Noise, run: Callable[[], Result]) -> list[Outcome[Result]]:
         """Run code once for every path of random choices in it.
 
-        Args:
-            noise: What is known about the noise before.
-            run: The code; it must do the same on every call except for the random choices.
+        ``run``: the code; it must do the same on every call except for the random choices.
         """
         found: list[Outcome[Result]] = []
         self.touched = set()

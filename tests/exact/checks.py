@@ -69,7 +69,6 @@ def explore(
     """Enumerate every path of one case.
 
     Args:
-        branching: The installed primitives.
         shares_noise: See ``Exploration``.
         anew: Whether every path starts from the beginning on executors of its own.
     """

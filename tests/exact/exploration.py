@@ -29,12 +29,7 @@ from tests.exact.reference import Answer
 
 @dataclass(frozen=True)
 class Call:
-    """One engine call on a path through the loop.
-
-    Attributes:
-        known: The output tokens before it.
-        draws: The tokens that were drawn to answer it.
-    """
+    """One engine call on a path through the loop; ``draws``: the tokens that were drawn to answer it."""
 
     role: str
     known: tuple[int, ...]
@@ -77,13 +72,8 @@ class _Known:
 class Exploration:
     """A draft and a target with tiny vocabularies, and everything that can happen between them.
 
-    Args:
-        branching: The installed primitives.
-        draft: The draft's table.
-        target: The target's table.
-        vocabulary: The vocabulary of both.
-        shares_noise: Whether draft and target share noise as in the real code. Otherwise their noise is
-            independent, so that every draft path meets every choice of the target.
+    ``shares_noise``: whether draft and target share noise as in the real code. Otherwise their noise is
+    independent, so that every draft path meets every choice of the target.
     """
 
     def __init__(

@@ -34,9 +34,7 @@ class Simplex:
 class Cell:
     """Knowledge about the noise of one position after the choices made with it.
 
-    Attributes:
-        pieces: Simplices that meet at most in their faces.
-        volume: The probability that the noise lies here.
+    ``pieces``: simplices that meet at most in their faces.
     """
 
     pieces: tuple[Simplex, ...]

@@ -30,8 +30,6 @@ class Step:
         name: Its name in the result, and that of its log.
         shows: What it shows, for the reader of the result.
         command: Program and arguments; the last JSON object that it prints is its finding.
-        limit_s: Time after which its processes are killed.
-        needs: Earlier steps without which it cannot run.
     """
 
     name: str
@@ -46,10 +44,8 @@ class Outcome:
     """The outcome of a step.
 
     Attributes:
-        step: The step.
         state: ``passed``, ``inconclusive``, ``failed``, ``timed out`` or ``not run``.
         reason: Why it has this state; empty if it passed.
-        seconds: How long it took.
         finding: The last JSON object that it printed, or None.
         last_lines: End of its output, if it did not pass.
     """
@@ -83,12 +79,7 @@ class Outcome:
 
 
 def run_steps(steps: Iterable[Step], logs: Path) -> Iterator[Outcome]:
-    """Run steps in order; one that does not pass stops only those that need it.
-
-    Args:
-        steps: Each after the steps that it needs.
-        logs: Folder for their output.
-    """
+    """Run steps in order; one that does not pass stops only those that need it."""
     outcomes: dict[str, Outcome] = {}
     for step in steps:
         missing = [name for name in step.needs if not outcomes[name].lets_others_run]

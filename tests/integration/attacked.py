@@ -68,8 +68,6 @@ class Attacked:
     """A server and its state before an attack.
 
     Attributes:
-        server: The server.
-        http: The address of its HTTP clients.
         processes: The processes of its models, which die with Triton.
         answer: The answer to a request that always has the same one.
     """
@@ -90,11 +88,6 @@ class Attacked:
         """Check that an attack is refused with one of our errors, and that the server is unchanged.
 
         An attack that it does not withstand fails its own test only: the next one finds a ready server.
-
-        Args:
-            attack: Sent once.
-            address: The address it goes to.
-            way: What may be different there.
         """
         try:
             self._check(attack, address, way)

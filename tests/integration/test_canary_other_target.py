@@ -120,9 +120,6 @@ class Rollouts:
     """A run directory whose candidates are rendered from ``engines``.
 
     Attributes:
-        run: The run directory.
-        plan: The plan's file.
-        right: The right answers by recipe.
         asked_in: Phases in which every arm was asked by its name.
         wrong: Answers that differ from those of the answering arm's target.
     """

@@ -69,11 +69,8 @@ class Asked:
     """One request of a wave.
 
     Attributes:
-        question: The request to the target alone.
         request: The request to ``generate``.
         num_chunks: The number of chunks after which the client leaves; None lets the answer end.
-        is_streaming: Whether it is answered in chunks.
-        connect: Makes its client.
     """
 
     question: CompletionRequest

@@ -70,10 +70,7 @@ class Boxes:
     """The containers that a manifest starts.
 
     Attributes:
-        server: The server.
-        haproxy: What the server's clients reach.
         canary: A rollout of ``CANDIDATE``.
-        canary_pod: The pod in which it runs.
         run: The run directory of both, as seen from outside.
     """
 
@@ -111,9 +108,7 @@ def other_pod(pod: Pod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
 class Built:
     """The products of a machine with a checkout.
 
-    Attributes:
-        image: The code as the image has it, to be mounted at ``CODE``.
-        checkout: A copy of the checkout.
+    ``image``: the code as the image has it, to be mounted at ``CODE``.
     """
 
     image: Path

@@ -42,7 +42,6 @@ class Backend:
 
     Attributes:
         requests: Method, path, lower-case headers and body of each request except health checks.
-        is_ready: Its answer to health checks.
         more: Set to send the second half of a stream.
     """
 

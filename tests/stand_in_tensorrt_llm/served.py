@@ -14,12 +14,7 @@ from pipelines.deploy.server import Server
 
 @dataclass(frozen=True)
 class Served:
-    """A running server.
-
-    Attributes:
-        server: The server.
-        directory: Its run directory, with ``engines/``.
-    """
+    """A running server; ``directory``: its run directory, with ``engines/``."""
 
     server: Server
     directory: Path

@@ -35,7 +35,6 @@ def fit(
     refutes the distribution.
 
     Args:
-        counts: [k], how often each outcome was seen.
         shares: [k], its probability under the distribution; sums to 1.
         min_expected: Least expected count of every cell of the test.
 

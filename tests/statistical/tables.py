@@ -45,7 +45,6 @@ class Table:
     """The logits of one model for a vocabulary of a few letters.
 
     Args:
-        vocab_size: The number of letters.
         spread: The difference between the largest and the smallest logit.
         ranks: A permutation of the target's ranking, best first: letter ``ranks[i]`` of that ranking has this
             model's i-th largest logit. None for the target itself.
@@ -117,14 +116,7 @@ def join(outputs: Sequence[Output]) -> Output:
 class Pair:
     """A request, asked with many seeds, and the two models that answer it.
 
-    Attributes:
-        name: The name in reports.
-        vocab_size: The number of letters of both models.
-        num_draft_tokens: K.
-        request: Everything except the seed.
-        spread: The spread of the tables' logits.
-        ranks: The draft's ranks.
-        rejected: The range that the rate of rejected drafts must lie in.
+    ``rejected``: the range that the rate of rejected drafts must lie in.
     """
 
     name: str

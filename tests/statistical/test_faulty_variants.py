@@ -32,13 +32,7 @@ FEW = 500
 
 @dataclass(frozen=True)
 class Rejection:
-    """The test that rejects a variant.
-
-    Attributes:
-        pair: The pair's name.
-        use_draft_logits: Whether the rule is the ratio rule.
-        num_answers: The number of answers that suffice.
-    """
+    """The test that rejects a variant."""
 
     pair: str
     use_draft_logits: bool

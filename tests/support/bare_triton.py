@@ -34,12 +34,6 @@ def options(backends: Path, port: int) -> list[str]:
 def running(command: Sequence[str], environment: Mapping[str, str], port: int, log: Path) -> Iterator[Ask]:
     """Run a command that starts Triton, until every model is loaded.
 
-    Args:
-        command: Program and arguments.
-        environment: All environment variables.
-        port: Its HTTP port.
-        log: File for its output.
-
     Yields:
         Asks for a path below ``/v2/`` and returns the JSON, None if the answer is empty.
 

@@ -137,9 +137,7 @@ def make_checkpoint(
     """Write and read back a random checkpoint.
 
     Args:
-        directory: The directory to write.
         algo: None, or one of ``QUANTIZERS``.
-        seed: The seed of the weights.
         weights_dtype: ``BF16``, ``F16`` or ``F32``, for tensors that are not quantized.
         **changes: Keys of ``config.json``.
     """

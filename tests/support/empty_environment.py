@@ -17,10 +17,7 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 def empty_environment(folder: Path, *packages: object, version: str = HERE) -> Path:
     """Make an environment in a folder and return its Python; skip the test where that is impossible.
 
-    Args:
-        folder: Gets the folder ``environment``.
-        packages: What pip installs, with its dependencies.
-        version: Version of Python.
+    ``folder``: gets the folder ``environment``.
     """
     found = sys.executable if version == HERE else shutil.which(f"python{version}")
     chosen = {**os.environ, "PYENV_VERSION": version}  # pyenv's shims need it, others ignore it

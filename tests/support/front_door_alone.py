@@ -24,13 +24,7 @@ _STARTS_WITHIN_S = 120.0  # on a busy machine
 
 @dataclass(frozen=True)
 class FrontDoorAlone:
-    """A running front door.
-
-    Attributes:
-        url: Where it listens.
-        log: What it writes.
-        process: Its process.
-    """
+    """A running front door."""
 
     url: str
     log: Path
@@ -44,10 +38,8 @@ def front_door_alone(
     """Run a front door of a fleet, healthy at the beginning of the block and killed at its end.
 
     Args:
-        folder: For its settings and its log.
         servers: ``host:port`` of the gRPC server of each server.
         port: Where it listens; 0 for a free port.
-        settings: Its other settings.
 
     Raises:
         ServerStartError: It ended, or was not healthy in time.

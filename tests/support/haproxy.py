@@ -21,12 +21,7 @@ IS_MISSING = "haproxy is not installed (Debian: apt install haproxy)"
 
 @dataclass(frozen=True)
 class Proxy:
-    """A running HAProxy.
-
-    Attributes:
-        process: Its process.
-        ports: The ports on which it listens.
-    """
+    """A running HAProxy."""
 
     process: subprocess.Popen[bytes]
     ports: Ports

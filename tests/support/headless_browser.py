@@ -28,9 +28,8 @@ def find_browser() -> str | None:
 class Browser:
     """One page of a browser; a context manager.
 
-    Attributes:
-        complaints: Errors and warnings of the console, exceptions, and addresses requested besides the page
-            itself.
+    ``complaints``: errors and warnings of the console, exceptions, and addresses requested besides the page
+    itself.
     """
 
     def __init__(self, program: str, width: int = 1280, height: int = 900) -> None:

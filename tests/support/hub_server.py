@@ -30,7 +30,6 @@ class HubRepository:
     """A repository.
 
     Attributes:
-        files: Name -> content at the newest commit.
         readers: Tokens that may read it; None: everybody may.
         is_gated: Whether others see it, but cannot read its files.
         sizes: Name -> size that the hub announces instead of the real one.
@@ -71,11 +70,8 @@ class Hub:
     """The hub and the store of its large files.
 
     Attributes:
-        repositories: By name.
-        asked: Every request so far.
         breaks_after: Bytes after which the store closes the connection, for each of the next downloads.
         is_damaging: Whether the store sends other bytes than it has.
-        ignores_ranges: Whether the store always sends whole files.
         is_down: Whether every request gets 503.
     """
 

@@ -17,7 +17,6 @@ def turns_that_lose_a_cancellation(
 
     Args:
         begin: Returns the coroutine; it gets the future to await.
-        result: Result of that future.
 
     Returns:
         The turns after which the coroutine went on as if it were not cancelled; empty if there are none.

@@ -45,10 +45,6 @@ def made(
     """Quantize one checkpoint.
 
     Args:
-        folder: Gets recipe, text and engines.
-        checkpoint: The source checkpoint.
-        quantization: As in a recipe.
-        run: Replaces the worker's process.
         **engine: Keys of the section ``tensorrt_llm`` of an engine.
 
     Returns:

@@ -42,13 +42,7 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class Mount:
-    """A mount of a file or folder.
-
-    Attributes:
-        source: The path outside.
-        target: The absolute path inside.
-        is_read_only: Whether the container may not write to it.
-    """
+    """A mount of a file or folder; ``is_read_only``: whether the container may not write to it."""
 
     source: Path
     target: str
@@ -59,9 +53,7 @@ class Mount:
 class Container:
     """A container as a manifest describes it.
 
-    Attributes:
-        image: Root of an image, instead of the machine's programs.
-        user: User and group inside, for an image.
+    ``image``: root of an image, instead of the machine's programs.
     """
 
     command: Sequence[str]
@@ -80,7 +72,6 @@ class Pod:
         address: The address at which the other pod reaches this one, if there are two.
 
     Args:
-        scratch: A folder for the containers' roots.
         beside: Another pod, already running; this one gets a network of its own and can reach it.
     """
 

@@ -24,9 +24,7 @@ def share_part(source: Path, destination: Path, num_tokens: int, seed: int = 0) 
 
     Args:
         source: TensorRT-LLM checkpoint with ``tokenizer.json``.
-        destination: Directory to write.
         num_tokens: Number of tokens to keep, special ones included, at least 257.
-        seed: Seed of the new ids.
     """
     document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     special = [token["id"] for token in document["added_tokens"]]

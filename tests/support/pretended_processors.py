@@ -12,9 +12,7 @@ from pathlib import Path
 def pretend_processors(folder: Path, count: int) -> dict[str, str]:
     """Return the variables with which a program sees ``count`` processors; needs a C compiler.
 
-    Args:
-        folder: A folder for the library and for what it shows.
-        count: The number of processors.
+    ``folder``: a folder for the library and for what it shows.
     """
     for number in range(count):
         processor = folder / "cpu" / f"cpu{number}"

@@ -131,9 +131,7 @@ def quantize_checkpoint(
     """Quantize the projections of a checkpoint in place, and its output head if it has one.
 
     Args:
-        directory: A Hugging Face checkpoint in floating point.
         config: Its ``quantization_config``.
-        pack: Packs one weight.
         *kept: Parts of the names of projections that stay in floating point.
 
     Returns:

@@ -19,7 +19,6 @@ class Script:
         responses: Status, headers and content of each response. A content that is shorter than a given
             Content-Length closes the connection early.
         requests: Bodies of the requests that came, and their headers.
-        url: Address of the server.
     """
 
     responses: list[tuple[int, dict[str, str], bytes]]

@@ -29,7 +29,6 @@ class GpuMachine:
     """A folder of programs that is the whole PATH.
 
     Attributes:
-        programs: The folder.
         state: The folder in which they record their calls.
         triton: The root of NVIDIA's Triton; empty until ``install_triton``.
     """

@@ -22,13 +22,7 @@ PATH, NUMBER, SET = "a path", "a whole number", "no value"
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag.
-
-    Attributes:
-        values: The words that it accepts, or a kind of value.
-        default: Its value if it is not given.
-        source: File and commit.
-    """
+    """One flag; ``values``: the words that it accepts, or a kind of value."""
 
     values: tuple[str, ...] | str
     default: str | None

@@ -247,13 +247,11 @@ def build_tiny_pair(
 
     Args:
         directory: The folder for both engines and their checkpoints.
-        seed: The seed of the target's weights.
         draft: ``noisy``: the target with perturbed projections, so that some drafts are accepted;
             ``self``: the target's own weights; ``random``: unrelated weights.
         noise: Strength of the perturbation for ``noisy``, relative to the weights.
         quantization: ``int8`` or ``none``.
         vocab_size: 2048 takes the demo pair's tokenizer where it exists.
-        num_threads: The thread count recorded in the engines.
         kv_cache_dtype: ``float32``, ``float16`` or ``int8``.
         attention: ``openvino`` or ``draftproof``.
         linear: ``openvino`` or ``draftproof``.

@@ -11,13 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """Receives spans over HTTP, as a collector does.
-
-    Attributes:
-        url: Its address.
-        spans: Every span that arrived.
-        services: Name of the service of each export.
-    """
+    """Receives spans over HTTP, as a collector does."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []

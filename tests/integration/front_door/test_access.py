@@ -34,13 +34,7 @@ BODY = {"prompt": "a", "max_tokens": 2}
 
 @dataclass(frozen=True)
 class Closed:
-    """A server with keys and TLS.
-
-    Attributes:
-        server: The server.
-        keys: Its file of keys.
-        trusted: Trusts its certificate.
-    """
+    """A server with keys and TLS."""
 
     server: Server
     keys: Path

@@ -112,8 +112,7 @@ def test_the_smallest_server_is_measured_at_three_sizes(tmp_path: Path) -> None:
 class TimedByContext:
     """An engine whose steps take as long as a model says, on the clock of ``time_step``.
 
-    Args:
-        reread_share: Share of the context's reading that each further row repeats.
+    ``reread_share``: share of the context's reading that each further row repeats.
     """
 
     def __init__(self, engine: Engine, reread_share: float) -> None:

@@ -57,7 +57,6 @@ def samples(
     """Return samples of two pairs every 5 s, each with a second of CPU time per 100 tokens unless changed.
 
     Args:
-        num: The number of samples.
         candidate_cpu: The candidate's CPU time relative to the stable pair's.
         leak: The relative growth of the candidate's memory over the whole time.
         num_slices: The number of samples after which no more requests arrive; None for no end.

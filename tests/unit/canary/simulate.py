@@ -35,9 +35,7 @@ Pools = dict[str, dict[Arm, list[ObservedRequest]]]
 class Run:
     """Outcome of one simulated rollout.
 
-    Attributes:
-        verdict: First verdict other than ``inconclusive``, or ``inconclusive`` if there was none.
-        num_pairs: Number of pairs at that look.
+    ``verdict``: first verdict other than ``inconclusive``, or ``inconclusive`` if there was none.
     """
 
     verdict: Word
@@ -51,10 +49,7 @@ def simulate(
 
     Args:
         recorded: Requests of ``stable`` and ``control``, both in every load band that occurs.
-        fault: Fault of the candidate.
-        limits: Limits of the judge.
         slo: Service-level objective, as for ``analyse``.
-        num_runs: Number of rollouts.
         max_pairs: Pairs of a request of the candidate and one of the stable pair after which a rollout ends
             without a verdict.
     """

@@ -112,8 +112,6 @@ class SimulatedWorld:
     """A simulated world in a folder; another instance with the same folder continues with its state.
 
     Attributes:
-        folder: The folder.
-        fault: The candidate's fault.
         broken: Names of the operations that fail, such as ``load``.
         crash_at: The candidate's request during which its process ends.
         open_for_s: The duration of requests that are always open.

@@ -33,10 +33,8 @@ class Commands:
     """Runs commands in a simulated world whose time passes while the controller waits.
 
     Attributes:
-        fault: Fault of the candidate.
         sockets: Sockets of the candidate that worlds were made with.
         plan: File of the plan, beside its ``limits.yaml``.
-        state: State file.
     """
 
     def __init__(self, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

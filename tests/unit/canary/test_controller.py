@@ -39,12 +39,8 @@ class Scenario:
     """One rollout.
 
     Attributes:
-        world: Arguments of its world.
         says: What the reason of the decision, or of what happened after it, must contain.
-        ends: The last phases.
-        verdict: The verdict on the candidate.
         orders: Orders that are given when a phase begins.
-        plan: Changes of the plan.
         at_most: The most requests of clients until the decision.
     """
 

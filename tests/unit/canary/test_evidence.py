@@ -87,9 +87,7 @@ def test_a_test_for_one_look_that_is_looked_at_all_the_time_fails_the_same_check
 def alarm_probability(alarms: npt.NDArray[np.bool_], rate: float) -> float:
     """Return the exact probability of any alarm.
 
-    Args:
-        alarms: [n, n + 1], whether this number of events after this number of trials, from 1, is an alarm.
-        rate: The rate of the events.
+    ``alarms``: [n, n + 1], whether this number of events after this number of trials, from 1, is an alarm.
     """
     quiet = np.zeros(alarms.shape[1])
     quiet[0] = 1.0

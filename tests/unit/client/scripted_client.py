@@ -80,8 +80,7 @@ class ScriptedStream:
 class ScriptedClient:
     """A replacement for ``pipelines.client.Client``; all clients of a proof may be the same one.
 
-    Args:
-        change: Gets the request, the model and the honest answer, and returns the answer to give.
+    ``change``: gets the request, the model and the honest answer, and returns the answer to give.
     """
 
     def __init__(self, change: Change = lambda request, model, given: given) -> None:

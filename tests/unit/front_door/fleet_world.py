@@ -38,12 +38,9 @@ class StandInServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     Attributes:
         address: Where it listens, after ``start``.
-        asked: The inputs of each request.
-        identity: What it publishes.
         is_ready: What it says of itself; None does not answer.
         fails: Raised as the answer's error; None for none.
         fails_after: Tokens of an answer before it fails, or before it is silent.
-        is_silent: Whether answers stop there without an end.
     """
 
     def __init__(self, identity: ServerIdentity = OWN) -> None:

@@ -86,15 +86,7 @@ async def unused(request: web.Request) -> web.StreamResponse:
 
 
 class Running:
-    """A front door that is served.
-
-    Attributes:
-        door: The front door.
-        model: Its model.
-        router: Its router.
-        ended: The exchanges that have ended.
-        port: Its port.
-    """
+    """A front door that is served."""
 
     def __init__(self, settings: FrontDoorSettings, port: int) -> None:
         self.model, self.router, self.port = Model(), Router(), port

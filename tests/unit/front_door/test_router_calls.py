@@ -26,9 +26,7 @@ _WITHIN_S = 60.0
 class StandInRouter(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Answers "fail" with an error whose stream ends later, as Triton's does, and others until it is left.
 
-    Attributes:
-        arrived: Gets an entry for each request.
-        ended: How each call ended: "whole", or "cancelled".
+    ``ended``: how each call ended: "whole", or "cancelled".
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,6 @@ def log_probs_of(pieces: list[bytes], ends: set[int], num_cut: int = 0) -> list[
     """Return the token of each log probability of the text, and the number of its chunk.
 
     Args:
-        pieces: The tokens.
         ends: Indices of tokens after which a chunk ends, where a character does too.
         num_cut: Characters at the end that a stop word cuts off.
     """

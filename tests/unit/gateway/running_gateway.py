@@ -55,18 +55,7 @@ def request(
 
 
 class Gateway:
-    """A running gateway.
-
-    Attributes:
-        key: The server's key.
-        port: Its HTTP port.
-        triton: The stand-in behind it.
-        health: The stand-in for its supervisor.
-        calls: Its open requests.
-        channel: Connection to its gRPC port.
-        stub: The service on it.
-        session: Connection to its HTTP port.
-    """
+    """A running gateway."""
 
     def __init__(self, place: TritonPlace, calls: OpenCalls) -> None:
         self.key = place.server_key

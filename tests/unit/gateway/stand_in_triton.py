@@ -24,7 +24,6 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     takes a while to end.
 
     Attributes:
-        requests: The requests received.
         described: Models whose configuration or metadata was asked for.
         cancelled: Set when a request was cancelled before its last response.
     """
@@ -93,13 +92,7 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 class StandInHealth:
-    """A replacement for the supervisor, as the front ends see it.
-
-    Attributes:
-        refusal: Raised for every request.
-        ready: Models that answer.
-        controlled: Models that were loaded and unloaded.
-    """
+    """A replacement for the supervisor, as the front ends see it."""
 
     def __init__(self) -> None:
         self.refusal: Exception | None = None

@@ -71,15 +71,8 @@ class ModelProcess:
 class World:
     """Triton, its process and its models' processes, as a test wants them, and their supervisor.
 
-    Attributes:
-        ready: Models that Triton reports as ready.
-        models: Maps each model to its process.
-        started: Every process of Triton that was started.
-        controlled: Models that were loaded and unloaded.
-        holds: Models that Triton never finishes to unload.
-        refusal: The error of loading.
-        fails_to_start: What the next starts print before they end.
-        stopping: Ends the supervisor.
+    Triton never finishes to unload a model that it ``holds``; ``fails_to_start`` is what the next starts print
+    before they end.
     """
 
     server_key = "key"

@@ -39,8 +39,6 @@ class Machine:
 
     Attributes:
         calibrated_s: Calibrated seconds of a step of the target.
-        target_s: Seconds that it takes.
-        draft_s: Seconds of a step of the draft.
         overhead_s: Seconds outside of the engines for each request that speculates.
     """
 
@@ -51,14 +49,7 @@ class Machine:
 
 
 class World:
-    """Requests that never end.
-
-    Args:
-        num_requests: Their number.
-        agreement: See the type.
-        seed: Seed of the random numbers.
-        machine: Its costs.
-    """
+    """Requests that never end."""
 
     def __init__(
         self, num_requests: int, agreement: Agreement, seed: int = 0, machine: Machine | None = None

@@ -39,13 +39,7 @@ sys.exit(program.main(sys.argv[2:]))
 
 
 class Running:
-    """A running service.
-
-    Attributes:
-        url: Its address.
-        folder: Folder of its settings.
-        state: Folder of its state.
-    """
+    """A running service."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self.folder = folder
@@ -83,7 +77,6 @@ def running(
         folder: Folder of settings and state; may have ``plan.yaml``.
         stable: Settings of the server in service without its name.
         candidate: Settings of the candidate, likewise; its name may be among them.
-        arguments: Further arguments of the command line.
     """
     settings: dict[str, Any] = {"name": "service", "stable": {"name": "old", **stable}}
     settings["plan"] = "plan.yaml" if (folder / "plan.yaml").is_file() else ""

@@ -30,7 +30,6 @@ class Weight:
     """A random weight [outputs, inputs] with a scale for each output and group of inputs.
 
     Args:
-        calls: The kernel.
         form: ``offset``; and whether scales are ``half``, or ``level``s of units.
         groups_of_a_unit: That share a unit, with ``level``.
     """
