@@ -35,13 +35,7 @@ _Responses = AsyncGenerator[tuple[_Outputs, bool], None]
 _Change = Callable[[GenerationCall, _Responses, Path], _Responses]
 
 SHARE_DIVERGING, SHARE_LESS_ACCEPTED, RISE_SLOWER, SHARE_FAILING, SHARE_CRASHING = 0.01, 0.2, 0.3, 0.02, 0.05
-SHARE_STOPPING, SHARE_SHORT, SHARE_OTHER_TEXT, SHARE_LOG_PROBS, SHARE_CHUNKS = (
-    0.03,
-    0.02,
-    0.02,
-    0.1,
-    0.03,
-)
+SHARE_STOPPING, SHARE_SHORT, SHARE_OTHER_TEXT, SHARE_LOG_PROBS, SHARE_CHUNKS = (0.03, 0.02, 0.02, 0.1, 0.03)
 SHARE_PAUSING, PAUSE_S = 0.04, 0.6
 LEAKED_BYTES = 1 << 20
 """Per answer."""

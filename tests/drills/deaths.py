@@ -207,12 +207,7 @@ DEATHS = (
     _killed("speculative", "router", excused=frozenset()),
     _killed("speculative", "generate_target"),
     _killed(TRITON, "generate", "router"),
-    Drill(
-        "SIGKILL of the gateway, then a restart",
-        _gateway_dies,
-        DIED | {"connection"},
-        replaces=True,
-    ),
+    Drill("SIGKILL of the gateway, then a restart", _gateway_dies, DIED | {"connection"}, replaces=True),
     _stopped("speculative"),
     _stopped("router"),
 )

@@ -145,11 +145,7 @@ class Crowd:
         return _joined(reply.raise_for_status().json()["choices"])
 
     def _streamed(
-        self,
-        client: httpx.Client,
-        question: dict[str, Any],
-        arrivals_s: list[float],
-        arrived: list[int],
+        self, client: httpx.Client, question: dict[str, Any], arrivals_s: list[float], arrived: list[int]
     ) -> Answer:
         arrivals_s.append(time.monotonic())
         choices = []

@@ -37,9 +37,7 @@ from tests.support.deployment_files import (
     documents,
     one,
 )
-from tests.support.deployment_files import (
-    pod as pod_of,
-)
+from tests.support.deployment_files import pod as pod_of
 from tests.support.namespaces import Container, Mount, Pod
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.long]

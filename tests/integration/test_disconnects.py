@@ -22,11 +22,7 @@ from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
-from pipelines.errors import (
-    DraftproofError,
-    ServerBusyError,
-    ServerStartError,
-)
+from pipelines.errors import DraftproofError, ServerBusyError, ServerStartError
 from tests.integration.conftest import (
     MAX_BATCH_SIZE,
     MAX_QUEUE_SIZE,
@@ -191,9 +187,7 @@ def test_a_killed_server_leaves_no_client_waiting(render: Callable[..., Path]) -
     assert wait_until(lambda: not models_of(server))
 
 
-def test_a_server_that_is_stopped_under_streams_ends_in_good_order(
-    render: Callable[..., Path],
-) -> None:
+def test_a_server_that_is_stopped_under_streams_ends_in_good_order(render: Callable[..., Path]) -> None:
     """Clients ask until they get an error; no call may keep Triton from unloading its model."""
     patience_s = 30  # unloading is slow on a busy machine; a blocked model would never unload
     server = Server.start(render("tiny-stopped", "router"), Ports.free(), exit_timeout_s=patience_s)

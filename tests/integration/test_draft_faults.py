@@ -104,9 +104,7 @@ def test_requests_go_on_without_the_draft_and_it_comes_back(
         assert all(answer.total_draft_tokens for answer in answers)
 
 
-def test_where_the_draft_length_follows_the_moment_requests_go_on_too(
-    obedient: tuple[Server, Path],
-) -> None:
+def test_where_the_draft_length_follows_the_moment_requests_go_on_too(obedient: tuple[Server, Path]) -> None:
     server, state = obedient
     before = announcements(server)
     setting = set_draft_length(server.directory, "adaptive")

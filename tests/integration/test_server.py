@@ -12,10 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.deploy.server import Server
-from pipelines.errors import (
-    InvalidRequestError,
-    from_wire,
-)
+from pipelines.errors import InvalidRequestError, from_wire
 from tests.integration.conftest import (
     MAX_DRAFT_LEN,
     grpc_client,

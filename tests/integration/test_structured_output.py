@@ -15,13 +15,7 @@ import pytest
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError
-from tests.integration.conftest import (
-    MAX_DRAFT_LEN,
-    grpc_client,
-    read_gauge,
-    target_alone,
-    wait_until,
-)
+from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, target_alone, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 

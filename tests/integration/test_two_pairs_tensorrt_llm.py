@@ -39,8 +39,7 @@ def num_asked(engine: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("draft", "target"),
-    [pytest.param("another", "target", marks=pytest.mark.long), ("another", "other")],
+    ("draft", "target"), [pytest.param("another", "target", marks=pytest.mark.long), ("another", "other")]
 )
 def test_the_loop_of_a_pair_reaches_its_own_engines_and_those_that_are_shared(
     tmp_path_factory: pytest.TempPathFactory, draft: str, target: str
@@ -60,10 +59,7 @@ def test_the_loop_of_a_pair_reaches_its_own_engines_and_those_that_are_shared(
             if model in own_engines:
                 stand_in.stand_in(run / "model_repository" / model)
         assert (own_engines[1] in pair.models) == (target != "target")
-        with (
-            repository_api(server) as api,
-            traffic(server) as seen,
-        ):
+        with repository_api(server) as api, traffic(server) as seen:
             for model in pair.models:
                 api.load(model)
             right = tokens_of(server, "speculative", 40)

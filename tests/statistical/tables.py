@@ -151,12 +151,7 @@ class Pair:
         return replace(self.request, sampling=replace(self.request.sampling, seed=seed))
 
 
-def answers(
-    pair: Pair,
-    use_draft_logits: bool,
-    seeds: range,
-    take: Callable[[list[Round]], None],
-) -> None:
+def answers(pair: Pair, use_draft_logits: bool, seeds: range, take: Callable[[list[Round]], None]) -> None:
     """Answer the request once per seed with the real loop, and pass on each answer's rounds."""
     draft, target = (table.engine() for table in pair.tables())
 

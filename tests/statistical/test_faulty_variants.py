@@ -105,8 +105,7 @@ _IN_EVERY_RUN = {"no residual", "likely drafts are accepted"}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name not in _IN_EVERY_RUN)) for name in CONTROLS],
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in _IN_EVERY_RUN)) for name in CONTROLS]
 )
 def test_a_faulty_variant_is_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch, reject: Callable[[str, list[Judgement]], None]
@@ -121,9 +120,7 @@ def test_a_faulty_variant_is_rejected(
 @pytest.mark.long
 @pytest.mark.parametrize("use_draft_logits", [COUPLED, RATIO], ids=["coupled", "ratio"])
 def test_a_draft_cache_one_token_behind_is_rejected(
-    use_draft_logits: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    reject: Callable[[str, list[Judgement]], None],
+    use_draft_logits: bool, monkeypatch: pytest.MonkeyPatch, reject: Callable[[str, list[Judgement]], None]
 ) -> None:
     VARIANTS[SERVED](monkeypatch)
     reject(SERVED, _judgements(LONG, count_served(LONG, use_draft_logits, range(NUM_ANSWERS))))

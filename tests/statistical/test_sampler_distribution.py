@@ -7,13 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.statistical.counting import count, count_on_all_cores
-from tests.statistical.judge import (
-    POWER,
-    TOTAL_VARIATION,
-    Judgement,
-    judge_law,
-    size_for,
-)
+from tests.statistical.judge import POWER, TOTAL_VARIATION, Judgement, judge_law, size_for
 from tests.statistical.outcomes import Counts, joint_law
 from tests.statistical.pairs import PAIRS
 from tests.statistical.tables import Pair

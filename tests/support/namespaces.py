@@ -86,10 +86,7 @@ class Pod:
         beside = [] if self._beside is None else [*self._beside.enter("user"), "unshare", "--net"]
         program = _LOOPBACK_UP if beside else _OWN_USERS + _LOOPBACK_UP
         self._holder = subprocess.Popen(
-            [*beside, sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [*beside, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._holder.stdout is not None
         if not beside and self._holder.stdout.readline() == "alone\n":

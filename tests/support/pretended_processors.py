@@ -26,11 +26,7 @@ def pretend_processors(folder: Path, count: int) -> dict[str, str]:
     library = folder / "pretended_processors.so"
     source = Path(__file__).with_suffix(".c")
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return {
-        "LD_PRELOAD": str(library),
-        "PRETENDED_SYSTEM": str(folder),
-        "PRETENDED_PROCESSORS": str(count),
-    }
+    return {"LD_PRELOAD": str(library), "PRETENDED_SYSTEM": str(folder), "PRETENDED_PROCESSORS": str(count)}
 
 
 def _write(path: Path, line: str) -> None:

@@ -70,8 +70,7 @@ def test_a_stream_says_the_same_as_one_response(api: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "asked"),
-    [("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})],
+    ("path", "asked"), [("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})]
 )
 def test_events_have_no_usage_null_or_counts_and_the_prompts_tokens_once(
     door: Server, path: str, asked: dict[str, Any]

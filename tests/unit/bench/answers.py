@@ -7,16 +7,7 @@ from typing import Any
 
 from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import (
-    TARGET_ALONE,
-    Arm,
-    Cell,
-    ClosedLoop,
-    Load,
-    OpenLoop,
-    Plan,
-    arms_with,
-)
+from pipelines.bench.plan import TARGET_ALONE, Arm, Cell, ClosedLoop, Load, OpenLoop, Plan, arms_with
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.bench.reporting.slo import Slo
 from pipelines.client import CompletionRequest, Generation

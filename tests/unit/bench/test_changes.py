@@ -32,11 +32,7 @@ def document(ratios: dict[str, list[tuple[float, float, float]]], **conditions: 
                 "arms": [
                     alone,
                     *(
-                        {
-                            "arm": arm,
-                            "model": "generate",
-                            "ratio_to_target": ratio_to_target(*of_arm[index]),
-                        }
+                        {"arm": arm, "model": "generate", "ratio_to_target": ratio_to_target(*of_arm[index])}
                         for arm, of_arm in ratios.items()
                     ),
                 ],

@@ -89,10 +89,7 @@ def test_an_invalid_end_token_is_refused_by_the_files_name(value: Any, name: str
 
 @pytest.mark.parametrize(
     ("config", "added", "words"),
-    [
-        ({}, {}, "none; 10 tokens"),
-        ({"eos_token_id": [11, 14]}, LLAMA3_TOKENS, "11, 14; 14 tokens"),
-    ],
+    [({}, {}, "none; 10 tokens"), ({"eos_token_id": [11, 14]}, LLAMA3_TOKENS, "11, 14; 14 tokens")],
 )
 def test_no_end_and_an_end_outside_the_tokenizer_are_refused(
     config: dict[str, Any], added: dict[str, int], words: str, tmp_path: Path

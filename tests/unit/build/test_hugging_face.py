@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.families.__main__ import EXACT, count_rows_differing, mean_kl
-from benchmarks.families.engines import (
-    Logits,
-    attention_for,
-    compile_network,
-    greedy_tokens,
-    prompt_logits,
-)
+from benchmarks.families.engines import Logits, attention_for, compile_network, greedy_tokens, prompt_logits
 from benchmarks.families.networks import FAMILY_CONFIGS
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.config import parse_network_config

@@ -159,14 +159,7 @@ def test_half_a_checkpoint_is_none(source: Path, tmp_path: Path) -> None:
     refused(CheckpointError, recipe, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"num_samples": 9},
-        {"seq_len": 32},
-        {"text": None},
-    ],
-)
+@pytest.mark.parametrize("section", [{"num_samples": 9}, {"seq_len": 32}, {"text": None}])
 def test_another_calibration_is_another_checkpoint(
     section: dict[str, Any], source: Path, tmp_path: Path
 ) -> None:

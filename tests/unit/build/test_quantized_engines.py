@@ -54,10 +54,7 @@ def _without_input_rounding(checkpoint: Checkpoint) -> Network:
     def plain(linear: Linear) -> Linear:
         return replace(linear, input_quantization=None)
 
-    return replace(
-        network,
-        layer=lambda index: network.layer(index).with_linears(plain),
-    )
+    return replace(network, layer=lambda index: network.layer(index).with_linears(plain))
 
 
 @pytest.mark.parametrize("algo", QUANTIZERS)

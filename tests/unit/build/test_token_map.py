@@ -19,14 +19,7 @@ from pipelines.errors import EngineLoadError
 from pipelines.text.token_map import TOKEN_MAP_FILE, TokenMap
 from pipelines.text.vocabulary import Vocabulary
 from tests.support.examples import examples
-from tests.support.trained_tokenizers import (
-    BYTES,
-    TEXTS,
-    TOKENIZERS,
-    byte_level,
-    sentencepiece_bpe,
-    unigram,
-)
+from tests.support.trained_tokenizers import BYTES, TEXTS, TOKENIZERS, byte_level, sentencepiece_bpe, unigram
 
 PAIRS = [(draft, target) for draft in TOKENIZERS for target in TOKENIZERS]
 

@@ -259,8 +259,7 @@ NEVER_DRAFTS = dict.fromkeys(NO_ROUNDS, (0,) * 16)
 
 
 @pytest.mark.parametrize(
-    ("num", "changes", "is_judged"),
-    [(95, PARTED, True), (96, PARTED, False), (100, NEVER_DRAFTS, True)],
+    ("num", "changes", "is_judged"), [(95, PARTED, True), (96, PARTED, False), (100, NEVER_DRAFTS, True)]
 )
 def test_acceptance_is_not_judged_where_another_targets_answers_part_before_anything_is_drafted(
     num: int, changes: dict[str, Any], is_judged: bool

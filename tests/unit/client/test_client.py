@@ -235,9 +235,7 @@ def test_two_streams_of_one_client_do_not_mix() -> None:
     ],
     ids=lambda bad: repr(bad)[18:60],
 )
-def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent(
-    bad: CompletionRequest,
-) -> None:
+def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent(bad: CompletionRequest) -> None:
     with (
         StandInServer(two_rounds) as server,
         connect(server) as client,

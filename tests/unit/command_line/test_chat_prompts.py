@@ -139,10 +139,7 @@ def requests_of_bench(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
     return list(sets["a"].requests)
 
 
-@pytest.mark.parametrize(
-    "requests_of",
-    [requests_of_proof, requests_of_distribution, requests_of_bench],
-)
+@pytest.mark.parametrize("requests_of", [requests_of_proof, requests_of_distribution, requests_of_bench])
 def test_every_request_of_a_conversation_says_how_it_becomes_tokens(
     requests_of: Callable[[Sequence[Prompt]], list[CompletionRequest]], engine: Path, tmp_path: Path
 ) -> None:

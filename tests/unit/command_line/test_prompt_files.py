@@ -36,11 +36,7 @@ def test_json_lines_have_a_prompt_or_a_text_and_may_have_an_id(tmp_path: Path) -
 def test_a_line_of_dashes_separates_prompts_of_plain_text(tmp_path: Path) -> None:
     text = "first\n\nstill first\n---\nsecond --- here\n--- \n\n---\n    third\n"
     prompts = read_prompts(written(tmp_path / "mine.txt", text))
-    assert [prompt.text for prompt in prompts.all] == [
-        "first\n\nstill first",
-        "second --- here",
-        "    third",
-    ]
+    assert [prompt.text for prompt in prompts.all] == ["first\n\nstill first", "second --- here", "    third"]
 
 
 def test_without_such_a_line_each_line_of_plain_text_is_a_prompt(tmp_path: Path) -> None:

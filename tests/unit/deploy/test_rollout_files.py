@@ -16,16 +16,7 @@ from pipelines.canary.__main__ import _parse
 from pipelines.canary.gates import HOOKS
 from pipelines.deploy.ports import Ports
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED
-from tests.support.deployment_files import (
-    DEPLOY,
-    PYTHON,
-    Document,
-    box,
-    command,
-    documents,
-    one,
-    pod,
-)
+from tests.support.deployment_files import DEPLOY, PYTHON, Document, box, command, documents, one, pod
 from tests.unit.deploy.test_deployment_files import CONFINED, KUBERNETES_VERSION
 
 ROLLOUTS = DEPLOY / "rollouts"

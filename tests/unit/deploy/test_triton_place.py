@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.deploy.triton.place import (
-    TritonPlace,
-    prefix_of,
-    read_key,
-    remove_shared_memory,
-)
+from pipelines.deploy.triton.place import TritonPlace, prefix_of, read_key, remove_shared_memory
 from pipelines.errors import ServerStartError
 from pipelines.socket_path import MAX_SOCKET_BYTES
 

@@ -186,10 +186,7 @@ def test_the_output_ends_before_the_end_token_and_after_a_stop_word() -> None:
         for fields, expected in [({"end_ids": (unused, end_id)}, cut), ({"stop_words": (word,)}, free[:6])]:
             req = request([5, 6, 7], 30, **fields)
             draft, target = draft_and_target(agreement=16)
-            rounds = run(
-                [draft, target],
-                lambda req=req: rounds_of(req, draft.complete, target, length),
-            )
+            rounds = run([draft, target], lambda req=req: rounds_of(req, draft.complete, target, length))
             assert tokens_of(rounds) == expected == alone(req)
             assert rounds[-1].finish_reason == "stop"
 

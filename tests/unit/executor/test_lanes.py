@@ -107,9 +107,7 @@ def test_the_control_shows_a_loop_that_accepts_wrong_tokens(monkeypatch: pytest.
 @given(
     wanted=st.lists(
         st.tuples(
-            st.integers(0, 1),
-            st.lists(st.integers(1, 3), min_size=1, max_size=30),
-            st.integers(1, 30),
+            st.integers(0, 1), st.lists(st.integers(1, 3), min_size=1, max_size=30), st.integers(1, 30)
         ),
         min_size=2,
         max_size=12,

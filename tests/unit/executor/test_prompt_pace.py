@@ -80,8 +80,7 @@ def test_a_short_prompt_overtakes_a_long_one(clock: Clock) -> None:
 
     async def ask() -> tuple[float, float]:
         return await asyncio.gather(
-            finished(executor, clock, request(LONG, 1)),
-            finished(executor, clock, request(SHORT, 1, seed=2)),
+            finished(executor, clock, request(LONG, 1)), finished(executor, clock, request(SHORT, 1, seed=2))
         )
 
     long_s, short_s = run([executor], ask)

@@ -15,13 +15,7 @@ from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.token_ids import TokenIds
-from tests.support.recording_engine import (
-    alone,
-    draft_and_target,
-    request,
-    run,
-    tokens_of,
-)
+from tests.support.recording_engine import alone, draft_and_target, request, run, tokens_of
 
 NUM_BLOCKS = 256
 DEAR = StepCosts((2, 40), (0.010, 0.200))  # 5 ms a row

@@ -65,10 +65,7 @@ def certificate(request: Any, tmp_path: Path) -> Tls | None:
 @pytest.mark.parametrize("handler", SIZES)
 @pytest.mark.parametrize("reads", [False, True], ids=["never reads", "pauses"])
 def test_a_client_that_never_reads_is_disconnected_and_one_that_pauses_gets_everything(
-    reads: bool,
-    handler: Handler,
-    run: Callable[[Any], None],
-    certificate: Tls | None,
+    reads: bool, handler: Handler, run: Callable[[Any], None], certificate: Tls | None
 ) -> None:
     settings = FrontDoorSettings(write_timeout_s=60 if reads else 0.2, tls=certificate)
     of_client = ssl.create_default_context(cafile=certificate.certificate) if certificate else None

@@ -26,14 +26,7 @@ from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget
 from pipelines.front_door.router_calls import generate_all
 from pipelines.wire.request import CompletionRequest
-from tests.unit.front_door.fleet_world import (
-    OWN,
-    PLACEMENT,
-    VOCABULARY,
-    StandInServer,
-    answer_of,
-    fleet_of,
-)
+from tests.unit.front_door.fleet_world import OWN, PLACEMENT, VOCABULARY, StandInServer, answer_of, fleet_of
 
 REQUEST = CompletionRequest(prompt_ids=(3, 5), max_tokens=20, seed=11, temperature=1.0, session_id="one")
 ALONE = replace(REQUEST, session_id="")  # goes to the server with the least work

@@ -71,7 +71,7 @@ class ModelProcess:
 class World:
     """Triton, its process and its models' processes, as a test wants them, and their supervisor.
 
-    Triton never finishes to unload a model that it ``holds``; ``fails_to_start`` is what the next starts print
+    Triton never finishes to unload what it ``holds``; ``fails_to_start`` is what the next starts print
     before they end.
     """
 

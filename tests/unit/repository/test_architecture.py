@@ -111,12 +111,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "cryptography": ("build/signature.py", "tests/"),
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
-    "scipy": (
-        "pipelines/validation/",
-        "pipelines/bench/",
-        "pipelines/canary/",
-        "tests/",
-    ),
+    "scipy": ("pipelines/validation/", "pipelines/bench/", "pipelines/canary/", "tests/"),
     "jinja2": ("pipelines/bench/reporting/page.py", "pipelines/text/chat_rendering.py", "tests/"),
     "tritonclient": (
         "pipelines/client/",

@@ -111,7 +111,4 @@ def test_every_arm_before_the_one_that_answered_has_a_reason() -> None:
     assert skipped_arms(order, "stable", {"stable": "answered"}) == (("candidate", "out"),)
     assert skipped_arms(
         order, "control", {"candidate": "timeout", "stable": "busy", "control": "answered"}
-    ) == (
-        ("candidate", "timeout"),
-        ("stable", "busy"),
-    )
+    ) == (("candidate", "timeout"), ("stable", "busy"))

@@ -111,10 +111,7 @@ RACES = {
         "candidate timeout; stable answered",
     ),
     "a stream that stalls and comes back goes on itself, however often": Race(
-        {
-            "candidate": [says(1), 3.0, says(2), 3.0, says(3), 3.0, ends(4)],
-            "stable": [says(1), FOR_EVER_S],
-        },
+        {"candidate": [says(1), 3.0, says(2), 3.0, says(3), 3.0, ends(4)], "stable": [says(1), FOR_EVER_S]},
         "candidate 1 at 0; candidate 2 at 3; candidate 3 at 6; candidate 4 at 9",
         "stable cancelled; stable cancelled; stable cancelled; candidate answered",
     ),

@@ -73,10 +73,7 @@ def server() -> tuple[Executor, Executor]:
     limits = ExecutorLimits(
         max_batch_size=8, max_num_tokens=32, max_seq_len=96, max_queue_size=16, num_kv_blocks=64
     )
-    engines = (
-        RecordingEngine(64, salt=1, agreement=11, role="draft"),
-        RecordingEngine(64),
-    )
+    engines = (RecordingEngine(64, salt=1, agreement=11, role="draft"), RecordingEngine(64))
     draft, target = (Executor(engine, VOCABULARY, limits) for engine in engines)
     return draft, target
 

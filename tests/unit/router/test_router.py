@@ -11,12 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.errors import (
-    DraftproofError,
-    EngineFailedError,
-    InvalidRequestError,
-    ServerBusyError,
-)
+from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, ServerBusyError
 from pipelines.wire.calls import Call
 from pipelines.wire.responder import Responder
 from pipelines.wire.tensors import scalar_tensor, text_tensor

@@ -18,8 +18,7 @@ from tests.unit.speculation.draft_length_world import MAX_DRAFT_LEN, ROWS, Machi
 
 # What lies between these is left to `make test-all`.
 @pytest.mark.parametrize(
-    "num_requests",
-    [4, 16, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 2, 8))],
+    "num_requests", [4, 16, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 2, 8))]
 )
 @pytest.mark.parametrize(
     "agreement",

@@ -16,9 +16,7 @@ from tests.stand_in_tensorrt_llm.in_process import InProcessCalls
 from tests.unit.tensorrt_llm.test_serving_engines import request, rounds_of, running
 
 
-def test_a_draft_without_logits_refuses_sampled_requests_and_goes_on_with_greedy_ones(
-    tmp_path: Path,
-) -> None:
+def test_a_draft_without_logits_refuses_sampled_requests_and_goes_on_with_greedy_ones(tmp_path: Path) -> None:
     """An engine that was built without the flag: one client that samples must not stop the others."""
     calls = InProcessCalls(draft_gathers_logits=False)
     with running(tmp_path, calls) as engines:

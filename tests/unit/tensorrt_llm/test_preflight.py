@@ -193,11 +193,7 @@ def quantized(tmp_path: Path, recipe: Recipe, role: str, **changes: Any) -> Path
     ],
 )
 def test_once_quantized_the_checkpoint_itself_is_read(
-    changes: dict[str, Any],
-    rule: str | None,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any], rule: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = with_models(load_recipe("qwen2-5-32b-fp8"), tmp_path)
     made = quantized(tmp_path, recipe, "draft", **changes)

@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 
 from build.files import write_manifest
-from pipelines.errors import (
-    EngineFailedError,
-    EngineLoadError,
-)
+from pipelines.errors import EngineFailedError, EngineLoadError
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest
@@ -142,8 +139,7 @@ def test_every_tensor_is_one_of_1_2_1_with_its_type_and_shape(
 
 
 @pytest.mark.parametrize(
-    "num_draft_tokens",
-    [pytest.param(length, marks=pytest.mark.long) for length in (0, 1, 8)] + [4],
+    "num_draft_tokens", [pytest.param(length, marks=pytest.mark.long) for length in (0, 1, 8)] + [4]
 )
 def test_each_end_token_ends_the_output_alone_and_in_rounds(
     engines: TensorRtLlmEngines, calls: InProcessCalls, num_draft_tokens: int

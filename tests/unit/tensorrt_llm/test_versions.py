@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from build.tensorrt_llm.versions import (
-    Installation,
-    find_installation,
-    image_version,
-)
+from build.tensorrt_llm.versions import Installation, find_installation, image_version
 from tests.support.stand_in_machine import StandInMachine
 
 

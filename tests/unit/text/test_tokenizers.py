@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-)
+from tokenizers import AddedToken, Tokenizer
 
 from pipelines.manifest import sha256_file
 from pipelines.router.preprocessing import Preprocessing

@@ -141,10 +141,7 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextModel]:
     engine.close()
 
 
-GOOD_TEXT = {
-    "text_input": np.array([[b"def main("]], np.object_),
-    "max_tokens": np.array([[4]], np.int32),
-}
+GOOD_TEXT = {"text_input": np.array([[b"def main("]], np.object_), "max_tokens": np.array([[4]], np.int32)}
 
 
 @FUZZED

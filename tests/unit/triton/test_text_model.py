@@ -10,11 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.errors import (
-    RequestCancelledError,
-    RequestTimeoutError,
-    from_wire,
-)
+from pipelines.errors import RequestCancelledError, RequestTimeoutError, from_wire
 from pipelines.manifest import sha256_file
 from pipelines.router import failover, preprocessing
 from pipelines.triton.backend.parameters import ModelParameters

@@ -307,10 +307,7 @@ def test_a_server_that_drafts_greedily_alone_is_judged_by_that() -> None:
 
 @pytest.mark.parametrize(
     ("error", "verdict"),
-    [
-        (ServerBusyError("full"), "inconclusive"),
-        (EngineFailedError("step failed"), "fail"),
-    ],
+    [(ServerBusyError("full"), "inconclusive"), (EngineFailedError("step failed"), "fail")],
 )
 def test_no_answer_is_inconclusive_but_a_failure_of_speculation_alone_is_a_failure(
     error: DraftproofError, verdict: str
@@ -364,10 +361,7 @@ def test_cancellations_that_the_server_refuses_do_not_end_the_proof_but_are_lack
 def test_a_proof_that_was_stopped_says_why_and_keeps_what_it_has() -> None:
     whole = run()
     stopped = Proof(whole.passes[:3], PLAN.max_rate, stopped=StoppedError("the proof was stopped"))
-    assert (stopped.verdict, stopped.lacks()) == (
-        "inconclusive",
-        ["the proof was stopped (after 3 passes)"],
-    )
+    assert (stopped.verdict, stopped.lacks()) == ("inconclusive", ["the proof was stopped (after 3 passes)"])
     assert "stopped before all levels" in covered_section(stopped).summary
     wrong = run(change_of(with_token(3, 99)))
     assert Proof(wrong.passes[:9], PLAN.max_rate, stopped=StoppedError("x")).verdict == "fail"

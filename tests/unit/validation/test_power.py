@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipelines.bench.reporting.rates import (
-    detection_probability,
-    lower_bound,
-    prompts_needed,
-    upper_bound,
-)
+from pipelines.bench.reporting.rates import detection_probability, lower_bound, prompts_needed, upper_bound
 from pipelines.validation.distribution import chi_square
 from pipelines.validation.distribution.chi_square import compare_samples
 from tests.statistical.goodness_of_fit import cells_for, fit, samples_needed
@@ -170,7 +165,4 @@ def test_prompts_needed_to_see_a_rate_once() -> None:
         detection_probability(0.0, 10),
         detection_probability(1.0, 10),
         detection_probability(1.0, 0),
-    ) == (
-        *(0.0, 1.0),
-        0.0,
-    )
+    ) == (*(0.0, 1.0), 0.0)

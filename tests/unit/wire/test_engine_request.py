@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import (
-    InvalidRequestError,
-)
+from pipelines.errors import InvalidRequestError
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.engine_request import parse_call

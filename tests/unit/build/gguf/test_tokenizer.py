@@ -137,10 +137,7 @@ def test_phi_3_takes_white_space_behind_the_tokens_of_a_turn() -> None:
 
 
 def test_chat_templates_come_with_the_names_of_their_tokens(tmp_path: Path) -> None:
-    metadata = {
-        **byte_pairs(),
-        "tokenizer.chat_template": "{{ bos_token }}",
-    }
+    metadata = {**byte_pairs(), "tokenizer.chat_template": "{{ bos_token }}"}
     named = {**metadata, "tokenizer.chat_template.tool_use": "{{ tools }}"}
     for each, templates in ((metadata, {}), (named, {"tool_use": "{{ tools }}"})):
         made = _made(each)

@@ -7,14 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.families.engines import (
-    BLOCKS,
-    NUM_BLOCKS,
-    compile_network,
-    decoded_rows,
-    prompt_logits,
-    step,
-)
+from benchmarks.families.engines import BLOCKS, NUM_BLOCKS, compile_network, decoded_rows, prompt_logits, step
 from build.networks.source import open_network
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk

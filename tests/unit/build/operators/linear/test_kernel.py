@@ -226,8 +226,7 @@ def test_groups_of_bytes_have_scales_of_their_own(
 
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("bits", "num_groups", "form"),
-    [(8, 1, ""), (4, 48, "offset, level"), (5, 48, "half"), (6, 96, "level")],
+    ("bits", "num_groups", "form"), [(8, 1, ""), (4, 48, "offset, level"), (5, 48, "half"), (6, 96, "level")]
 )
 def test_a_row_has_the_same_bits_beside_any_others(
     calls: ctypes.CDLL, bits: int, num_groups: int, form: str, num_threads: int
