@@ -15,6 +15,7 @@ from pipelines.front_door.answering import json_response
 from pipelines.front_door.delivery import deliver
 from pipelines.front_door.endpoints.chat import ChatBody, answer_chat
 from pipelines.front_door.endpoints.completions import CompletionBody, answer_completion
+from pipelines.front_door.endpoints.messages import CountBody, MessagesBody, answer_message, count_tokens
 from pipelines.front_door.endpoints.responses import ResponsesBody, answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from pipelines.front_door.guarding import Origins, RequestsInProgress, guarded, is_local_scrape
@@ -50,13 +51,18 @@ POSTS: tuple[tuple[Operation, Endpoint], ...] = (
     (Operation("/v1/completions", "Continue a text or tokens", CompletionBody), answer_completion),
     (Operation("/v1/chat/completions", "Answer a conversation", ChatBody), answer_chat),
     (Operation("/v1/responses", "Answer a conversation, as items", ResponsesBody), answer_response),
+    (
+        Operation("/v1/messages", "Answer a conversation, as blocks", MessagesBody),
+        answer_message,
+    ),
+    (Operation("/v1/messages/count_tokens", "Count a conversation's tokens", CountBody), count_tokens),
     (Operation("/tokenize", "Return the tokens of a text or a conversation", TokenizeBody), tokenize),
     (Operation("/detokenize", "Return the text of tokens", DetokenizeBody), detokenize),
 )
 
 
 class FrontDoor:
-    """Answers OpenAI's API.
+    """Answers OpenAI's API and Anthropic's.
 
     Attributes:
         in_progress: The requests that are being answered.

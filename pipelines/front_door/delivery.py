@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from pipelines.errors import DraftproofError
-from pipelines.front_door.errors import error_body
+from pipelines.front_door.errors import error_body, is_anthropics
 
 _POLL_S = 0.05
 
@@ -68,17 +68,19 @@ class EventStream:
         return self.response.prepared
 
     async def send(self, *documents: dict[str, Any]) -> None:
-        """Send an event for each document, together; those of ``/v1/responses`` have a type."""
+        """Send an event for each document, together; those with a type are named by it."""
         await self._write(b"".join(map(_event, documents)))
 
     async def fail(self, error: DraftproofError) -> None:
-        """Send an error in an event, and OpenAI's last event."""
-        await self._write(b"data: " + error_body(error) + b"\n\n")
+        """Send an error in an event, and the last event."""
+        name = b"event: error\n" if is_anthropics(self._request) else b""
+        await self._write(name + b"data: " + error_body(error, self._request) + b"\n\n")
         await self.done()
 
     async def done(self) -> None:
-        """Send OpenAI's last event."""
-        await self._write(b"data: [DONE]\n\n")
+        """Send OpenAI's last event; Anthropic's API has none."""
+        if not is_anthropics(self._request):
+            await self._write(b"data: [DONE]\n\n")
 
     async def _write(self, data: bytes) -> None:
         if not self.response.prepared:

@@ -1,10 +1,10 @@
-"""Turns errors into OpenAI's error object, with the four parts of ours in it."""
+"""Turns errors into OpenAI's error object or Anthropic's, with the four parts of ours in it."""
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 from aiohttp import hdrs, web
 from pydantic_core import to_json
@@ -27,6 +27,7 @@ from pipelines.errors import (
     ServerUnavailableError,
     UnauthorizedError,
 )
+from pipelines.front_door.observing.exchange import EXCHANGE
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,6 +58,10 @@ _KINDS: tuple[tuple[type[DraftproofError], int, str, str | None], ...] = (
     (DraftproofError, 500, "server_error", "internal_error"),
 )
 
+
+_OVERLOADED = 529  # in place of 503
+_ANTHROPICS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
+"""Status -> Anthropic's type, where it is not OpenAI's or ``api_error``."""
 
 _AGAIN = "send the request again later, or to another server"
 
@@ -103,21 +108,36 @@ def error_document(error: DraftproofError) -> dict[str, Any]:
     }
 
 
-def error_body(error: DraftproofError) -> bytes:
-    """Return OpenAI's error object as JSON."""
-    return to_json(error_document(error))
+def is_anthropics(request: web.Request | None) -> TypeGuard[web.Request]:
+    """Return whether a request is one of Anthropic's API, whose errors and streams have another form."""
+    return request is not None and request.path.startswith("/v1/messages")
 
 
-def error_response(error: DraftproofError, status: int = 0) -> web.Response:
-    """Return the response that tells a client of an error.
+def error_body(error: DraftproofError, request: web.Request | None = None, status: int = 0) -> bytes:
+    """Return the error object of the API that a request asks, as JSON; without a request OpenAI's.
 
     Args:
         error: The error.
+        request: The request that failed.
         status: HTTP status; 0 for the error's own.
     """
+    document = error_document(error)
+    if is_anthropics(request):
+        kind = document["error"]["type"].replace("server_error", "api_error")
+        kind = _ANTHROPICS.get(status or status_of(error), kind)
+        document = {"type": "error", "error": document["error"] | {"type": kind}}
+        document["request_id"] = request[EXCHANGE].request_id
+    return to_json(document)
+
+
+def error_response(
+    error: DraftproofError, status: int = 0, request: web.Request | None = None
+) -> web.Response:
+    """Return the response that tells a client of an error; arguments are those of ``error_body``."""
+    found = status or status_of(error)
     return web.Response(
-        body=error_body(error),
-        status=status or status_of(error),
+        body=error_body(error, request, status),
+        status=_OVERLOADED if found == 503 and is_anthropics(request) else found,
         content_type="application/json",
         headers=headers_of(error),
     )
@@ -126,11 +146,11 @@ def error_response(error: DraftproofError, status: int = 0) -> web.Response:
 def response_to(error: Exception, request: web.Request, settings: FrontDoorSettings) -> web.Response:
     """Return the response to an error of any class; a defect of ours is logged with its traceback."""
     if isinstance(error, DraftproofError):
-        return error_response(error)
+        return error_response(error, request=request)
     if isinstance(error, web.HTTPException):  # from aiohttp: unknown path, body too large
         return _response_to_http(error, request, settings)
     _LOG.error("%s %.200r", request.method, request.path, exc_info=error)
-    return error_response(DEFECT)
+    return error_response(DEFECT, request=request)
 
 
 def _response_to_http(
@@ -153,6 +173,7 @@ def _response_to_http(
             remedy="see docs/reference/openai.md",
         ),
         error.status,
+        request,
     )
     if hdrs.ALLOW in error.headers:
         response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]

@@ -132,14 +132,16 @@ class KeyRing:
             return self._anybody
         self._read_again(self._path)
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = request.headers.get("X-Api-Key", "")  # as Anthropic's clients send it
         given = digest_of(key.strip().encode(errors="surrogateescape"))
         # All are compared, so that the time does not tell which one is close.
         found = [client for client in self._clients if client.key.has_digest(given)]
-        if scheme.lower() != "bearer" or not found:
+        if not found:
             raise UnauthorizedError(
                 "the request has no valid API key",
-                values="a key that is unknown here" if scheme else "no header Authorization",
-                limit="Authorization: Bearer <key>",
+                values="a key that is unknown here" if scheme or key else "no header Authorization",
+                limit="Authorization: Bearer <key>, or x-api-key: <key>",
                 remedy="ask the operator of the server for a key",
             )
         return found[0]

@@ -157,7 +157,7 @@ def watching(*observers: Callable[[Exchange], None]) -> Middleware:
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Tell the client the id of its request."""
     if (exchange := request.get(EXCHANGE)) is not None:
-        response.headers[_REQUEST_ID] = exchange.request_id
+        response.headers[_REQUEST_ID] = response.headers["Request-Id"] = exchange.request_id  # Anthropic's
 
 
 def _request_id(request: web.Request) -> str:

@@ -26,6 +26,7 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
 }
 
 

@@ -47,14 +47,14 @@ class StreamOptions:
 
 
 _TYPES = typing.get_type_hints(CompletionRequest)
-_PassedOn: Any = dataclasses.make_dataclass(
-    "_PassedOn", [(name, _TYPES[name] | None, None) for name in OPENAI_FIELDS], frozen=True, kw_only=True
+PassedOn: Any = dataclasses.make_dataclass(
+    "PassedOn", [(name, _TYPES[name] | None, None) for name in OPENAI_FIELDS], frozen=True, kw_only=True
 )
 """Fields that reach the router as they are; None where a request leaves one out."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingFields(_PassedOn):  # type: ignore[misc]
+class SamplingFields(PassedOn):  # type: ignore[misc]
     """The fields of OpenAI's API that all requests share, vLLM's further ones, and ours.
 
     Those that are passed on as they are stand in ``wire.request``. The fields at the end mean nothing here.
