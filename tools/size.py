@@ -40,7 +40,7 @@ PARTS = (
     Part("wire", 1_200, ("pipelines/wire/",)),
     Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
     Part("triton", 3_350, ("pipelines/triton/", "model_repository/")),
-    Part("front door", 3_895, ("pipelines/front_door/",)),
+    Part("front door", 4_020, ("pipelines/front_door/",)),
     Part("client", 950, ("pipelines/client/",)),
     Part("validation", 3_970, ("pipelines/validation/",)),
     Part("canary", 3_000, ("pipelines/canary/",)),
@@ -64,11 +64,11 @@ PARTS = (
         ),
     ),
     Part("benchmarks", 2_950, ("benchmarks/",)),
-    Part("docs generators", 560, ("docs/",)),
+    Part("docs generators", 570, ("docs/",)),
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 65_700
+TEST_LINES = 65_800
 """The most lines of tests, with blank lines and comments."""
 
 

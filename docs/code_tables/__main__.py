@@ -18,6 +18,7 @@ from docs.pictures.speed_up import speed_up
 from docs.pictures.stream import stream
 from pipelines.__main__ import PROGRAMS
 from pipelines.errors import DraftproofError
+from pipelines.front_door.requests.fields import IDLE_FIELDS
 from pipelines.wire.request import NOT_OF_ENSEMBLE, STREAM, CompletionRequest, InputTensor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,16 @@ def request_fields() -> str:
     return "\n".join([*lines, _row(STREAM, False)])
 
 
+def idle_fields() -> str:
+    """Return one row for each group of fields of OpenAI's API that mean nothing here."""
+    lines = ["| Field | Accepted | Why |", "|---|---|---|"]
+    for idle in IDLE_FIELDS:
+        names = ", ".join(f"`{name}`" for name in idle.names)
+        values = ", ".join(f"`{json.dumps(value)}`" for value in idle.accepted or ()) or "nothing"
+        lines.append(f"| {names} | {'all' if idle.accepted is None else values} | {idle.reason} |")
+    return "\n".join(lines)
+
+
 def _row(tensor: InputTensor, default: Any) -> str:
     kind = ("STRING" if tensor.datatype == "BYTES" else tensor.datatype) + "[]" * tensor.is_list
     if tensor.is_required:
@@ -78,6 +89,7 @@ def _recorded(name: str) -> Any:
 TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "errors": errors,
+    "idle-fields": idle_fields,
     "metrics": metrics,
     "recipe-keys": recipe_keys,
     "request-fields": request_fields,

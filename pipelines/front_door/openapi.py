@@ -8,6 +8,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from pipelines.front_door.requests.fields import IDLE_FIELDS
+from pipelines.front_door.requests.sampling import SamplingFields
+
 _PARTS = ("what", "values", "limit", "remedy")
 _ERROR = {
     "type": "object",
@@ -81,6 +84,14 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     if operation.body is not None:
         schema = TypeAdapter(operation.body).json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
+        if issubclass(operation.body, SamplingFields):
+            del schema["properties"]["warnings"]  # the reader's
+            idle = {name: each.reason for each in IDLE_FIELDS for name in each.names}
+            schema["properties"] |= {
+                name: {"description": reason}
+                for name, reason in idle.items()
+                if name not in schema["properties"]
+            }
         schemas[operation.body.__name__] = schema
         reference = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
         described["requestBody"] = {"required": True, "content": _json(reference)}

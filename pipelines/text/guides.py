@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -222,6 +222,18 @@ class _Tokens:
         """Return the tokens of a text, without the space that SentencePiece's tokenizers write before it."""
         ids = self._encode(text)
         return ids if self._vocabulary.join(ids) == text.encode() else self._vocabulary.spell(text.encode())
+
+
+@lru_cache(_NUM_REMEMBERED)
+def unenforced(schema: str) -> tuple[str, ...]:
+    """Return what of a JSON schema no grammar enforces; none if the schema is refused."""
+    matcher = _llguidance().LLMatcher
+    try:
+        grammar = matcher.grammar_from_json_schema(schema)
+    except ValueError:
+        return ()
+    is_wrong, reasons = matcher.validate_grammar_with_warnings(grammar, limits=_limits())
+    return () if is_wrong else tuple(reasons)
 
 
 def _check_choices(text: str) -> None:

@@ -38,7 +38,6 @@ class ChatBody(MessageFields):
         reasoning_effort: "none" turns thoughts off; other values mean nothing here.
         add_generation_prompt: End the prompt with the beginning of an answer.
         continue_final_message: Continue the last message instead of answering it.
-        verbosity: Means nothing here.
     """
 
     messages: tuple[Message, ...]
@@ -49,7 +48,6 @@ class ChatBody(MessageFields):
     reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    verbosity: Any = None
 
     @property
     def functions(self) -> tuple[Function, ...]:

@@ -40,6 +40,7 @@ class Choices(ABC):
         self._fields = body
         self._options = body.stream_options or StreamOptions()
         self._begun: set[int] = set()
+        self._has_told_nothing = True
         self._num_prompt_tokens = sum(len(each.prompt_ids) for each in asked[:: body.n])
         self._num_output_tokens = 0
         self._last: Chunk | None = None
@@ -54,7 +55,8 @@ class Choices(ABC):
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """Return the document of a response that is not streamed."""
         choices = [self._choice(number, chunk) for number, chunk in enumerate(answers)]
-        return {**self._head, "choices": choices, "usage": self._usage, "metrics": self._metrics}
+        ending = {"usage": self._usage, "metrics": self._metrics, **self._fields.warning_fields}
+        return {**self._head, "choices": choices, **ending}
 
     def end(self) -> Iterable[dict[str, Any]]:
         """Return the events after all answers."""
@@ -66,7 +68,9 @@ class Choices(ABC):
         """Return the choice of a whole answer."""
 
     def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "choices": [choice], **self._options.usage_of_event(self._usage)}
+        told = self._fields.warning_fields if self._has_told_nothing else {}
+        self._has_told_nothing = False
+        return {**self._head, "choices": [choice], **self._options.usage_of_event(self._usage), **told}
 
     def _begins(self, number: int, chunk: Chunk) -> bool:
         """Count a chunk; return whether it is the first of its answer."""

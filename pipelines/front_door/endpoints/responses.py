@@ -49,7 +49,7 @@ class TextConfig:
 class ResponsesBody(MessageFields):
     """The fields of a request.
 
-    Nothing is stored, so a conversation is sent whole. The fields at the end mean nothing here.
+    Nothing is stored, so a conversation is sent whole.
 
     Attributes:
         input: The user's text, or the items of the conversation.
@@ -57,10 +57,9 @@ class ResponsesBody(MessageFields):
         max_output_tokens: Most output tokens; None for all that fit.
         tools: Functions that the model may call.
         text: Form of the answer's text.
-        reasoning: ``{"effort": "none"}`` turns thoughts off; other values mean nothing here.
         include: With "message.output_text.logprobs", return the log probabilities of the text's tokens;
             other entries mean nothing here.
-        store: Only false.
+        truncation: With either, a conversation that does not fit is refused.
         previous_response_id: Refused, as are ``conversation``, ``prompt`` and ``background``.
     """
 
@@ -69,19 +68,14 @@ class ResponsesBody(MessageFields):
     max_output_tokens: int | None = None
     tools: tuple[ResponseFunction, ...] = ()
     text: TextConfig | None = None
-    reasoning: Message | None = None
-    store: bool | None = None
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
     background: bool = False
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     include: tuple[str, ...] | None = None
-
-    stream_options: Any = None
-    max_tool_calls: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
+    metadata: Message | None = None
+    user: str | None = None
 
     form_field: ClassVar[str] = "text.format"
 
@@ -114,14 +108,14 @@ class ResponsesBody(MessageFields):
         Raises:
             InvalidRequestError: The request asks for one of these.
         """
-        stored = ("store", "previous_response_id", "conversation", "prompt", "background")
+        stored = ("previous_response_id", "conversation", "prompt", "background")
         for name in stored:
             if getattr(self, name):
                 raise InvalidRequestError(
                     "responses are not stored",
                     values=f"{name}={getattr(self, name)!r:.200}",
                     limit="every request has its whole conversation in input",
-                    remedy=f"send store=false, no {name}, and the items of earlier responses in input",
+                    remedy=f"send no {name}, and the items of earlier responses in input",
                 )
         if self.n != 1 or self.response_format is not None:
             name = "n" if self.n != 1 else "response_format"
@@ -142,7 +136,7 @@ class ResponsesBody(MessageFields):
         return Conversation(
             messages=(*first, *messages_of(self.input)),
             functions=self.tools,
-            variables=self.variables((self.reasoning or {}).get("effort")),
+            variables=self.variables(),
         )
 
 
@@ -195,6 +189,8 @@ class _ResponseFormat:
                 "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
                 "metadata": body.metadata or {},
                 "user": body.user,
+                "truncation": body.truncation,
+                **body.warning_fields,
             }
         )
 

@@ -46,8 +46,8 @@ def guide_of_format(form: Mapping[str, JsonValue] | None) -> GuideTensors | None
     """Return the guide of ``response_format``; None for text.
 
     Args:
-        form: ``{"type": "text"}``, ``{"type": "json_object"}``, or ``{"type": "json_schema", "json_schema":
-            {"name": ..., "schema": ..., "strict": ...}}``.
+        form: ``{"type": "text"}``, ``{"type": "json_object"}``, perhaps with a ``schema``, or ``{"type":
+            "json_schema", "json_schema": {"name": ..., "schema": ..., "strict": ...}}``.
 
     Raises:
         InvalidRequestError: It is none of these.
@@ -56,7 +56,8 @@ def guide_of_format(form: Mapping[str, JsonValue] | None) -> GuideTensors | None
     if form is None or kind == "text":
         return None
     if kind == "json_object":
-        return ("json", "")
+        own = form.get("schema")  # llama.cpp's
+        return ("json_schema", enforceable(own, strict=False)) if isinstance(own, dict) else ("json", "")
     inner = form.get("json_schema")
     if kind != "json_schema" or not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
         raise InvalidRequestError(

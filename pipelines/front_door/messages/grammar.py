@@ -181,7 +181,7 @@ class _Writer:
 
     def _call(self, number: int, style: CallStyle, function: Function) -> str:
         """Return the item for a call of one function."""
-        schema = enforceable({"type": "object", **parameters_of(function)}, strict=function.strict is True)
+        schema = schema_of(function)
         if not style.arguments:
             call_id = f"({self._literal(CALL_ID)} /[A-Za-z0-9]{{9}}/)?"
             return f"{json.dumps(function.name)} {call_id} {self._literal(ARGS)} %json {schema}"
@@ -206,6 +206,11 @@ class _Writer:
 
     def _add(self, name: str, body: str) -> None:
         self.rules.append(f"{name}: {body}")
+
+
+def schema_of(function: Function) -> str:
+    """Return the schema of a function's arguments as its grammar has it."""
+    return enforceable({"type": "object", **parameters_of(function)}, strict=function.strict is True)
 
 
 def _without(excluded: list[str], included: str = _ANY) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TypeVar
 
 from aiohttp import hdrs, web
@@ -10,6 +11,9 @@ from pydantic_core import from_json, to_json
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.requests.fields import settle
+from pipelines.front_door.requests.sampling import SamplingFields
+from pipelines.text.guides import unenforced
 from pipelines.time_limit import within
 
 _QUICK_BYTES = 16 << 10  # take less than a millisecond; larger bodies are read on another thread
@@ -47,11 +51,22 @@ async def read_body(kind: type[_Body], content: bytes) -> _Body:
         content: The body.
 
     Raises:
-        InvalidRequestError: It is not a JSON object, or a field is unknown, missing or wrong.
+        InvalidRequestError: It is not a JSON object, or a field is unknown, missing, wrong or not supported.
     """
-    if len(content) <= _QUICK_BYTES:
-        return parse_body(kind, content)
-    return await asyncio.to_thread(parse_body, kind, content)
+    is_quick = len(content) <= _QUICK_BYTES
+    body = parse_body(kind, content) if is_quick else await asyncio.to_thread(parse_body, kind, content)
+    if isinstance(body, SamplingFields) and (schemas := tuple(body.schemas)):
+        left_out = await asyncio.to_thread(_unenforced, schemas)
+        body = dataclasses.replace(body, warnings=(*body.warnings, *left_out))
+    return body
+
+
+def _unenforced(schemas: tuple[tuple[str, str], ...]) -> list[str]:
+    return [
+        f"the schema of {place} is not enforced whole: {reason}"
+        for place, schema in schemas
+        for reason in unenforced(schema)
+    ]
 
 
 def parse_body(kind: type[_Body], content: bytes) -> _Body:
@@ -77,6 +92,10 @@ def parse_body(kind: type[_Body], content: bytes) -> _Body:
             limit="one JSON object",
             remedy=_REMEDY,
         )
-    given = to_json({name: value for name, value in document.items() if value is not None})
+    given = {name: value for name, value in document.items() if value is not None}
     remedy = "correct it; docs/reference/openai.md lists the fields"
-    return configuration.parse_json(kind, given, InvalidRequestError, remedy)
+    if not issubclass(kind, SamplingFields):
+        return configuration.parse_json(kind, to_json(given), InvalidRequestError, remedy)
+    settled, warnings = settle(given, {field.name for field in dataclasses.fields(kind)})
+    body = configuration.parse_json(kind, to_json(settled), InvalidRequestError, remedy)
+    return dataclasses.replace(body, warnings=warnings)

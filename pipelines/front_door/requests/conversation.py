@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
+from pydantic_core import from_json
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END, MessageStyle, Thinking
@@ -18,6 +20,7 @@ from pipelines.front_door.served_model import ServedModel
 Message = dict[str, JsonValue]
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_ITEMS = "message, function_call, custom_tool_call, the outputs of both, and reasoning"
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "name", "self"}
 )
@@ -71,7 +74,9 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
             remedy="serve an instruction-tuned model, or send a prompt to /v1/completions",
         )
     style = model.style(with_tools=bool(conversation.functions))
-    messages = [_for_template(message, number, style) for number, message in enumerate(conversation.messages)]
+    messages = _with_one_head(
+        [_for_template(message, number, style) for number, message in enumerate(conversation.messages)]
+    )
     # A conversation whose texts alone are too long is not rendered.
     texts = [str(message.get("content") or "") for message in messages]
     model.limits.check_bytes(sum(len(text.encode()) for text in texts), "messages")
@@ -119,9 +124,20 @@ def _for_template(message: Message, number: int, style: MessageStyle) -> Message
     thoughts = message.get("reasoning")
     if thoughts is not None and "reasoning_content" not in message:  # vLLM's name, and that of templates
         found["reasoning_content"] = thoughts
-    if message.get("tool_calls") is not None:
+    if found.pop("tool_calls", None):
         found["tool_calls"] = _calls(message["tool_calls"], f"{name}.tool_calls", style)
+    elif role == "assistant":
+        found["content"] = found.get("content") or ""  # templates write null as a text
     return {key: value for key, value in found.items() if value is not None or key == "content"}
+
+
+def _with_one_head(messages: list[Message]) -> list[Message]:
+    """Return messages with the system's at the beginning as one: many templates take no second one."""
+    head = [*itertools.takewhile(lambda message: message["role"] == "system", messages)]
+    if len(head) < 2:
+        return messages
+    texts = [str(message.get("content") or "") for message in head]
+    return [{**head[0], "content": "\n\n".join(filter(None, texts))}, *messages[len(head) :]]
 
 
 def _text_of(content: JsonValue, name: str) -> JsonValue:
@@ -161,8 +177,8 @@ def _call(call: JsonValue, name: str, style: MessageStyle) -> JsonValue:
         raise _wrong_call(name, call)
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
+        try:  # those that the end of an answer cut off are completed
+            arguments = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
         except ValueError:
             raise _wrong_call(f"{name}.function.arguments", arguments) from None
     if not isinstance(arguments, dict):
@@ -175,7 +191,8 @@ def _wrong_call(name: str, found: JsonValue) -> InvalidRequestError:
     return InvalidRequestError(
         "a tool call of a message is not valid",
         values=f"{name}={found!r:.200}",
-        limit='objects with "id", "type" and "function", which has a name, and arguments as a JSON object',
+        limit='objects with "id", "type" and "function", which has a name, and arguments as a JSON object, '
+        "which may be cut off",
         remedy="send the tool calls as the server returned them",
     )
 
@@ -201,12 +218,11 @@ def messages_of(items: JsonValue) -> list[Message]:
         items: A text of the user, or a list of items.
 
     Raises:
-        InvalidRequestError: An item has another type than message, function_call, function_call_output and
-            reasoning.
+        InvalidRequestError: An item has another type than those of ``_ITEMS``.
     """
     if isinstance(items, str):
         return [said("user", items)]
-    if not isinstance(items, list) or not items:
+    if not isinstance(items, list):
         raise _wrong_item("input", items)
     messages: list[Message] = []
     for number, item in enumerate(items):
@@ -220,16 +236,19 @@ def messages_of(items: JsonValue) -> list[Message]:
                 messages[-1] |= message
             else:
                 messages.append(message)
-        elif kind == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             messages.append({**said("tool", item.get("output")), "tool_call_id": item.get("call_id")})
         elif kind == "function_call":
             function: JsonValue = {"name": item.get("name"), "arguments": item.get("arguments")}
             _add_call(messages, {"id": item.get("call_id"), "type": "function", "function": function})
+        elif kind == "custom_tool_call":
+            written: JsonValue = {"name": item.get("name"), "arguments": {"input": item.get("input")}}
+            _add_call(messages, {"id": item.get("call_id"), "type": "function", "function": written})
         elif kind == "reasoning":
             messages.append({"role": "assistant", "content": "", "reasoning_content": _thoughts(item)})
         else:
             raise _wrong_item(f"{name}.type", kind)
-    return messages
+    return messages or [said("user", "")]  # clients try a server with an empty list
 
 
 def _is_open(messages: list[Message]) -> bool:
@@ -262,6 +281,6 @@ def _wrong_item(name: str, found: JsonValue) -> InvalidRequestError:
     return InvalidRequestError(
         "the input of a response is not valid",
         values=f"{name}={found!r:.200}",
-        limit="a text, or a list of items of type message, function_call, function_call_output and reasoning",
-        remedy="send the whole conversation as such items",
+        limit=f"a text, or a list of items of type {_ITEMS}",
+        remedy="send the whole conversation as such items; responses are not stored, so none can be named",
     )

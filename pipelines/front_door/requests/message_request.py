@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,13 +11,16 @@ from pydantic import JsonValue
 
 from pipelines import configuration
 from pipelines.front_door.messages.answer_format import content_guide
-from pipelines.front_door.messages.grammar import AnswerPlan
+from pipelines.front_door.messages.grammar import AnswerPlan, schema_of
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.tools import Function, calling_of
 from pipelines.front_door.requests.conversation import Conversation, chat_prompt
+from pipelines.front_door.requests.fields import IdleField
 from pipelines.front_door.requests.sampling import SamplingFields, sampling_request
 from pipelines.front_door.served_model import ServedModel
 from pipelines.wire.request import CompletionRequest
+
+_THOUGHTS = IdleField((), "thoughts have no limit, and are returned apart from the text", ())
 
 
 @configuration.strict
@@ -30,12 +33,21 @@ class MessageFields(SamplingFields):
         parallel_tool_calls: Whether it may call several; None for true.
         chat_template_kwargs: Further variables of the template, such as ``enable_thinking``.
         top_logprobs: Return the log probabilities of this many likeliest tokens too.
+        reasoning: ``{"effort": "none"}`` turns thoughts off, as does OpenRouter's ``{"enabled": false}``;
+            other efforts mean nothing here.
     """
 
     tool_choice: JsonValue = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
     top_logprobs: int | None = None
+    reasoning: dict[str, JsonValue] | None = None
+
+    @property
+    def schemas(self) -> Iterator[tuple[str, str]]:
+        """The places and texts of the schemas that the answer, and its calls, follow."""
+        yield from super().schemas
+        yield from ((f"the function {each.name[:64]}", schema_of(each)) for each in self.functions)
 
     @property
     @abstractmethod
@@ -60,10 +72,18 @@ class MessageFields(SamplingFields):
             InvalidRequestError: A part of it cannot be rendered.
         """
 
-    def variables(self, effort: JsonValue) -> dict[str, JsonValue]:
-        """Return the template's variables; OpenAI's effort of reasoning "none" turns thoughts off."""
+    def variables(self, effort: str | None = None) -> dict[str, JsonValue]:
+        """Return the template's variables; OpenAI's effort of reasoning "none" turns thoughts off.
+
+        Raises:
+            InvalidRequestError: Thoughts should be limited or left out.
+        """
+        asked = self.reasoning or {}
+        if wrong := [name for name in ("max_tokens", "exclude") if asked.get(name)]:
+            _THOUGHTS.check(f"reasoning.{wrong[0]}", asked[wrong[0]])
+        is_off = "none" in (effort, asked.get("effort")) or asked.get("enabled") is False
         return {
-            **({"enable_thinking": False} if effort == "none" else {}),
+            **({"enable_thinking": False} if is_off else {}),
             **(self.chat_template_kwargs or {}),
         }
 

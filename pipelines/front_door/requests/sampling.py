@@ -6,11 +6,13 @@ import dataclasses
 import hashlib
 import secrets
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import JsonValue
 
+from pipelines import configuration
 from pipelines.errors import InvalidRequestError, ModelNotFoundError
 from pipelines.front_door.messages.answer_format import guide_of_format
 from pipelines.front_door.served_model import ServedModel
@@ -57,8 +59,8 @@ PassedOn: Any = dataclasses.make_dataclass(
 class SamplingFields(PassedOn):  # type: ignore[misc]
     """The fields of OpenAI's API that all requests share, vLLM's further ones, and ours.
 
-    Those that are passed on as they are stand in ``wire.request``. The fields at the end mean nothing here.
-    Clients send them to every server, so they are not refused.
+    Those that are passed on as they are stand in ``wire.request``, those that mean nothing here in
+    ``requests.fields``. ``warnings`` says what of the request the answer does not follow.
     """
 
     model: str = ""
@@ -77,15 +79,7 @@ class SamplingFields(PassedOn):  # type: ignore[misc]
     # ours
     return_token_sources: bool = False
 
-    # without effect
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    priority: Any = None
-    request_id: Any = None
+    warnings: Annotated[tuple[str, ...], configuration.from_reader] = ()
 
     form_field: ClassVar[str] = "response_format"
 
@@ -93,6 +87,18 @@ class SamplingFields(PassedOn):  # type: ignore[misc]
     def form(self) -> dict[str, JsonValue] | None:
         """The form of the answer's text, as ``response_format`` has it."""
         return self.response_format
+
+    @property
+    def warning_fields(self) -> dict[str, Any]:
+        """The warnings as the field of an answer; no field without any."""
+        return {"warnings": self.warnings} if self.warnings else {}
+
+    @property
+    def schemas(self) -> Iterator[tuple[str, str]]:
+        """The places and texts of the schemas that the answer follows."""
+        guide = guide_of_format(self.form)
+        if guide is not None and guide[0] == "json_schema":
+            yield self.form_field, guide[1]
 
     @property
     def guide_field(self) -> str:
@@ -130,14 +136,9 @@ def sampling_request(
     Raises:
         InvalidRequestError: A field has a value that cannot be sent; ``router`` checks the ranges.
     """
-    if fields.stream_options is not None and not fields.stream:
-        raise InvalidRequestError(
-            "stream_options needs a stream",
-            values="stream_options with stream=false",
-            limit="stream=true",
-            remedy="send stream=true, or leave stream_options out",
-        )
     chosen = {name: value for name in OPENAI_FIELDS if (value := getattr(fields, name)) is not None}
+    if chosen.get("seed") == -1:  # vLLM's and llama.cpp's clients' way to ask for any
+        del chosen["seed"]
     chosen.setdefault("seed", secrets.randbits(_SEED_BITS))
     if chosen.get("top_k") == -1:  # vLLM's and OpenAI-style clients' way to write all tokens
         chosen["top_k"] = 0

@@ -192,16 +192,13 @@ STRANGE = {"type": "json_schema", "name": "a", "schema": {"type": "strange"}}
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"n": 2}, "n"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"input": []}, "input"),
+        ({"moderation": {}}, "moderation"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": [LOG_PROBS], "top_logprobs": 21}, "top_logprobs"),
         ({"include": LOG_PROBS}, "include"),

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from pipelines.errors import ChatTemplateError
+from pipelines.errors import ChatTemplateError, InvalidRequestError
+from pipelines.front_door.endpoints.responses import ResponsesBody
 from pipelines.front_door.messages.message import MessageDocument
 from pipelines.front_door.messages.reader import MessageReader
+from pipelines.front_door.messages.response_document import ResponseDocument
 from pipelines.front_door.messages.style import MISTRAL_NAMES, Thinking
-from pipelines.front_door.requests.conversation import Conversation, chat_prompt
+from pipelines.front_door.requests.body import parse_body
+from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt, messages_of
 from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
@@ -38,6 +45,7 @@ def served() -> Iterator[Served]:
     """Return a function that makes a model with a chat template."""
     with contextlib.ExitStack() as stack:
 
+        @functools.cache
         def make(source: str) -> ServedModel:
             chat = ChatRenderers(ChatTemplate({"default": source}, SPECIAL_TOKENS, SPECIAL))
             stack.callback(chat.close)
@@ -89,6 +97,35 @@ def test_an_answer_that_comes_back_is_rendered_as_the_model_wrote_it(
     assert text.replace("[TOOL_CALLS][", "[TOOL_CALLS] [") in found
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(name=st.sampled_from(sorted(TEMPLATES)), data=st.data())
+def test_every_answer_however_cut_off_can_be_sent_back(name: str, data: Any, served: Served) -> None:
+    model = served(TEMPLATES[name])
+    style = model.style(with_tools=True)
+    assert style.calls is not None
+    call = ("clock.now", ARGUMENTS)
+    one, two = CALLS[style.calls] % call, TWO_CALLS.get(style.calls, "%s%s%s%s") % (call * 2)
+    thoughts = data.draw(st.sampled_from(["", "<think>\nso\n</think>\n\n"]))
+    written = thoughts + data.draw(st.sampled_from(["", "text \u2603", one, two]))
+    cut = written[: data.draw(st.integers(0, len(written)))]
+    reader = MessageReader(Thinking.POSSIBLE, style.calls)
+    message, response = MessageDocument(), ResponseDocument({})
+    for part in [*reader.read(cut), *reader.end()]:
+        message.add(part)
+        list(response.add(part))
+    list(response.end("length", {}))
+    user: Message = {"role": "user", "content": "and?"}
+    calls = message.document.get("tool_calls", [])
+    results: list[Message] = [{"role": "tool", "tool_call_id": call["id"], "content": "1"} for call in calls]
+    outputs = [{"type": "function_call_output", "call_id": call["id"], "output": "1"} for call in calls]
+    for messages in (
+        [user, message.document, *results, *([] if results else [user])],
+        messages_of([user, *response.document["output"], *outputs, *([] if outputs else [user])]),
+    ):
+        found, _ = render(model, Conversation(tuple(messages), TOOLS))
+        assert "None" not in found
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -123,6 +160,38 @@ def test_thoughts_and_roles_reach_the_template(served: Served) -> None:
         "<|im_start|>system\na\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
         "<|im_start|>assistant\n<think>\ne\n</think>\n\nd<|im_end|>\n"
     )
+
+
+def test_what_codex_sends_is_rendered(served: Served) -> None:
+    items: list[Any] = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "patch"}]},
+        {
+            "type": "custom_tool_call",
+            "call_id": "c1",
+            "name": "apply",
+            "input": "*** Begin",
+            "status": "completed",
+        },
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {"type": "function_call", "call_id": "c2", "name": "clock.now", "arguments": '{"a'},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "noon"}]},
+    ]
+    sent = {"input": items, "instructions": "Be brief.", "truncation": "auto", "store": False, "stream": True}
+    sent |= {
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "client_metadata": {"a": "b"},
+    }
+    body = parse_body(ResponsesBody, json.dumps(sent).encode())
+    found, _ = render(served(ALL["chatml"]), body.to_conversation())
+    assert found.count("<|im_start|>system\nBe brief.\n\nSandbox.<|im_end|>") == 1
+    assert '{"name": "apply", "arguments": {"input": "*** Begin"}}' in found
+    assert '{"name": "clock.now", "arguments": {}}' in found and "done" in found and "noon" in found
+    probe = parse_body(ResponsesBody, b'{"input": [], "max_output_tokens": 1}')
+    assert "user" in render(served(ALL["chatml"]), probe.to_conversation())[0]
+    with pytest.raises(InvalidRequestError, match="item_reference"):
+        messages_of([{"type": "item_reference", "id": "msg_1"}])
 
 
 def test_what_a_template_refuses_is_refused(served: Served) -> None:
