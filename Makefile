@@ -65,7 +65,7 @@ demo: .venv/run.stamp ## run everything: build engines, start a server, send pro
 	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: .venv/run.stamp ## compare our speed with OpenVINO GenAI, Hugging Face and vLLM, which are installed into .venv-peers/
+bench-peers: .venv/run.stamp ## compare our speed with OpenVINO GenAI, llama.cpp and vLLM, which are installed into .venv-peers/
 	@$(venv) -m build.repository --recipe "$(RECIPE)"
 	@$(venv) -m benchmarks.peer_models --recipe "$(RECIPE)"
 	@$(venv) -m benchmarks.peers --recipe "$(RECIPE)" $(ARGS)
@@ -178,7 +178,7 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile) -c requirements/test.txt --extra run --extra build -o requirements/build.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra otel -o requirements/otel.txt
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
-	for extra in peers-genai peers-hf; do $(uv_compile_peers) --python-version 3.10 --extra $$extra -o requirements/$$extra.txt; done
+	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
 	for extra in peers-vllm peers-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml

@@ -1,9 +1,10 @@
 """Convert a recipe's pair for other engines: ``python -m benchmarks.peer_models --recipe demo-large``.
 
 The weights are those of the recipe's engines, including growth. Each role is written in three formats:
-``hugging_face`` (floating point), ``compressed_tensors`` (INT8, only if the recipe asks for it) and
-``openvino`` (INT8, the graph that OpenVINO GenAI reads). ``models.json`` records the settings of the engines.
-It is written last, so a folder that contains it is complete.
+``hugging_face`` (floating point), ``compressed_tensors`` (only if the recipe makes INT8 of it) and
+``openvino`` (quantized as the engine, the graph that OpenVINO GenAI reads). A recipe that names a GGUF file
+has ``gguf`` too, the file itself. ``models.json`` records the settings of the engines. It is written last, so
+a folder that contains it is complete.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.preflight import read_source
 from build.quantization.quantized_checkpoint import checkpoint_for
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.recipe import GGUF_SUFFIX, REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from pipelines.manifest import sha256_file, sha256_json
 
 _ROLES = ("target", "draft")
@@ -56,7 +57,7 @@ def _write_role(
     floating = apply_quantization(network, "none", "checkpoint")
     quantized = _in_memory(apply_quantization(network, engine.quantization, engine.lm_head))
     forms = {"hugging_face": floating, "openvino": quantized}
-    if any(linear.weight.dtype == "I8" for linear in quantized.layer(0).linears()):
+    if any(linear.is_weight_only_int8 for linear in quantized.layer(0).linears()):
         forms["compressed_tensors"] = quantized
     for form, weights in forms.items():
         folder = directory / form
@@ -70,7 +71,10 @@ def _write_role(
                 shutil.copyfile(path, folder / path.name)
         else:
             write_hugging_face(folder, weights, tokenizer, end_ids)
-    return {form: f"{directory.name}/{form}" for form in forms}
+    written = {form: f"{directory.name}/{form}" for form in forms}
+    if engine.checkpoint.endswith(GGUF_SUFFIX):
+        written["gguf"] = str(REPOSITORY_ROOT / engine.checkpoint)  # the file itself
+    return written
 
 
 def build_peer_models(

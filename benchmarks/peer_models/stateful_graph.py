@@ -86,9 +86,7 @@ class StatefulGraph(DecoderGraph):
     def _attention(self, x: Any, layer: Layer, index: int) -> Any:
         config = self.config
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
-        widths = integers([heads * size, kv_heads * size, kv_heads * size])
-        (stacked,) = layer.qkv
-        query, key, value = ops.variadic_split(self._linear(x, stacked), integers(2), widths).outputs()
+        query, key, value = self._query_key_value(x, layer)
         rotary = config.layers[index].rotary
         assert rotary is not None, "the peers' networks are Llama's"
         query = self._rotated(_heads(query, heads, size), rotary)

@@ -30,7 +30,7 @@ from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
 
 _METHOD = (
     "greedy, not streamed; our server over gRPC, the others in their own process; prompts are in the prefix "
-    "caches of engines that have one; hf has none"
+    "caches of all engines"
 )
 
 
@@ -42,16 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     models = PeerModels.of(options.recipe)
     most = max(options.concurrency)
-    peers = [peer for peer in PEERS if peer.name in options.peers]
+    peers = [
+        peer
+        for peer in PEERS
+        if (peer.name in options.peers if options.peers else models.has_weights_for(peer))
+    ]
     prompts = _prompts(options, models, num_requests(most))
     plan = Plan(
         prompts={name: models.tokenized(of_set) for name, of_set in prompts.sets.items()},
         concurrency=options.concurrency,
         max_tokens=options.max_tokens,
         repetitions=options.repetitions,
-        max_concurrency={
-            peer.name: peer.max_concurrency for peer in peers if peer.max_concurrency is not None
-        },
     )
     with (
         running_server(options.url, options.recipe) as url,
@@ -135,7 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     peers = tuple(peer.name for peer in PEERS)
     parser = parser_of("benchmarks.peers", "Compare our server with other engines.", "demo-large")
     parser.add_argument("--url", default="", help="running server, grpc://host:port (default: start one)")
-    parser.add_argument("--peers", type=_names(peers), default=peers, help=f"default: {','.join(peers)}")
+    parser.add_argument(
+        "--peers", type=_names(peers), help=f"of {','.join(peers)} (default: those that read the weights)"
+    )
     parser.add_argument("--prompt-sets", type=_names(), help="names of files of the prompts (default: all)")
     parser.add_argument(
         "--context", type=whole_number(1), help="instead of prompts: held-out code of this many tokens each"

@@ -125,14 +125,12 @@ class Plan:
         concurrency: Numbers of concurrent requests.
         max_tokens: Longest answer, tokens.
         repetitions: Number of repetitions of each arm.
-        max_concurrency: Most concurrent requests of each engine with a limit.
     """
 
     prompts: Mapping[str, Sequence[TokenizedPrompt]]
     concurrency: tuple[int, ...]
     max_tokens: int
     repetitions: int
-    max_concurrency: Mapping[str, int]
 
 
 def num_requests(num_at_once: int) -> int:
@@ -175,8 +173,7 @@ class Schedule:
                     self._repetition(prompt_set, num_at_once, repetition)
 
     def _repetition(self, prompt_set: str, num_at_once: int, repetition: int) -> None:
-        limits = self._plan.max_concurrency
-        arms = [arm for arm in self._runners if num_at_once <= limits.get(arm.engine, num_at_once)]
+        arms = list(self._runners)
         first = max(repetition, 0) % len(arms)
         for arm in arms[first:] + arms[:first]:
             prompts = self._plan.prompts[prompt_set][: num_requests(num_at_once)]

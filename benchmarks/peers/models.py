@@ -50,6 +50,10 @@ class PeerModels:
                 remedy=f"run python -m benchmarks.peer_models --recipe {recipe}",
             ) from None
 
+    def has_weights_for(self, peer: Peer) -> bool:
+        """Return whether the weights were written in a format that a peer reads."""
+        return any(form in self.content["target"] for form in peer.forms)
+
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Return the tokens that end an answer."""

@@ -19,7 +19,6 @@ class Peer:
         forms: Formats of weights that it reads (``benchmarks/peer_models/``), best first.
         draft_lengths: Fixed draft lengths to measure.
         needs_torch: Whether ``requirements/torch.txt`` belongs to its environment.
-        max_concurrency: Most concurrent requests with speculation; None for no limit.
         takes_our_properties: Whether OpenVINO compiles its models with our engine's properties.
         preloaded: Library of its environment to be set in LD_PRELOAD, as its manual recommends; "" for none.
     """
@@ -31,7 +30,6 @@ class Peer:
     forms: tuple[str, ...]
     draft_lengths: tuple[int, ...]
     needs_torch: bool
-    max_concurrency: int | None = None
     takes_our_properties: bool = True
     preloaded: str = ""
 
@@ -57,14 +55,13 @@ PEERS = (
         takes_our_properties=False,
     ),
     Peer(
-        "hf",
-        "Hugging Face transformers, generate",
-        "hf",
-        "benchmarks.peers.programs.hugging_face",
-        ("hugging_face",),
-        (4,),
-        needs_torch=True,
-        max_concurrency=1,
+        "llama-cpp",
+        "llama.cpp, its server",
+        "llama-cpp",
+        "benchmarks.peers.programs.llama_cpp",
+        ("gguf",),
+        (2, 4),
+        needs_torch=False,
     ),
     Peer(
         "vllm",

@@ -131,9 +131,7 @@ def running_peers(
                 report(f"{arm}: loading")
                 try:
                     process = stack.enter_context(closing(_start(peer, arm, interpreter, models, timeout_s)))
-                    request = models.load_request(
-                        peer, arm, min(max_concurrency, peer.max_concurrency or 2**31)
-                    )
+                    request = models.load_request(peer, arm, max_concurrency)
                     running.loaded[peer.name] = process.load(request)
                 except DraftproofError as error:
                     running.failures[str(arm)] = str(error)

@@ -87,13 +87,19 @@ class DecoderGraph:
             heads = self._rotated(heads, rotary)
         return merge_heads(heads, num_heads * config.head_size)
 
+    def _query_key_value(self, x: Any, layer: Layer) -> list[Any]:
+        config = self.config
+        parts = [self._linear(x, weights) for weights in layer.qkv]
+        stacked = parts[0] if len(parts) == 1 else ops.concat(parts, 2)
+        widths = [config.num_attention_heads, *[config.num_key_value_heads] * 2]
+        of_each = integers([heads * config.head_size for heads in widths])
+        outputs: list[Any] = ops.variadic_split(stacked, integers(2), of_each).outputs()
+        return outputs
+
     def _attention(self, x: Any, layer: Layer, index: int) -> Any:
         config, kind = self.config, self.config.layers[index]
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
-        widths = integers([heads * size, kv_heads * size, kv_heads * size])
-        parts = [self._linear(x, weights) for weights in layer.qkv]
-        stacked = parts[0] if len(parts) == 1 else ops.concat(parts, 2)
-        query, key, value = ops.variadic_split(stacked, integers(2), widths).outputs()
+        query, key, value = self._query_key_value(x, layer)
         names = (f"key_cache.{index}", f"value_cache.{index}")
         caches = {name: self.attention.cache(name) for name in names}
         self.inputs.update(caches)

@@ -11,7 +11,7 @@ from tests.conftest import REPOSITORY_ROOT
 
 LOCKS = ("run", "test", "train", "build")
 PEER_LOCKS = (  # without our numpy
-    *("peers-genai", "peers-hf", "peers-vllm", "peers-llama-cpp"),
+    *("peers-genai", "peers-vllm", "peers-llama-cpp"),
     *("clients", "otel"),
 )
 
