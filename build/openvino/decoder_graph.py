@@ -87,14 +87,13 @@ class DecoderGraph:
             heads = self._rotated(heads, rotary)
         return merge_heads(heads, num_heads * config.head_size)
 
-    def _query_key_value(self, x: Any, layer: Layer) -> list[Any]:
+    def _query_key_value(self, x: Any, layer: Layer) -> Any:
         config = self.config
         parts = [self._linear(x, weights) for weights in layer.qkv]
         stacked = parts[0] if len(parts) == 1 else ops.concat(parts, 2)
         widths = [config.num_attention_heads, *[config.num_key_value_heads] * 2]
         of_each = integers([heads * config.head_size for heads in widths])
-        outputs: list[Any] = ops.variadic_split(stacked, integers(2), of_each).outputs()
-        return outputs
+        return ops.variadic_split(stacked, integers(2), of_each).outputs()
 
     def _attention(self, x: Any, layer: Layer, index: int) -> Any:
         config, kind = self.config, self.config.layers[index]
