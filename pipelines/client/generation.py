@@ -49,6 +49,7 @@ class Chunk:
         seed: Seed of the sampling noise; a request with it gives the same answer. Only in the last chunk;
             None if the server does not return it.
         draft_length: "adaptive" or a fixed number; "" before the last chunk and from ``generate_target``.
+        num_cached: Tokens of the prompt that were not computed anew; only in the last chunk.
         log_probs: Natural log probability of each of ``output_ids``; empty if not requested.
         top_log_probs: For each of them, the likeliest tokens and their log probabilities, likeliest first;
             empty if not requested.
@@ -71,6 +72,7 @@ class Chunk:
     counts: SpeculationCounts | None = None
     drafted_per_round: tuple[int, ...] = ()
     seed: int | None = None
+    num_cached: int = 0
     draft_length: str = ""
     log_probs: tuple[float, ...] = ()
     top_log_probs: TopLogProbs = ()
@@ -194,6 +196,7 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
             counts=counts,
             drafted_per_round=tuple(int(num) for num in outputs.get("drafted_per_round", ())),
             seed=int(outputs["output_seed"][0]) if "output_seed" in outputs else None,
+            num_cached=int(outputs.get("cached_prompt_tokens", (0,))[0]),
             draft_length=_text(outputs["draft_length"]) if "draft_length" in outputs else "",
             log_probs=tuple(float(value) for value in outputs.get("output_log_probs", ())),
             top_log_probs=_top_log_probs(outputs, len(output_ids)),

@@ -107,6 +107,8 @@ class Lane:
             sequence.table, sequence.num_computed = self.cache.start(
                 sequence.begin_prompt(), sequence.num_prompt
             )
+            if sequence.num_cached is None:
+                sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             if sequence.num_tokens == sequence.num_prompt:  # the loop comes again with each round
                 self.num_looked_up += sequence.num_prompt
                 self.num_found += sequence.num_computed

@@ -49,6 +49,7 @@ class Sequence:
         num_prompt: Leading tokens that are computed as prompt, in chunks of at least two. A prompt of a
             single token cannot be a chunk; it is computed as a row, and this is 0.
         num_computed: Leading positions whose keys and values are in the cache.
+        num_cached: Those of the prompt that were there when the request began; None before.
         draft_ids: int32, draft tokens that are not yet verified.
         draft_logits: float32 [len(draft_ids), vocab_size] for the ratio rule, otherwise None.
         draft_survival: float64 [len(draft_ids)] if draft tokens may be dropped, otherwise None.
@@ -88,6 +89,7 @@ class Sequence:
         self.tokens: TokenIds = np.empty(self.num_tokens + request.max_tokens, np.int32)
         self.tokens[: self.num_tokens] = known
         self.num_computed = 0
+        self.num_cached: int | None = None
         self.draft_ids = request.draft_input_ids
         self.draft_logits = request.draft_logits
         self.draft_survival = request.draft_survival
@@ -198,6 +200,7 @@ class Sequence:
             prompt_log_probs=self._all_prompt_log_probs(logits),
             generation_logits=(logits[: len(kept)].copy() if self.request.return_generation_logits else None),
             num_verified=num_verified,
+            num_cached=self.num_cached or 0,
         )
 
     def _propose(self, logits: Logits, num_fed: int) -> Output | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.client.generation import TOKEN_SOURCES, Chunk, TopLogProbs
 from pipelines.front_door.messages.message import Content
+from pipelines.front_door.messages.style import THINK_END
 from pipelines.front_door.served_model import ServedModel
 
 
@@ -121,6 +122,31 @@ def runs_by_source(model: ServedModel, chunk: Chunk) -> list[dict[str, Any]]:
         runs[-1]["num_tokens"] += 1
         runs[-1]["text"] += text
     return runs
+
+
+class ThoughtTokens:
+    """Counts the tokens of one answer up to the end of its thoughts; all, if it has none.
+
+    Attributes:
+        number: Their number so far.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self.number = 0
+        self._model = model
+        self._end = b""
+
+    def add(self, output_ids: Sequence[int]) -> None:
+        """Count the next tokens."""
+        mark = THINK_END.encode()
+        for token_id in output_ids:
+            if mark in self._end:
+                return
+            self.number += 1
+            self._end = self._end[-len(mark) :] + self._model.bytes_of(token_id)
 
 
 LogProbsOfTokens = list[dict[str, Any]]

@@ -48,6 +48,7 @@ class Round:
         num_by_model: Draft tokens after them that came from the draft model; the others were looked up.
         log_probs: The target's log probabilities of ``token_ids``; None if not requested.
         prompt_log_probs: Those of the prompt, in the first round; None if not requested.
+        num_cached: See ``Output``; of the first round.
     """
 
     token_ids: TokenIds
@@ -58,6 +59,7 @@ class Round:
     num_by_model: int = 0
     log_probs: LogProbs | None = None
     prompt_log_probs: LogProbs | None = None
+    num_cached: int = 0
 
     @property
     def accepted_mask(self) -> npt.NDArray[np.bool_]:
@@ -196,6 +198,7 @@ class _Loop:
             num_by_model=min(proposal.num_by_model, max(num_verified - proposal.num_forced, 0)),
             log_probs=verified.log_probs,
             prompt_log_probs=verified.prompt_log_probs,
+            num_cached=verified.num_cached,
         )
 
     async def close_stream(self) -> None:

@@ -166,6 +166,7 @@ class Output:
         num_verified: Number of leading draft tokens that were verified; None if all were.
         prompt_log_probs: Log probabilities of the prompt without its first token;
             with the first output if requested.
+        num_cached: Leading tokens of the prompt whose keys and values an earlier request had computed.
     """
 
     token_ids: TokenIds
@@ -176,6 +177,7 @@ class Output:
     margins: npt.NDArray[np.float32] | None = None
     num_verified: int | None = None
     prompt_log_probs: LogProbs | None = None
+    num_cached: int = 0
 
     @classmethod
     def joined(cls, outputs: Sequence[Output]) -> Output:
@@ -192,6 +194,7 @@ class Output:
             prompt_log_probs=outputs[0].prompt_log_probs,
             generation_logits=np.concatenate(logits) if logits else None,
             num_verified=outputs[-1].num_verified,
+            num_cached=outputs[0].num_cached,
         )
 
 

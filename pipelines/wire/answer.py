@@ -60,6 +60,7 @@ OUTPUTS: Mapping[str, OutputTensor] = {
         OutputTensor("finish_reason", "BYTES", carried="always"),
         OutputTensor("text_length", "INT32", part="engine"),
         OutputTensor("output_seed", "UINT64"),
+        OutputTensor("cached_prompt_tokens", "INT32"),
         OutputTensor("output_log_probs", "FP32", (1, -1), "log_probs", token_axis=2),
         OutputTensor("cum_log_probs", "FP32", carried="log_probs", is_sum=True),
         OutputTensor("top_log_prob_ids", "INT32", (-1, -1), "log_probs", token_axis=1),

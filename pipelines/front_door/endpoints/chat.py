@@ -20,7 +20,7 @@ from pipelines.front_door.requests.message_request import MessageFields, message
 from pipelines.front_door.requests.sampling import check_choices, choices_of, num_log_probs
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.token_details import chat_log_probs
+from pipelines.front_door.token_details import ThoughtTokens, chat_log_probs
 from pipelines.wire.request import CompletionRequest
 
 
@@ -111,6 +111,7 @@ class _ChatFormat(Choices):
         self._body = body
         self._readers = [new_reader() for _ in asked]
         self._messages = [MessageDocument() for _ in asked]
+        self._thoughts = [ThoughtTokens(model) for _ in asked]
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """Return the document of a response that is not streamed."""
@@ -141,9 +142,16 @@ class _ChatFormat(Choices):
             yield self._event({"index": number, "delta": {}, "logprobs": None, **self._ending(number, chunk)})
 
     def _parts(self, number: int, chunk: Chunk) -> Iterator[Part]:
+        self._thoughts[number].add(chunk.output_ids)
         yield from self._readers[number].read(chunk.text)
         if chunk.finish_reason:
             yield from self._readers[number].end()
+
+    @property
+    def _num_thought_tokens(self) -> int:
+        """Tokens of thoughts so far."""
+        numbers = zip(self._messages, self._thoughts, strict=True)
+        return sum(thoughts.number for message, thoughts in numbers if message.has_thoughts)
 
     @property
     def _prompt_ids(self) -> dict[str, Any]:

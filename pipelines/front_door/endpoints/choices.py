@@ -42,7 +42,7 @@ class Choices(ABC):
         self._begun: set[int] = set()
         self._has_told_nothing = True
         self._num_prompt_tokens = sum(len(each.prompt_ids) for each in asked[:: body.n])
-        self._num_output_tokens = 0
+        self._num_output_tokens = self._num_cached = 0
         self._last: Chunk | None = None
         self._head = {
             "id": f"{id_prefix}-{secrets.token_hex(12)}",
@@ -75,6 +75,8 @@ class Choices(ABC):
     def _begins(self, number: int, chunk: Chunk) -> bool:
         """Count a chunk; return whether it is the first of its answer."""
         self._num_output_tokens += len(chunk.output_ids)
+        if number % self._fields.n == 0:  # as for the tokens of prompts
+            self._num_cached += chunk.num_cached
         self._last = chunk
         is_first = number not in self._begun
         self._begun.add(number)
@@ -90,12 +92,19 @@ class Choices(ABC):
         return details
 
     @property
-    def _usage(self) -> dict[str, int]:
-        """OpenAI's ``usage`` so far."""
+    def _num_thought_tokens(self) -> int:
+        """Tokens of thoughts so far."""
+        return 0
+
+    @property
+    def _usage(self) -> dict[str, Any]:
+        """OpenAI's ``usage`` so far; cached tokens count at the end of an answer."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self._num_output_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
+            "completion_tokens_details": {"reasoning_tokens": self._num_thought_tokens},
         }
 
     @property

@@ -16,14 +16,13 @@ from pipelines.front_door.answering import answer
 from pipelines.front_door.messages.message import Content, Part, Thought
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.response_document import ResponseDocument
-from pipelines.front_door.messages.style import THINK_END
 from pipelines.front_door.messages.tools import Function
 from pipelines.front_door.requests.conversation import Conversation, Message, messages_of, said
 from pipelines.front_door.requests.message_request import MessageFields, message_request
 from pipelines.front_door.requests.sampling import num_log_probs
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.token_details import TextLogProbs
+from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens
 from pipelines.wire.request import CompletionRequest
 
 LOG_PROBS = "message.output_text.logprobs"
@@ -170,7 +169,7 @@ class _ResponseFormat:
         self._asked = asked
         self._reader = reader
         self._log_probs = None if asked.num_log_probs is None else TextLogProbs(model)
-        self._output_ids: list[int] = []
+        self._thoughts = ThoughtTokens(model)
         self._has_begun = self._has_thoughts = False
         self._response = ResponseDocument(
             {
@@ -205,7 +204,7 @@ class _ResponseFormat:
         if not self._has_begun:
             self._has_begun = True
             yield from self._response.begin()
-        self._output_ids += chunk.output_ids
+        self._thoughts.add(chunk.output_ids)
         if self._log_probs is not None:
             self._log_probs.add(chunk)
         for part in self._reader.read(chunk.text):
@@ -217,7 +216,9 @@ class _ResponseFormat:
                 yield from self._response.add(Content("", place=0), rest)
             if chunk.continued_elsewhere:
                 self._response.document["continued_elsewhere"] = True
-            yield from self._response.end(chunk.finish_reason, self._usage())
+            yield from self._response.end(
+                chunk.finish_reason, self._usage(chunk.sequence_length, chunk.num_cached)
+            )
 
     def end(self) -> Iterable[dict[str, Any]]:
         """Return the events after all answers."""
@@ -229,24 +230,12 @@ class _ResponseFormat:
             return self._response.add(part, self._log_probs.take(part))
         return self._response.add(part)
 
-    def _usage(self) -> dict[str, Any]:
-        num_prompt, num_output = len(self._asked.prompt_ids), len(self._output_ids)
+    def _usage(self, num_output: int, num_cached: int) -> dict[str, Any]:
+        num_prompt = len(self._asked.prompt_ids)
         return {
             "input_tokens": num_prompt,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
             "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": self._num_thought_tokens()},
+            "output_tokens_details": {"reasoning_tokens": self._thoughts.number if self._has_thoughts else 0},
             "total_tokens": num_prompt + num_output,
         }
-
-    def _num_thought_tokens(self) -> int:
-        """Return the number of tokens up to the end of the thoughts."""
-        if not self._has_thoughts:
-            return 0
-        mark, end = THINK_END.encode(), b""
-        for number, token_id in enumerate(self._output_ids, 1):
-            end += self._model.bytes_of(token_id)
-            if mark in end:
-                return number
-            end = end[-len(mark) :]
-        return len(self._output_ids)

@@ -62,6 +62,11 @@ class MessageDocument:
         self.document: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 
     @property
+    def has_thoughts(self) -> bool:
+        """Whether the model has thought."""
+        return "reasoning" in self.document
+
+    @property
     def has_calls(self) -> bool:
         """Whether a tool call has begun."""
         return "tool_calls" in self.document

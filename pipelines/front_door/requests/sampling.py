@@ -41,7 +41,7 @@ class StreamOptions:
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
-    def usage_of_event(self, usage: dict[str, int]) -> dict[str, Any]:
+    def usage_of_event(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Return ``usage`` of an event before the last: none, ``null``, or the numbers so far."""
         if self.continuous_usage_stats:
             return {"usage": usage}

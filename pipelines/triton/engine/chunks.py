@@ -50,6 +50,7 @@ class ChunkStream:
         self._held_logits: list[Logits] = []
         self._prompt_log_probs = self._no_log_probs
         self._num_sent = 0
+        self._num_cached: int | None = None
         self._cum_log_prob = 0.0
 
     def push(self, output: Output, sources: npt.NDArray[np.int32] | None = None) -> Tensors | None:
@@ -65,6 +66,8 @@ class ChunkStream:
             Never None for the last output.
         """
         ids = output.token_ids.tolist()
+        if self._num_cached is None:  # later rounds find what earlier ones computed
+            self._num_cached = output.num_cached
         if sources is not None:
             self._held_sources += sources.tolist()
         if output.log_probs is not None:
@@ -104,6 +107,7 @@ class ChunkStream:
             "output_ids": np.array(released, np.int32).reshape(1, 1, -1),
             "sequence_length": scalar_tensor(self._num_sent, np.int32),
             "text_length": scalar_tensor(text_length, np.int32),
+            "cached_prompt_tokens": scalar_tensor(self._num_cached or 0, np.int32),
             "finish_reason": text_tensor(output.finish_reason),
             "output_seed": scalar_tensor(self._request.sampling.seed, np.uint64),
             "output_log_probs": log_probs.token_log_probs.reshape(1, 1, -1),

@@ -142,6 +142,7 @@ class SpeculativeAnswerer:
                     is_final=bool(outcome.finish_reason),
                     log_probs=outcome.log_probs,
                     prompt_log_probs=outcome.prompt_log_probs,
+                    num_cached=outcome.num_cached,
                 )
                 response = chunks.push(output, outcome.token_sources)
                 if response is not None:

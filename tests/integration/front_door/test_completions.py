@@ -61,12 +61,15 @@ def test_stop_token_ids_end_an_answer(door: Server, router: Client) -> None:
 def test_a_stream_says_the_same_as_one_response(api: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "seed": 3}
     asked["extra_body"] = {"ignore_eos": True}  # some processor's rounding draws the end token
+    api.completions.create(**asked)  # from now on the prompt is cached
     whole = api.completions.create(**asked)
     *chunks, last = list(api.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert (last.choices, last.usage) == ([], whole.usage)
     assert len({chunk.id for chunk in [*chunks, last]}) == 1
+    assert last.usage and last.usage.prompt_tokens_details
+    assert last.usage.prompt_tokens_details.cached_tokens == last.usage.prompt_tokens - 2
 
 
 @pytest.mark.parametrize(

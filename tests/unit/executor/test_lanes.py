@@ -250,11 +250,14 @@ def test_both_lanes_find_all_of_a_prompt_but_its_last_tokens(lane: int, num_more
     executor = make_executor(RecordingEngine(64), num_lanes=2)
     prompt = [1 + number % 3 for number in range(3 * executor.lanes[LOOP].cache.block_size + num_more)]
 
-    async def scenario() -> None:
+    async def scenario() -> list[int]:
+        found = []
         for _ in range(3):
-            await tokens(executor, request(prompt, 10), lane)
+            outputs = [output async for output in executor.generate(request(prompt, 10), lane)]
+            found.append(Output.joined(outputs).num_cached)
+        return found
 
-    run([executor], scenario)
+    assert run([executor], scenario) == [0, len(prompt) - 2, len(prompt) - 2]
     assert executor.lanes[lane].num_found == 2 * (len(prompt) - 2)
 
 

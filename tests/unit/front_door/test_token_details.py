@@ -14,7 +14,7 @@ from pipelines.client.generation import TOKEN_SOURCES, Chunk
 from pipelines.front_door.messages.message import Content
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import HERMES, Thinking
-from pipelines.front_door.token_details import TextLogProbs, runs_by_source
+from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens, runs_by_source
 from pipelines.text.chunk_boundary import decode_chunk
 
 THOUGHTS, SAID = "<think>\nhm \u00e9 \u2615\n</think>\n\n", "caf\u00e9 \u2615 <tool \U0001f600."
@@ -162,3 +162,17 @@ def test_runs_join_to_the_text_of_the_chunk(tokens: list[tuple[int, int]], num_k
 )
 def test_a_run_has_the_text_that_its_tokens_complete(ids: list[int], text: str, expected: list[str]) -> None:
     assert [said for _, said, _ in runs_of(ids, list(range(len(ids))), text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [("so</think>\n\nyes", 10), ("</think>x", 8), ("never ending", 12), ("</thin</think>k>", 14)],
+)
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_tokens_of_thoughts_are_counted_up_to_their_end(written: str, number: int, size: int) -> None:
+    """A token holds one character, and a chunk ``size`` tokens."""
+    model: Any = Model([bytes([byte]) for byte in range(128)], {})
+    thoughts, ids = ThoughtTokens(model), [*written.encode()]
+    for begin in range(0, len(ids), size):
+        thoughts.add(ids[begin : begin + size])
+    assert thoughts.number == number

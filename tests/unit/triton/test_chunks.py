@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -191,3 +192,11 @@ def test_between_the_first_and_the_last_chunk_lies_a_pause(monkeypatch: pytest.M
     assert sent == ["a", None, None, "bcd", None, None, "efg", None, None, "hij"]
     last = stream.push(Output(np.array([ord("!")], np.int32), "length", True, None, None))
     assert last is not None and text_of(last) == "!" and values_of(last, "sequence_length") == [11]
+
+
+def test_the_cached_tokens_of_a_prompt_are_those_that_the_first_round_found() -> None:
+    request = request_of()
+    stream = stream_of(request)
+    found = (replace(output_of([65], place, request), num_cached=num) for place, num in ((0, 4), (1, 7)))
+    chunks = [stream.push(output) for output in found]
+    assert [values_of(chunk, "cached_prompt_tokens") for chunk in chunks if chunk] == [[4], [4]]

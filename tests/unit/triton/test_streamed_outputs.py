@@ -27,7 +27,14 @@ OF_DRAFTING = {
     *("accepted_per_position", "acceptance_rate"),
 }
 OF_LOG_PROBS = {"output_log_probs", "cum_log_probs", "top_log_prob_ids", "top_log_probs"}
-WITH_THE_LAST = {"output_seed", "draft_length", "text_length", "drafted_per_round", "accepted_per_round"}
+WITH_THE_LAST = {
+    "output_seed",
+    "cached_prompt_tokens",
+    "draft_length",
+    "text_length",
+    "drafted_per_round",
+    "accepted_per_round",
+}
 
 # The tokens of each round, the number drafted and the number accepted.
 ROUNDS = [(b"a", 0, 0), (b"b", 0, 0), (b"cde", 3, 2), (b"f", 2, 0), (b"g", 0, 0), (b"h", 0, 0)]
