@@ -171,6 +171,7 @@ class _MessageFormat:
     ) -> None:
         self._body, self._model, self._asked, self._reader = body, model, asked, reader
         self._output_ids: list[int] = []
+        self._num_cached = 0
         self._has_begun = False
         told: dict[str, Any] = {"model": model.name, "system_fingerprint": model.fingerprint}
         if left_out := [tool["type"] for tool in body.tools if not message_blocks.is_function(tool)]:
@@ -189,6 +190,7 @@ class _MessageFormat:
             self._has_begun = True
             yield from self._message.begin()
         self._output_ids += chunk.output_ids
+        self._num_cached = chunk.num_cached
         for part in self._reader.read(chunk.text) + (self._reader.end() if chunk.finish_reason else []):
             yield from self._message.add(part)
         if chunk.continued_elsewhere:
@@ -211,7 +213,7 @@ class _MessageFormat:
         return "tool_use" if self._message.has_calls else "end_turn", None
 
     def _usage(self) -> dict[str, int]:
-        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": self._num_cached}
         return {"input_tokens": len(self._asked.prompt_ids), **cached, "output_tokens": len(self._output_ids)}
 
 

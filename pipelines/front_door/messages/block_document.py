@@ -10,9 +10,14 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic_core import from_json
-
-from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
+from pipelines.front_door.messages.message import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Part,
+    Thought,
+    read_arguments,
+)
 
 Event = dict[str, Any]
 
@@ -98,7 +103,7 @@ class BlockDocument:
             self._last["signature"] = self._signature
             yield self._delta("signature", "signature", self._signature)
         elif self._last["type"] == "tool_use":
-            self._last["input"], self._arguments = _input(self._arguments), ""
+            self._last["input"], self._arguments = read_arguments(self._arguments), ""
         self._is_open = False
         yield self._event("stop")
 
@@ -112,15 +117,3 @@ class BlockDocument:
 
     def _event(self, what: str, **fields: Any) -> Event:
         return {"type": f"content_block_{what}", "index": len(self.document["content"]) - 1, **fields}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return arguments as an object; of those that are cut off what is there, as Anthropic's clients do.
-
-    JSON that no client could read, such as half of a surrogate pair, stays a text in the object.
-    """
-    try:
-        found = from_json(arguments or "{}", allow_partial="trailing-strings")
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}

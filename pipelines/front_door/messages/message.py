@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 
 @dataclass(frozen=True)
 class Thought:
@@ -93,3 +95,15 @@ class MessageDocument:
                 calls = message["tool_calls"]
                 calls[-1]["function"]["arguments"] += text
                 return {"tool_calls": [{"index": len(calls) - 1, "function": {"arguments": text}}]}
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object; of those that are cut off what is there.
+
+    JSON that no client could read, such as half of a surrogate pair, stays a text in the object.
+    """
+    try:
+        found = from_json(text or "{}", allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}

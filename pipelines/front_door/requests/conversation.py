@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
-from pydantic_core import from_json
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
+from pipelines.front_door.messages.message import read_arguments
 from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END, MessageStyle, Thinking
 from pipelines.front_door.messages.tools import Function, tools_for_template
 from pipelines.front_door.requests.prompts import TokenIds, encode
@@ -177,10 +177,7 @@ def _call(call: JsonValue, name: str, style: MessageStyle) -> JsonValue:
         raise _wrong_call(name, call)
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:  # those that the end of an answer cut off are completed
-            arguments = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
-        except ValueError:
-            raise _wrong_call(f"{name}.function.arguments", arguments) from None
+        arguments = read_arguments(arguments)
     if not isinstance(arguments, dict):
         raise _wrong_call(f"{name}.function.arguments", arguments)
     given = arguments if style.takes_objects else json.dumps(arguments, ensure_ascii=False)
@@ -191,8 +188,8 @@ def _wrong_call(name: str, found: JsonValue) -> InvalidRequestError:
     return InvalidRequestError(
         "a tool call of a message is not valid",
         values=f"{name}={found!r:.200}",
-        limit='objects with "id", "type" and "function", which has a name, and arguments as a JSON object, '
-        "which may be cut off",
+        limit='objects with "id", "type" and "function", which has a name, and arguments as an object or '
+        "a text of JSON",
         remedy="send the tool calls as the server returned them",
     )
 
