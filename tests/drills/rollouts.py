@@ -149,11 +149,12 @@ class _Served:
 def run(options: argparse.Namespace, folder: Path, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Roll the candidates out with a recipe's pair, each on a server of its own."""
     recipe = load_recipe(options.recipe, "embedded")
-    engines = {role: Path(engine) for role, engine in build_engines(recipe).items()}
+    built = build_engines(recipe)
+    engines = {role: Path(built[role]) for role in ("draft", "target")}
     measure_pair(recipe, engines["draft"], engines["target"])
     document = yaml.safe_load(recipe.path.read_text(encoding="utf-8"))
     setting = Setting(document, engines["draft"], engines["target"], demo_requests(), PLAN, drill_limits())
-    about |= {"engines": engine_conditions({role: engines[role] for role in ("draft", "target")})}
+    about |= {"engines": engine_conditions(engines)}
     about |= {"plan": asdict(PLAN), "limits": asdict(drill_limits())}
     for number, drill in enumerate(DRILLS):
         if options.only in drill.name:
