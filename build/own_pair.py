@@ -22,7 +22,7 @@ from build.fetch import fetch_checkpoints
 from build.files import Need
 from build.hub.checkpoint_id import DEFAULT_BRANCH, HubCheckpoint
 from build.hub.repository import open_repository
-from build.memory import num_parameters
+from build.memory import BLOCK_TOKENS, MemoryPlan, num_parameters
 from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
 from build.operators.library import check_compiler, has_compiler
@@ -34,7 +34,8 @@ from pipelines.available_resources import available_bytes, available_cores, has_
 from pipelines.configuration import load_yaml
 from pipelines.errors import RecipeError
 
-_MAX_SEQ_LEN = 2048
+_LEAST_CONTEXT = 2048
+_CACHE_SHARE = 1 / 3  # of the free memory, for two requests of the whole context
 _QUANTIZATIONS = ("auto", "int8", "int4", "none", "checkpoint")
 _UNCHANGED = ("none", "checkpoint")
 _TARGET_HEADS = {"int8": "int8", "int4": "int8"}  # quantization -> that of the output head
@@ -47,7 +48,7 @@ def write_recipe(
     draft: str,
     output: Path | None,
     quantization: str,
-    max_seq_len: int,
+    max_seq_len: int | None,
     free: float,
     report: Callable[[str], None] = print_line,
     prompts: Path | None = None,
@@ -62,6 +63,7 @@ def write_recipe(
             ``checkpoint``: of both. ``auto``: ``int4`` for a network whose weights have 4 bits already, else
             ``int8``. ``int8`` and ``int4`` keep the integers of a quantized checkpoint that are as small.
         max_seq_len: Tokens of prompt and answer together, at most; lowered to what both networks support.
+            None: what they support, as far as a third of the free memory holds two such requests.
         free: Free memory, bytes.
         report: Called with the plan of the memory, and with the progress of downloads.
         prompts: File or folder of prompts; None for general ones.
@@ -81,7 +83,7 @@ def write_recipe(
         _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
     ]
     configs = [
-        open_settings(EngineRecipe(checkpoint).checkpoint_directory, max_seq_len).config
+        open_settings(EngineRecipe(checkpoint).checkpoint_directory, max_seq_len or 1).config
         for checkpoint in checkpoints
     ]
     target_size, draft_size = (sum(num_parameters(config)) for config in configs)
@@ -90,14 +92,15 @@ def write_recipe(
             f"warning: the draft has {draft_size / 1e9:.2f} billion parameters and the target "
             f"{target_size / 1e9:.2f} billion; only a smaller draft is faster, and the target is named first"
         )
-    length = min(max_seq_len, *(config.max_position_embeddings for config in configs))
+    most = min(config.max_position_embeddings for config in configs)
+    length = min(max_seq_len or _LEAST_CONTEXT, most)
     document = _document(name, checkpoints, _quantizations(configs, quantization), length)
     for role, config in zip(("target", "draft"), configs, strict=True):
         if config.attention_softcap is not None:  # only this operator caps scores
             document[role]["attention"] = "draftproof"
     if prompts is not None:
         document["prompts"] = str(prompts.resolve())
-    if _is_written(path, document):
+    if _is_written(path, document, any_context=max_seq_len is None):
         _check_weights(load_recipe(path), report)
         report("the recipe exists and is kept")
         return path
@@ -108,7 +111,12 @@ def write_recipe(
         if document[role].get("attention") == "draftproof":
             report(f"{role}: 'attention: draftproof' is set, because this network caps attention scores")
             check_compiler()
-    plan = plan_recipe(recipe, *check_settings(recipe), free)
+    sources = check_settings(recipe)
+    plan = plan_recipe(recipe, *sources, free)
+    if max_seq_len is None and most > length:
+        recipe = parse_recipe(_with_context(document, most, plan), path)
+        plan = plan_recipe(recipe, *sources, free)
+    report(f"context: {recipe.serving.max_seq_len:,} tokens; the models have positions for {most:,}")
     for line in plan.lines():
         report(line)
     check_prompts(recipe)
@@ -185,10 +193,23 @@ def _document(
     }
 
 
-def _is_written(path: Path, document: dict[str, Any]) -> bool:
+def _with_context(document: dict[str, Any], most: int, plan: MemoryPlan) -> dict[str, Any]:
+    """Give a recipe the longest context that its share of the memory holds twice, and caches for that."""
+    bytes_per_token = (plan.target.block + plan.draft.block) / BLOCK_TOKENS
+    length = most
+    while length > _LEAST_CONTEXT and 2 * length * bytes_per_token > _CACHE_SHARE * plan.free:
+        length = max(length // 2, _LEAST_CONTEXT)
+    document["serving"]["max_seq_len"] = length
+    num_blocks = max(plan.num_blocks["target"], 2 * -(-length // BLOCK_TOKENS) + 1)
+    for role in ("target", "draft"):
+        document[role]["kv_cache"] = {"num_blocks": num_blocks}
+    return document
+
+
+def _is_written(path: Path, document: dict[str, Any], *, any_context: bool) -> bool:
     """Return whether a file holds this recipe, whatever its caches and threads.
 
-    Prompts that the file names are kept if the command names none.
+    Prompts that the file names are kept if the command names none, and its context if that may be any.
 
     Raises:
         RecipeError: It holds another one.
@@ -199,6 +220,8 @@ def _is_written(path: Path, document: dict[str, Any]) -> bool:
     if isinstance(written.get("prompts"), str):  # from the file's folder, as in ``Recipe.prompts_path``
         written["prompts"] = str((path.parent / written["prompts"]).resolve())
         document = {"prompts": written["prompts"], **document}
+    if any_context:
+        document = {**document, "serving": written.get("serving")}
     if not _is_same(written, document):
         raise RecipeError(
             f"{path} holds another recipe",
@@ -251,7 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--quantization", choices=_QUANTIZATIONS, default="auto", help="(default: %(default)s)"
     )
     parser.add_argument("--prompts", type=Path, help="file or folder of prompts (default: general ones)")
-    parser.add_argument("--max-seq-len", type=int, default=_MAX_SEQ_LEN, help="tokens (default: 2048)")
+    parser.add_argument("--max-seq-len", type=int, help="tokens (default: what models and memory allow)")
     return run_command(lambda: _work(parser.parse_args(arguments)))
 
 

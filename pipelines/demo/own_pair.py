@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         checkpoints = named_checkpoint(options.target), named_checkpoint(options.draft)
         output = (options.output or Path("-".join(map(_last_name, checkpoints)) + ".yaml")).resolve()
         given = [*checkpoints, "--output", str(output)]
-        given += ["--quantization", options.quantization, "--max-seq-len", str(options.max_seq_len)]
+        given += ["--quantization", options.quantization]
+        given += ["--max-seq-len", str(options.max_seq_len)] if options.max_seq_len else []
         given += [] if options.prompts is None else ["--prompts", str(options.prompts.resolve())]
         result = run_build("build.own_pair", given, partial(print, flush=True))
         recipe = str(result["recipe"])
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         help="auto: int4 for weights that have 4 bits already, else int8 (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-seq-len", type=whole_number(64), default=2048, help="tokens of a request (%(default)s)"
+        "--max-seq-len", type=whole_number(64), help="tokens (default: what models and memory allow)"
     )
     add_prompts_option(parser)
     parser.add_argument("--json", action="store_true", help="print the result as the last line, JSON")
