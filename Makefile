@@ -98,7 +98,7 @@ test-sample: .venv/test.stamp .venv/torch.stamp ## run four of the long tests of
 	@$(venv) -m tests.sample
 
 .PHONY: test-clients
-test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangChain and LiteLLM, which are installed into .venv-clients/, with a server
+test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangChain, LiteLLM and Anthropic's client, which are installed into .venv-clients/, with a server
 	@$(venv) -m pytest tests/integration/front_door/test_other_clients.py -m long $(ARGS)
 
 .PHONY: test-all

@@ -86,7 +86,7 @@ def calls(api: openai.OpenAI, options: Options) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("program", ["langchain_program.py", "litellm_program.py"])
+@pytest.mark.parametrize("program", ["langchain_program.py", "litellm_program.py", "anthropic_program.py"])
 def test_a_client_gets_the_answers_and_calls_of_openais_own(
     program: str,
     folder: Path,
