@@ -18,6 +18,8 @@ from pipelines.errors import DraftproofError, ServerBusyError
 from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.endpoints.messages import first_word
+from pipelines.front_door.messages.block_document import BlockDocument
+from pipelines.front_door.messages.message import CallArguments, CallBegin
 from pipelines.front_door.requests.message_blocks import messages_of_blocks
 from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
@@ -314,6 +316,23 @@ def test_the_stop_word_is_the_one_the_text_was_cut_at(
     assert first_word(output, words) == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"city": "Bo', {"city": "Bo"}),
+        ('{"a": [1, 2], "b', {"a": [1, 2]}),
+        ("", {}),
+        ('{"a": "\\ud800"}', {"arguments": '{"a": "\\ud800"}'}),
+    ],
+)
+def test_arguments_that_are_cut_off_are_an_object(arguments: str, expected: Any) -> None:
+    document = BlockDocument({}, "")
+    for part in (CallBegin("call_1", "clock"), CallArguments(arguments)):
+        list(document.add(part))
+    list(document.end("max_tokens", None, {}))
+    assert document.document["content"][0]["input"] == expected
+
+
 async def test_thoughts_are_asked_for_and_prefills_are_continued() -> None:
     async with open_door() as door:
         for thinking, is_closed in [
@@ -328,7 +347,7 @@ async def test_thoughts_are_asked_for_and_prefills_are_continued() -> None:
         prefill = {"role": "assistant", "content": "It is "}
         await door.answer(messages=[USER, prefill])
         assert TOKENIZER.vocabulary.join(door.router.asked[-1].prompt_ids).endswith(b"It is ")
-        for content in ([], [USE], [{"type": "thinking", "thinking": "x"}]):
+        for content in ([], [text("a"), USE], [{"type": "thinking", "thinking": "x"}]):
             await door.answer(messages=[USER, {"role": "assistant", "content": content}])
             prompt = TOKENIZER.vocabulary.join(door.router.asked[-1].prompt_ids)
             assert prompt.endswith(b"<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
