@@ -16,6 +16,7 @@ from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.messages.block_document import BlockDocument
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.requests import message_blocks
+from pipelines.front_door.requests.body import with_warnings
 from pipelines.front_door.requests.conversation import Message, chat_prompt
 from pipelines.front_door.requests.message_request import message_request
 from pipelines.front_door.requests.sampling import PassedOn
@@ -97,6 +98,7 @@ class CountBody(PassedOn):  # type: ignore[misc]
         choice, last = self.tool_choice or {"type": "auto"}, messages[-1] if messages else {}
         is_prefill = last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
         is_thinking = self.thinking is not None and self.thinking.type != "disabled"
+        others["warnings"] = message_blocks.left_out(self.tools)
         form = self.output_config.format if self.output_config is not None else None
         return ChatOfBlocks(
             messages=tuple(messages),
@@ -150,33 +152,31 @@ async def answer_message(
         DraftproofError: The request is invalid, or no answer could be had.
     """
     fields: dict[str, Any] = {"stop": list(body.stop_sequences), "logit_bias": body.logit_bias}
-    chat = body.to_chat(max_tokens=body.max_tokens, stream=body.stream, **fields)
+    chat = await with_warnings(body.to_chat(max_tokens=body.max_tokens, stream=body.stream, **fields))
     asked, new_reader = await message_request(chat, model, "messages")
     asked = replace(asked, max_tokens=min(asked.max_tokens, model.max_seq_len - len(asked.prompt_ids)))
-    return await answer(request, router, [asked], _MessageFormat(body, model, asked, new_reader()), chat)
+    return await answer(request, router, [asked], _MessageFormat(chat, model, asked, new_reader()), chat)
 
 
 class _MessageFormat:
     """Writes the answer to one request.
 
     Args:
-        body: The request.
+        chat: The request in the words of chat.
         model: The model.
         asked: The request to the model.
         reader: Reads the answer.
     """
 
     def __init__(
-        self, body: MessagesBody, model: ServedModel, asked: CompletionRequest, reader: MessageReader
+        self, chat: ChatBody, model: ServedModel, asked: CompletionRequest, reader: MessageReader
     ) -> None:
-        self._body, self._model, self._asked, self._reader = body, model, asked, reader
+        self._chat, self._model, self._asked, self._reader = chat, model, asked, reader
         self._output_ids: list[int] = []
         self._num_cached = 0
         self._has_begun = False
         told: dict[str, Any] = {"model": model.name, "system_fingerprint": model.fingerprint}
-        if left_out := [tool["type"] for tool in body.tools if not message_blocks.is_function(tool)]:
-            told["warnings"] = [f"tools of type {kind} are Anthropic's, and left out" for kind in left_out]
-        told |= {"seed": asked.seed, "usage": self._usage()}
+        told |= {"seed": asked.seed, "usage": self._usage(), **chat.warning_fields}
         self._message = BlockDocument(told, signature=model.fingerprint)
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
@@ -205,12 +205,13 @@ class _MessageFormat:
     def _ending(self, finish_reason: str) -> tuple[str, str | None]:
         """Return why the answer ends, and at which stop word."""
         if finish_reason == "length":
-            is_context = self._asked.max_tokens < self._body.max_tokens
+            is_context = self._asked.max_tokens < (self._chat.max_tokens or 0)
             return "model_context_window_exceeded" if is_context else "max_tokens", None
         output = self._model.tokenizer.vocabulary.join(self._output_ids)
-        if (word := first_word(output, self._body.stop_sequences)) is not None:
+        if (word := first_word(output, self._asked.stop_words)) is not None:
             return "stop_sequence", word
-        return "tool_use" if self._message.has_calls else "end_turn", None
+        has_calls = any(block["type"] == "tool_use" for block in self._message.document["content"])
+        return "tool_use" if has_calls else "end_turn", None
 
     def _usage(self) -> dict[str, int]:
         cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": self._num_cached}

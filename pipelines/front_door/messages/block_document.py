@@ -47,11 +47,6 @@ class BlockDocument:
         self._arguments = ""  # JSON of the call that is open
         self._is_open = False
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether a tool call has begun."""
-        return any(block["type"] == "tool_use" for block in self.document["content"])
-
     def begin(self) -> Iterator[Event]:
         """Yield the events before the first part."""
         yield {"type": "message_start", "message": copy.deepcopy(self.document)}

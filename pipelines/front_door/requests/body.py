@@ -21,6 +21,7 @@ _MAX_VALUES = 100_000  # objects, lists and keys; each holds the interpreter up 
 _REMEDY = "send a JSON object with the fields of docs/reference/openai.md"
 
 _Body = TypeVar("_Body")
+_Fields = TypeVar("_Fields", bound=SamplingFields)
 
 
 async def receive_body(request: web.Request, within_s: float) -> bytes:
@@ -55,7 +56,12 @@ async def read_body(kind: type[_Body], content: bytes) -> _Body:
     """
     is_quick = len(content) <= _QUICK_BYTES
     body = parse_body(kind, content) if is_quick else await asyncio.to_thread(parse_body, kind, content)
-    if isinstance(body, SamplingFields) and (schemas := tuple(body.schemas)):
+    return await with_warnings(body) if isinstance(body, SamplingFields) else body
+
+
+async def with_warnings(body: _Fields) -> _Fields:
+    """Return a request with warnings of what no grammar enforces of its schemas."""
+    if schemas := tuple(body.schemas):
         left_out = await asyncio.to_thread(_unenforced, schemas)
         body = dataclasses.replace(body, warnings=(*body.warnings, *left_out))
     return body

@@ -51,9 +51,12 @@ def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[M
     return found
 
 
-def is_function(tool: Message) -> bool:
-    """Return whether a tool is a function of the client; others are run or defined by Anthropic."""
-    return tool.get("type") in (None, "custom")
+def left_out(tools: Sequence[Message]) -> tuple[str, ...]:
+    """Return a warning for each tool that is no function of the client, but run or defined by Anthropic."""
+    kinds = (tool.get("type") for tool in tools if not _is_function(tool))
+    return tuple(
+        f"a tool of type {kind!s:.100} was left out: the model calls functions only" for kind in kinds
+    )
 
 
 def chats_tools(tools: Sequence[Message]) -> tuple[Tool, ...]:
@@ -62,7 +65,7 @@ def chats_tools(tools: Sequence[Message]) -> tuple[Tool, ...]:
     Raises:
         InvalidRequestError: A function has no name or no schema, or a field of the wrong type.
     """
-    named = ((tool, f"tools[{number}]") for number, tool in enumerate(tools) if is_function(tool))
+    named = ((tool, f"tools[{number}]") for number, tool in enumerate(tools) if _is_function(tool))
     return tuple(Tool(function=_function(tool, name)) for tool, name in named)
 
 
@@ -78,6 +81,10 @@ def chats_choice(choice: Mapping[str, JsonValue]) -> JsonValue:
     if not isinstance(kind, str) or kind not in _CHOICES:
         raise _wrong("tool_choice.type", kind, "auto, any, tool or none")
     return _CHOICES[kind]
+
+
+def _is_function(tool: Message) -> bool:
+    return tool.get("type") in (None, "custom")
 
 
 def _function(tool: Message, name: str) -> Function:

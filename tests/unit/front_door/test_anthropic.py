@@ -35,10 +35,20 @@ TOOL = {"name": "get_weather", "input_schema": WEATHER.parameters, "cache_contro
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": [USER]}
 USE = {"type": "tool_use", "id": "call_0001", "name": "get_weather", "input": {"city": "Bonn"}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_0001"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "print"}
+REDACTED = {"type": "redacted_thinking", "data": "x"}
 
 
 def text(words: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **more}
+
+
+def user(*content: Any) -> Any:
+    return {"role": "user", "content": list(content)}
+
+
+def assistant(*content: Any) -> Any:
+    return {"role": "assistant", "content": list(content)}
 
 
 class Router:
@@ -152,43 +162,26 @@ def without_ids(message: Any) -> Any:
     [
         ("Be brief.", [USER], ["system: Be brief.", "user: hot?"]),
         ([text("x-anthropic-billing-header: cch=1"), text("a", cache_control={})], [], ["system: a"]),
-        (None, [{"role": "user", "content": [text("a"), text("b")]}, USER], ["user: a|b|hot?"]),
-        (None, [{"role": "user", "content": [RESULT, text("b")]}], ["tool: ", "user: b"]),
+        (None, [user(text("a"), text("b")), USER], ["user: a|b|hot?"]),
+        (None, [user(RESULT, text("b"))], ["tool: ", "user: b"]),
+        (None, [user({**RESULT, "content": "no", "is_error": True})], ["tool: Error:|no"]),
+        (None, [user({**RESULT, "content": [text("x")]})], ["tool: x"]),
         (
             None,
-            [{"role": "user", "content": [{**RESULT, "content": "no", "is_error": True}]}],
-            ["tool: Error:|no"],
+            [assistant(THOUGHT, REDACTED, text("a"), USE)],
+            ['assistant: a hm call_0001 {"city": "Bonn"}'],
         ),
-        (None, [{"role": "user", "content": [{**RESULT, "content": [text("x")]}]}], ["tool: x"]),
-        (
-            None,
-            [
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "thinking", "thinking": "hm", "signature": "print"},
-                        {"type": "redacted_thinking", "data": "x"},
-                        text("I ask."),
-                        USE,
-                    ],
-                }
-            ],
-            ['assistant: I ask. hm call_0001 {"city": "Bonn"}'],
-        ),
-        (None, [{"role": "assistant", "content": []}], ["assistant: "]),
+        (None, [assistant()], ["assistant: "]),
         (None, [{"role": "system", "content": "a"}], ["system: a"]),
     ],
 )
 def test_blocks_become_messages_of_chat(system: Any, messages: Any, expected: list[str]) -> None:
     def told(message: Any) -> str:
         parts = "|".join(part["text"] for part in message["content"])
-        calls = [
-            f"{call['id']} {json.dumps(call['function']['arguments'])}"
-            for call in message.get("tool_calls", [])
-        ]
-        return " ".join(
-            [f"{message['role']}: {parts}", *filter(None, [message.get("reasoning_content")]), *calls]
-        )
+        words = [f"{message['role']}: {parts}", *filter(None, [message.get("reasoning_content")])]
+        for call in message.get("tool_calls", []):
+            words += [call["id"], json.dumps(call["function"]["arguments"])]
+        return " ".join(words)
 
     assert [told(message) for message in messages_of_blocks(system, messages)] == expected
 
@@ -196,16 +189,13 @@ def test_blocks_become_messages_of_chat(system: Any, messages: Any, expected: li
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
-    ({"messages": [{"role": "user", "content": [text("a"), IMAGE]}]}, "messages[0].content[1].type='image'"),
-    (
-        {"messages": [{"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]},
-        "content[0].content[0].type",
-    ),
-    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
-    ({"messages": [{"role": "user", "content": [USE]}]}, "'tool_use'"),
-    ({"messages": [{"role": "assistant", "content": [{**USE, "input": "{}"}]}]}, "content[0].input"),
+    ({"messages": [user(text("a"), IMAGE)]}, "messages[0].content[1].type='image'"),
+    ({"messages": [user({**RESULT, "content": [IMAGE]})]}, "content[0].content[0].type"),
+    ({"messages": [user({"type": "document"})]}, "'document'"),
+    ({"messages": [user(USE)]}, "'tool_use'"),
+    ({"messages": [assistant({**USE, "input": "{}"})]}, "content[0].input"),
     ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [1]}]}, "messages[0].content[0]"),
+    ({"messages": [user(1)]}, "messages[0].content[0]"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
     ({"messages": []}, "0 messages"),
     ({"system": [IMAGE]}, "system[0].type"),
@@ -235,9 +225,8 @@ async def test_what_cannot_be_done_is_refused_by_name() -> None:
             assert named in error["message"] and error["remedy"] and document["request_id"], (named, error)
         for changes, named in REFUSED[1:-1]:
             if not {"tool_choice", "output_config"} & set(changes) and named != "tools[0]":
-                status, document = await door.post(
-                    {"messages": [USER], **changes}, "/v1/messages/count_tokens"
-                )
+                body = {"messages": [USER], **changes}
+                status, document = await door.post(body, "/v1/messages/count_tokens")
                 assert status == 400 and named in document["error"]["message"], (named, document)
 
 
@@ -310,9 +299,7 @@ async def test_an_answer_says_why_it_ends() -> None:
     ("output", "words", "expected"),
     [(b"a END", ("END", "E"), "E"), (b"END", ("N", "END"), "END"), (b"a", ("b",), None), (b"", (), None)],
 )
-def test_the_stop_word_is_the_one_the_text_was_cut_at(
-    output: bytes, words: Any, expected: str | None
-) -> None:
+def test_the_stop_word_is_that_of_the_cut(output: bytes, words: Any, expected: str | None) -> None:
     assert first_word(output, words) == expected
 
 
@@ -347,8 +334,8 @@ async def test_thoughts_are_asked_for_and_prefills_are_continued() -> None:
         prefill = {"role": "assistant", "content": "It is "}
         await door.answer(messages=[USER, prefill])
         assert TOKENIZER.vocabulary.join(door.router.asked[-1].prompt_ids).endswith(b"It is ")
-        for content in ([], [text("a"), USE], [{"type": "thinking", "thinking": "x"}]):
-            await door.answer(messages=[USER, {"role": "assistant", "content": content}])
+        for content in ([], [text("a"), USE], [THOUGHT]):
+            await door.answer(messages=[USER, assistant(*content)])
             prompt = TOKENIZER.vocabulary.join(door.router.asked[-1].prompt_ids)
             assert prompt.endswith(b"<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
@@ -364,10 +351,7 @@ async def test_tools_choices_and_forms_reach_the_grammar() -> None:
             ({"type": "any"}, "required"),
             ({"type": "auto", "disable_parallel_tool_use": True}, "auto"),
             ({"type": "none"}, "none"),
-            (
-                {"type": "tool", "name": "get_weather"},
-                {"type": "function", "function": {"name": "get_weather"}},
-            ),
+            ({"type": "tool", "name": "get_weather"}, {"type": "function", "name": "get_weather"}),
         ]
         chats = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER.parameters}}
         door.router.answer = CALLS_OF_HERMES
@@ -411,12 +395,7 @@ async def test_what_is_returned_can_be_sent_back_wherever_it_is_cut_off(template
             assert joined(events) == without_ids(message)
             calls = [block for block in message["content"] if block["type"] == "tool_use"]
             results = [{**RESULT, "tool_use_id": call["id"], "content": "31"} for call in calls]
-            answer = {"role": "assistant", "content": message["content"]}
-            history = [
-                USER,
-                answer,
-                {"role": "user", "content": [*results, text("Go on.")][: len(results) or 1]},
-            ]
+            history = [USER, assistant(*message["content"]), user(*(results or [text("Go on.")]))]
             status, told = await door.post({**given, "messages": history})
             assert status == 200, (size, message["content"], told)
         assert calls[0]["input"] == json.loads(ARGUMENTS)
