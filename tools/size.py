@@ -68,7 +68,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 65_800
+TEST_LINES = 65_900
 """The most lines of tests, with blank lines and comments."""
 
 

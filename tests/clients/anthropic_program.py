@@ -18,14 +18,15 @@ answer = client.messages.create(**GREEDY)
 [block] = answer.content
 with client.messages.stream(**GREEDY) as stream:
     streamed = "".join(stream.text_stream)
-    assert stream.get_final_message().usage == answer.usage
+    assert stream.get_final_message().usage.output_tokens == answer.usage.output_tokens
 try:
     client.messages.create(**{**GREEDY, "model": "another"})
     refusal = 0
 except anthropic.NotFoundError as error:
     refusal = error.status_code
     assert error.body["error"]["type"] == "not_found_error" and error.request_id == error.body["request_id"]
-assert client.messages.count_tokens(**HELLO).input_tokens == answer.usage.input_tokens
+counted = client.messages.count_tokens(**HELLO).input_tokens
+assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 word = block.text[-3:]
 stopped = client.messages.create(**GREEDY, stop_sequences=["never", word])
 assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
@@ -70,7 +71,7 @@ calls = {
         client.messages.create(**{**required, "tool_choice": {"type": "tool", "name": asked["function"]}})
     ),
     "reason": {"tool_use": "tool_calls"}[answer.stop_reason],
-    "tokens_with_result": after.usage.input_tokens,
+    "tokens_with_result": after.usage.input_tokens + after.usage.cache_read_input_tokens,
 }
 form = {"format": {"type": "json_schema", "schema": asked["schema"]}}
 written = client.messages.create(**common, output_config=form).content[0].text

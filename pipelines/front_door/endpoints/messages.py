@@ -214,8 +214,9 @@ class _MessageFormat:
         return "tool_use" if has_calls else "end_turn", None
 
     def _usage(self) -> dict[str, int]:
+        num_computed, num_output = len(self._asked.prompt_ids) - self._num_cached, len(self._output_ids)
         cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": self._num_cached}
-        return {"input_tokens": len(self._asked.prompt_ids), **cached, "output_tokens": len(self._output_ids)}
+        return {"input_tokens": num_computed, **cached, "output_tokens": num_output}
 
 
 def first_word(text: bytes, words: Iterable[str]) -> str | None:

@@ -71,12 +71,12 @@ class Router:
             piece, is_last = self.answer[start : start + 3], number == len(starts) - 1
             ids = tuple(TOKENIZER.encode(piece + self.stop_word * is_last, add_special_tokens=False))
             marks = (False,) * len(ids)
-            yield Chunk(piece, ids, marks, self.reason if is_last else "", 0.0, 1)
+            yield Chunk(piece, ids, marks, self.reason if is_last else "", 0.0, 1, num_cached=7 * is_last)
 
     async def generate(self, request: CompletionRequest) -> Chunk:
         chunks = [chunk async for chunk in self.stream(request)]
         ids = tuple(token_id for chunk in chunks for token_id in chunk.output_ids)
-        return Chunk(self.answer, ids, (False,) * len(ids), self.reason, 0.0, 1)
+        return Chunk(self.answer, ids, (False,) * len(ids), self.reason, 0.0, 1, num_cached=7)
 
 
 class Door:
@@ -278,9 +278,9 @@ async def test_an_answer_says_why_it_ends() -> None:
         _, counted = await door.post({"messages": [USER], "model": "m"}, "/v1/messages/count_tokens")
         assert counted == {"input_tokens": len(asked.prompt_ids)}
         assert message["usage"] == {
-            "input_tokens": len(asked.prompt_ids),
+            "input_tokens": len(asked.prompt_ids) - 7,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": 7,
             "output_tokens": 4,
         }
         door.router.stop_word = "END!"
