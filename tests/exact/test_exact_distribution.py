@@ -50,9 +50,7 @@ def branching(monkeypatch: pytest.MonkeyPatch) -> Branching:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CASES)
-def test_answers_have_the_distribution_of_the_target_alone(
-    branching: Branching, name: str, rule: str
-) -> None:
+def test_answers_have_the_targets_own_distribution(branching: Branching, name: str, rule: str) -> None:
     explored = explore(branching, CASES[name], rule)
     for check in CHECKS:
         check(explored)
@@ -140,9 +138,7 @@ def test_a_verification_right_after_the_prompt_keeps_the_distribution(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_enumeration_meets_rejection_bonus_and_noise_that_is_used_twice(
-    branching: Branching, rule: str
-) -> None:
+def test_the_enumeration_meets_rejection_bonus_and_noise_used_twice(branching: Branching, rule: str) -> None:
     """Make sure that the cases of the other tests reach the situations they are about."""
     explored = explore(branching, CASES["K=3, with bonus token"], rule)
     kept = {(part.num_draft_tokens, part.num_accepted_tokens) for way in explored.ways for part in way.rounds}

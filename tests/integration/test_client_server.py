@@ -52,9 +52,7 @@ def last_document(text: str) -> dict[str, Any]:
     return document
 
 
-def test_the_command_line_answers_and_fails_with_its_codes(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_answers_and_fails_with_its_codes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--url", url, "--max-tokens", "12", "def main("]
     assert ask(arguments) == 0
     whole = capsys.readouterr().out

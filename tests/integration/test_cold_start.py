@@ -121,9 +121,7 @@ def test_a_draft_that_knows_nothing_of_the_target_fails_at_once(
     assert "the mean acceptance length is 1.0" in found.reason
 
 
-def test_a_pair_that_is_not_loaded_does_not_answer(
-    server: Server, load: Callable[[str], CandidatePair]
-) -> None:
+def test_an_unloaded_pair_does_not_answer(server: Server, load: Callable[[str], CandidatePair]) -> None:
     candidate = load("noisy")
     with repository_api(server) as api:
         api.unload(candidate.pair.speculative_model)

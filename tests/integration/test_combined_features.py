@@ -89,9 +89,7 @@ def essence(generation: Generation) -> tuple[Any, ...]:
 # The fixtures live as long as the module, so an example costs a round trip, not a server.
 @examples(60)
 @given(data=st.data())
-def test_any_combination_is_answered_as_by_the_target_alone(
-    clients: dict[str, Client], data: st.DataObject
-) -> None:
+def test_any_combination_has_the_targets_answer(clients: dict[str, Client], data: st.DataObject) -> None:
     request = data.draw(requests(), label="request")
     length = data.draw(st.one_of(st.none(), st.integers(0, MAX_DRAFT_LEN)), label="num_draft_tokens")
     transport = data.draw(st.sampled_from(["grpc", "http"]), label="transport")

@@ -45,9 +45,7 @@ def setting(server: Server) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_adaptive_answers_are_the_targets_own_while_load_and_text_change(
-    server: Server, setting: Path
-) -> None:
+def test_adaptive_answers_are_the_targets_while_load_and_text_change(server: Server, setting: Path) -> None:
     """How much is drafted depends on the machine's load; the answers do not."""
     setting.write_text(json.dumps({"num_draft_tokens": None}))
     requests = [

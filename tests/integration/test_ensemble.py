@@ -151,9 +151,7 @@ def test_what_a_client_left_runs_to_its_end_and_no_further(server: Server) -> No
 
 
 @pytest.mark.parametrize("step", ["ensemble_steps", pytest.param("speculative", marks=pytest.mark.long)])
-def test_a_step_that_dies_ends_its_requests_typed_and_is_replaced(
-    step: str, render: Callable[..., Path]
-) -> None:
+def test_a_dead_step_ends_its_requests_typed_and_is_replaced(step: str, render: Callable[..., Path]) -> None:
     """Triton itself would let the requests wait for ever. Afterwards the server still stops cleanly."""
     with ready_server(render("tiny-ensemble")) as server:
         prefix = prefix_of(server.directory)

@@ -227,7 +227,7 @@ def test_too_many_requests_of_one_address_are_told_so(
     assert "draftproof/server_busy" in replies[-1].text
 
 
-def test_connections_of_one_address_are_limited(
+def test_connections_per_address_are_limited(
     backend: tuple[Backend, int], start: Callable[..., Proxy]
 ) -> None:
     port = backend[1]

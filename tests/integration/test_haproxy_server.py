@@ -73,9 +73,7 @@ def test_a_server_behind_it_withstands_grpc(
 @pytest.mark.parametrize(
     "attack", [each for each in GRPC_ATTACKS if each.name in CALLED], ids=lambda a: a.name
 )
-def test_methods_that_are_not_for_clients_are_refused_by_haproxy_itself(
-    attack: Attack, before_gateway: Proxy
-) -> None:
+def test_methods_not_for_clients_are_refused_by_haproxy_itself(attack: Attack, before_gateway: Proxy) -> None:
     reply = attack.send(before_gateway.grpc)
     assert reply.status == "UNIMPLEMENTED"
     assert "clients may not call this method" in reply.text

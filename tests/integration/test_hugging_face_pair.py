@@ -75,9 +75,7 @@ def write_pair(folder: Path, family: str) -> Path:
         pytest.param("gemma3_text", marks=pytest.mark.long),
     ],
 )
-def test_two_directories_become_a_server_whose_answers_are_those_of_the_target(
-    family: str, tmp_path: Path
-) -> None:
+def test_two_directories_become_a_server_that_answers_as_the_target(family: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     path = write_pair(tmp_path, family)
     command = [sys.executable, "-c", BUILD, "--recipe", str(path), "--engines", str(tmp_path / "engines")]

@@ -69,9 +69,7 @@ def test_a_long_text_is_tokenized_and_refused_by_its_length(long_server: Server)
         client.generate(CompletionRequest("return x\n" * 40_000, max_tokens=4))
 
 
-def test_a_cancelled_long_prompt_frees_its_blocks_and_others_are_answered_meanwhile(
-    long_server: Server,
-) -> None:
+def test_a_cancelled_long_prompt_frees_its_blocks_and_others_go_on(long_server: Server) -> None:
     def free() -> float:
         return read_gauge(long_server, "draftproof_kv_blocks_free", engine="target", model="speculative")
 

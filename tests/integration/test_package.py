@@ -107,9 +107,7 @@ def test_nothing_starts_from_a_package_that_was_changed(
     assert [line.startswith("error: the package is not signed") for line in refused(public)] == [True, True]
 
 
-def test_a_candidate_needs_the_signature_that_is_demanded(
-    packaged: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_candidate_needs_the_demanded_signature(packaged: tuple[Path, Path], tmp_path: Path) -> None:
     package, public = packaged
     (package / "package.sig").unlink()
     with pytest.raises(CanaryError, match="the package is not signed"):

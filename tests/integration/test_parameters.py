@@ -151,9 +151,7 @@ def test_all_parameters_together_give_the_same_from_all_models_streamed_or_not(s
 
 
 @pytest.mark.parametrize("model", LOOP_MODELS)
-def test_the_ratio_rule_answers_can_be_repeated_and_are_not_the_targets_own(
-    client: Client, model: str
-) -> None:
+def test_the_ratio_rules_answers_can_be_repeated_and_are_not_the_targets(client: Client, model: str) -> None:
     differ, accepted = 0, 0
     for seed in range(4):
         request = dataclasses.replace(SAMPLED, seed=seed)

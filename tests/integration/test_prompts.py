@@ -61,9 +61,7 @@ def test_kserve_takes_ids(server: Server, tokenizer: Tokenizer, model: str) -> N
         ({"input_ids": [5], "parse_special_tokens": True}, "has no meaning for token ids"),
     ],
 )
-def test_a_prompt_that_is_none_is_refused(
-    server: Server, model: str, body: dict[str, Any], message: str
-) -> None:
+def test_what_is_no_prompt_is_refused(server: Server, model: str, body: dict[str, Any], message: str) -> None:
     reply = post(server, {"max_tokens": 4, **body}, model)
     assert reply.status_code == 400 and message in reply.json()["error"]
 

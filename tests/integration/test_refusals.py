@@ -109,9 +109,7 @@ def post_or_raise(server: Server, body: dict[str, Any], model: str) -> None:
         pytest.param("http", "generate", marks=pytest.mark.long),
     ],
 )
-def test_bad_parameters_are_refused_before_they_take_a_place(
-    server: Server, transport: str, model: str
-) -> None:
+def test_bad_parameters_are_refused_before_taking_a_place(server: Server, transport: str, model: str) -> None:
     def send(**values: Any) -> None:
         if transport == "grpc":
             stream_infer(server, text_tensors(text_input="x", **values), model)

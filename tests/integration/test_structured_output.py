@@ -86,9 +86,7 @@ def follows(guide: tuple[str, str], text: str) -> bool:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide[1][:30])
-def test_the_answer_is_valid_and_the_targets_own_with_every_draft(
-    client: Client, guide: tuple[str, str]
-) -> None:
+def test_the_answer_is_valid_and_the_targets_with_any_draft(client: Client, guide: tuple[str, str]) -> None:
     requests = [dataclasses.replace(asked, guide=guide, num_log_probs=2) for asked in ANSWERS]
     with ThreadPoolExecutor(8) as threads:
         for request in requests:

@@ -128,7 +128,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("reason", ALONE)
-def test_what_rounds_would_forget_is_answered_by_the_target_alone_and_said(
+def test_what_rounds_would_forget_the_target_answers_alone_and_it_is_said(
     nvidia: Served, reason: str
 ) -> None:
     request = CompletionRequest(PROMPTS[1], max_tokens=30, **ALONE[reason])

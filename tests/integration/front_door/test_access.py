@@ -105,9 +105,7 @@ def test_probes_scrapes_of_this_machine_and_the_description_need_no_key(closed: 
         assert client.get("/openapi.json").json()["security"] == [{"key": []}]
 
 
-def test_a_request_is_logged_with_the_name_of_its_key_and_without_its_prompt(
-    closed: Closed, key: str
-) -> None:
+def test_a_request_is_logged_with_its_keys_name_and_without_its_prompt(closed: Closed, key: str) -> None:
     with closed.client(key) as client:
         answered = client.post("/v1/completions", json={**BODY, "prompt": "a secret"})
     request_id, log = answered.headers["X-Request-Id"], closed.keys.parent / "requests.jsonl"

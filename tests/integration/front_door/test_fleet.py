@@ -145,9 +145,7 @@ def check_answers_survive(
     assert wait_until(lambda: f"{servers[0].ports.grpc} is not ready" in fleet.log.read_text())
 
 
-def test_a_killed_server_loses_and_changes_no_answer(
-    servers: tuple[Server, Server], fleet: FrontDoorAlone
-) -> None:
+def test_a_killed_server_spoils_no_answer(servers: tuple[Server, Server], fleet: FrontDoorAlone) -> None:
     check_answers_survive(servers, fleet, kill)
     assert num_continued(fleet) > 0
     kill(servers[1])
@@ -164,15 +162,11 @@ def test_a_killed_server_loses_and_changes_no_answer(
 
 
 @pytest.mark.long  # tests/unit/front_door/test_fleet.py has a stand-in that hangs
-def test_a_stopped_server_loses_and_changes_no_answer(
-    servers: tuple[Server, Server], fleet: FrontDoorAlone
-) -> None:
+def test_a_stopped_server_spoils_no_answer(servers: tuple[Server, Server], fleet: FrontDoorAlone) -> None:
     check_answers_survive(servers, fleet, stop)
     assert num_continued(fleet) > 0
 
 
 @pytest.mark.long  # tests/unit/front_door/test_fleet.py has a stand-in that drains
-def test_a_drained_server_loses_and_changes_no_answer(
-    servers: tuple[Server, Server], fleet: FrontDoorAlone
-) -> None:
+def test_a_drained_server_spoils_no_answer(servers: tuple[Server, Server], fleet: FrontDoorAlone) -> None:
     check_answers_survive(servers, fleet, drain)

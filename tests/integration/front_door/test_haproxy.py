@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import httpx
 import openai
@@ -81,7 +80,7 @@ def test_all_else_gets_openai_s_error(
 
 
 def test_a_drain_finishes_streams_and_new_requests_are_told_to_come_back(
-    new_door: Callable[..., AbstractContextManager[Server]], start: Callable[..., Proxy], tmp_path: Path
+    new_door: Callable[..., AbstractContextManager[Server]], start: Callable[..., Proxy]
 ) -> None:
     body = {"prompt": "def f(", "max_tokens": 480, "n": 3, "ignore_eos": True, "stream": True, "logprobs": 20}
     with new_door() as server, through(start(server.ports)) as client:

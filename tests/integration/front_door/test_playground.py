@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -49,7 +48,7 @@ IS_DONE = "!document.getElementById('run').disabled && document.getElementById('
 
 
 def test_it_colours_the_answer_of_the_router_and_compares_the_target_alone(
-    browser: Browser, door: Server, router: Client, tmp_path: Path
+    browser: Browser, door: Server, router: Client
 ) -> None:
     browser.open(f"{url_of(door)}/")
     wait_for(browser, f"document.getElementById('model').textContent === '{MODEL}'")

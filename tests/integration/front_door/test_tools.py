@@ -158,9 +158,7 @@ def test_a_conversation_with_results_is_rendered(door: Server) -> None:
         ({"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}, ("yes", "no")),
     ],
 )
-def test_an_answer_has_the_form_that_is_asked_for(
-    door: Server, options: Options, changes: Any, form: Any
-) -> None:
+def test_an_answer_has_the_asked_form(door: Server, options: Options, changes: Any, form: Any) -> None:
     common = {"max_tokens": 120, "seed": 3, "logit_bias": options["logit_bias"], **changes}
     chat = {"messages": MESSAGES, **common}
     message = post(door, "/v1/chat/completions", chat).json()["choices"][0]["message"]

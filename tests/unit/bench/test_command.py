@@ -199,9 +199,7 @@ def test_an_adversarial_set_that_cannot_be_made_is_left_out_unless_it_is_named(
         assert document["conditions"]["prompts"]["source"] == general_prompts().source
 
 
-def test_a_refused_request_leaves_no_result(
-    tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refusal_leaves_no_result(tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]) -> None:
     num_asked = 0
     lock = threading.Lock()
 

@@ -163,9 +163,7 @@ def test_other_answers_are_counted_at_every_load() -> None:
         [(TARGET_ALONE, answer(3)), (TARGET_ALONE, answer(4))],  # it differs from itself
     ],
 )
-def test_each_other_answer_than_the_first_of_the_target_alone_counts(
-    given: list[tuple[Arm, Generation]],
-) -> None:
+def test_each_answer_unlike_the_first_of_the_target_alone_counts(given: list[tuple[Arm, Generation]]) -> None:
     cell = Cell(CODE, ClosedLoop(1))
     assert num_different_answers([measured(cell, arm, 0, 1.0, each) for arm, each in given]) == 1
 

@@ -33,9 +33,7 @@ def _coverage(num_arms: int, num_repetitions: int, block_noise: float) -> float:
 
 
 @pytest.mark.parametrize(("num_arms", "num_repetitions"), [(2, 3), (5, 3), (4, 6)])
-def test_intervals_of_ratios_cover_the_truth_as_often_as_they_say(
-    num_arms: int, num_repetitions: int
-) -> None:
+def test_intervals_of_ratios_cover_the_truth_as_often_as_said(num_arms: int, num_repetitions: int) -> None:
     # 2,000 trials at 0.95 have a standard error of 0.005. A drift ten times the noise must not matter.
     assert _coverage(num_arms, num_repetitions, 0.3) == pytest.approx(0.95, abs=0.018)
 

@@ -66,7 +66,7 @@ def stateful_logits(model: Any, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any,
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # warnings of torch and transformers are not ours to fix
 @pytest.mark.parametrize(("algo", "shape"), [(None, "llama3 rope"), ("W8A16", "untied"), ("FP8", "gqa")])
-def test_the_hugging_face_checkpoint_has_the_logits_of_our_engine(
+def test_the_hugging_face_checkpoint_has_our_engines_logits(
     algo: str | None, shape: str, tmp_path: Path
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -112,9 +112,7 @@ def test_compressed_weights_keep_the_bits_of_our_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shape", "quantization"), [*((shape, "none") for shape in SHAPES), ("gqa", "int8")])
-def test_the_stateful_graph_has_the_logits_of_our_engine(
-    shape: str, quantization: str, tmp_path: Path
-) -> None:
+def test_the_stateful_graph_has_our_engines_logits(shape: str, quantization: str, tmp_path: Path) -> None:
     head = "int8" if quantization == "int8" else "checkpoint"
     network = apply_quantization(network_of(tmp_path, **SHAPES[shape]), quantization, head)
     ours = run(engine_of(tmp_path, network), token_ids())

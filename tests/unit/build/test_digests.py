@@ -42,9 +42,7 @@ def test_a_file_is_read_again_only_if_it_has_changed(tmp_path: Path, read: list[
     assert read == [one, two, two]
 
 
-def test_a_file_in_the_place_of_another_with_its_size_and_time_is_read(
-    tmp_path: Path, read: list[Path]
-) -> None:
+def test_a_file_in_anothers_place_with_its_size_and_time_is_read(tmp_path: Path, read: list[Path]) -> None:
     path, other = tmp_path / "weights", tmp_path / "other"
     path.write_bytes(b"1")
     before = path.stat()

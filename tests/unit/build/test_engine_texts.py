@@ -110,9 +110,7 @@ def test_the_template_travels_with_the_engine_and_changes_it(tmp_path: Path) -> 
     assert "chat.json" in (read_manifest(plain) or {})["files"]
 
 
-def test_a_checkpoint_with_sentencepieces_own_file_alone_gets_the_command_that_converts_it(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_with_sentencepieces_file_alone_gets_the_command_for_it(tmp_path: Path) -> None:
     directory = make_hugging_face(tmp_path / "model")
     (directory / "tokenizer.json").rename(directory / "tokenizer.model")
     for read in (

@@ -161,9 +161,7 @@ def test_the_longest_text_decides_an_engine_with_longrope(tmp_path: Path, raw: d
         lambda target: target["growth"].update(seed=5),
     ],
 )
-def test_what_decides_the_numbers_makes_another_engine(
-    change: Any, tmp_path: Path, raw: dict[str, Any]
-) -> None:
+def test_what_changes_numbers_makes_another_engine(change: Any, tmp_path: Path, raw: dict[str, Any]) -> None:
     first = build(tmp_path, raw)
     change(raw["target"])
     second = build(tmp_path, raw)
@@ -193,7 +191,7 @@ def test_concurrent_builds_do_not_interfere(tmp_path: Path, raw: dict[str, Any])
     assert results[0]["target"] == results[1]["target"]
 
 
-def test_a_bad_pair_builds_nothing(
+def test_bad_pairs_build_nothing(
     tmp_path: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_checkpoint(tmp_path / "draft", num_hidden_layers=1, end_id=7)

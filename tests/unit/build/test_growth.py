@@ -109,9 +109,7 @@ def test_quantized_checkpoint_is_not_grown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "millions"), [("demo", 100), ("demo-large", 500)])
-def test_recipes_grow_the_demo_target_to_the_size_they_claim(
-    name: str, millions: int, tmp_path: Path
-) -> None:
+def test_recipes_grow_the_demo_target_to_their_claimed_size(name: str, millions: int, tmp_path: Path) -> None:
     growth = load_recipe(name).target.growth
     assert growth is not None
     config = network_from_checkpoint(

@@ -158,9 +158,7 @@ def open_recipe(name: str = "tiny", max_queue_size: int = 64) -> Recipe:
     return dataclasses.replace(recipe, target=engine, draft=engine, serving=serving)
 
 
-def test_a_repository_keeps_the_blocks_that_were_chosen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repository_keeps_its_chosen_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """While its own server runs, the memory is not free."""
     engines = build_tiny_pair(tmp_path)
     recipe = open_recipe()

@@ -80,9 +80,7 @@ def test_the_same_command_keeps_the_recipe_and_another_does_not_replace_it(
         write_recipe(*pair, path, "int4", 512, MEMORY)
 
 
-def test_prompts_stand_in_the_recipe_and_others_are_another_recipe(
-    pair: tuple[str, str], tmp_path: Path
-) -> None:
+def test_prompts_are_in_the_recipe_and_others_make_another(pair: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("my text")
     mine = tmp_path / "mine.txt"
     path = write_recipe(*pair, tmp_path / "own.yaml", "int8", 512, MEMORY, prompts=mine)

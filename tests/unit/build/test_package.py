@@ -300,7 +300,7 @@ def test_a_directory_whose_server_runs_is_not_emptied(
     assert (run / "arms.json").exists() and (run / "model_repository" / "speculative_2").exists()
 
 
-def test_a_packaged_pair_has_the_fingerprint_of_the_checkouts(
+def test_a_packaged_pair_has_the_checkouts_fingerprint(
     pair: BuiltPair, package: Path, tmp_path: Path
 ) -> None:
     """By fingerprints a rollout knows whether the candidate is the pair in service."""

@@ -80,9 +80,7 @@ def save_quantized(case: str, directory: Path) -> dict[str, Float32Array]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_engine_computes_the_values_of_the_checkpoint_and_keeps_the_row_rule(
-    case: str, tmp_path: Path
-) -> None:
+def test_an_engine_computes_the_checkpoints_values_and_keeps_the_row_rule(case: str, tmp_path: Path) -> None:
     """The same family with these values in floating point is computed as by transformers."""
     ids = token_ids()
     values = save_quantized(case, tmp_path / "checkpoint")

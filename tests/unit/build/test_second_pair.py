@@ -57,9 +57,7 @@ def parameters(model: Path) -> dict[str, str]:
     return dict(re.findall(r'key: "(\w+)" value: { string_value: "([^"]*)" }', text))
 
 
-def test_a_pair_with_the_same_target_gets_a_loop_of_its_own_and_nothing_else(
-    tmp_path: Path, run: Path
-) -> None:
+def test_a_pair_with_the_same_target_gets_its_own_loop_and_nothing_else(tmp_path: Path, run: Path) -> None:
     repository = run / "model_repository"
     before = contents(repository)
     record = render_second_pair(DEMO, *other_pair(tmp_path), run)
@@ -84,9 +82,7 @@ def test_a_pair_with_the_same_target_gets_a_loop_of_its_own_and_nothing_else(
 
 
 @pytest.mark.parametrize("target", ["target-1", "target-2"])
-def test_the_process_of_a_pair_answers_by_its_target_alone_too(
-    tmp_path: Path, run: Path, target: str
-) -> None:
+def test_a_pairs_process_answers_by_its_target_alone_too(tmp_path: Path, run: Path, target: str) -> None:
     record = render_second_pair(DEMO, *other_pair(tmp_path, target=target), run)
     assert record.models == (record.speculative_model,) == (record.control_model,)
     rendered = parameters(run / "model_repository" / record.control_model)
@@ -214,7 +210,7 @@ def test_a_pair_of_another_runtime_is_refused(tmp_path: Path, run: Path) -> None
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"format": 2}'])
-def test_a_repository_without_a_record_of_its_pair_is_refused(
+def test_a_repository_without_its_pairs_record_is_refused(
     tmp_path: Path, run: Path, text: str | None
 ) -> None:
     path = run / "model_repository" / "speculative" / PAIR_FILE

@@ -57,7 +57,7 @@ def bytes_of(model: ModelTokens) -> Vocabulary:
 
 
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
-def test_equal_tokens_have_the_same_bytes_and_are_pairs(
+def test_equal_tokens_have_equal_bytes_and_are_pairs(
     draft: str, target: str, models: dict[str, ModelTokens]
 ) -> None:
     ours, theirs = models[draft], models[target]

@@ -196,9 +196,7 @@ def test_the_same_command_resumes_with_the_original_plan(
         *((order, "paused", "cold_start") for order in ("resume", "promote", "abort")),
     ],
 )
-def test_an_order_waits_for_the_controller(
-    order: str, phase: str, paused_in: str, commands: Commands
-) -> None:
+def test_orders_wait_for_the_controller(order: str, phase: str, paused_in: str, commands: Commands) -> None:
     rollout = commands.stand_in(phase, paused_in)
     assert commands(order) == 0
     assert "No controller runs" in commands.shown

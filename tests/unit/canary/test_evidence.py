@@ -70,9 +70,7 @@ def test_two_equal_rates_that_are_looked_at_all_the_time_seldom_alarm(difference
     assert keeps_alpha([log_evidence_path(row, 1.0).max() >= NEEDED for row in differences])
 
 
-def test_a_test_for_one_look_that_is_looked_at_all_the_time_fails_the_same_check(
-    differences: FloatArray,
-) -> None:
+def test_a_test_for_one_look_that_is_always_looked_at_fails_the_same_check(differences: FloatArray) -> None:
     nums = np.arange(1, NUM_TRIALS + 1)
     means = differences.cumsum(axis=1) / nums
     errors = np.sqrt((np.abs(differences).cumsum(axis=1) / nums - means**2) / nums)

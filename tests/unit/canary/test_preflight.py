@@ -66,9 +66,7 @@ def test_what_no_manifest_says_is_not_taken_to_be_equal(
     refused(candidate)
 
 
-def test_the_pair_in_service_is_no_candidate_even_if_only_its_draft_length_differs(
-    rendered: Render, run: Path
-) -> None:
+def test_the_pair_in_service_with_another_draft_length_is_no_candidate(rendered: Render, run: Path) -> None:
     """A draft length that people have set overrides both recipes, so both pairs would draft equally."""
     stable = rendered((1, 1)).stable
     assert "it differs" in refused(CandidatePair(stable, stable, run)).name

@@ -26,9 +26,7 @@ UNDECIDED = {"verdict": "inconclusive"}
         (rollout("paused", WAITING, moved("shadow", "paused")), ("inconclusive", "hold")),
     ],
 )
-def test_requests_are_judged_while_nothing_is_decided(
-    record: RolloutRecord, expected: tuple[str, str]
-) -> None:
+def test_requests_are_judged_before_any_decision(record: RolloutRecord, expected: tuple[str, str]) -> None:
     found = judgement(record)
     assert (found.verdict, found.action, found.phase) == (*expected, record.phase)
     assert found.still_needed or record.requests

@@ -95,7 +95,7 @@ def test_what_triton_refuses_is_quoted_in_a_line(answer: httpx.Response, said: s
         (httpx.ReadTimeout("slow"), RequestTimeoutError),
     ],
 )
-def test_every_failure_of_the_network_has_four_parts(
+def test_failures_of_the_network_have_four_parts(
     failure: httpx.HTTPError, expected: type[DraftproofError]
 ) -> None:
     def fail(request: httpx.Request) -> httpx.Response:

@@ -53,7 +53,7 @@ def restarted() -> tuple[Sample, ...]:
         (samples(10, num_slices=9, candidate_cpu=3.0), ("inconclusive", "inconclusive")),
     ],
 )
-def test_a_leak_fails_and_so_does_twice_the_cpu_time(
+def test_a_leak_fails_and_twice_the_cpu_time_too(
     found: tuple[Sample, ...], expected: tuple[str, str]
 ) -> None:
     assert verdicts(found) == expected

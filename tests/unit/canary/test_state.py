@@ -97,9 +97,7 @@ def test_a_reader_does_not_wait_for_a_controller_that_writes(store: Store, path:
         other.execute("ROLLBACK")
 
 
-def test_orders_are_taken_one_after_the_other_by_the_rollout_that_they_were_given_to(
-    store: Store, path: Path
-) -> None:
+def test_orders_are_taken_in_turn_by_the_rollout_that_they_were_given_to(store: Store, path: Path) -> None:
     assert store.next_order(ROLLOUT) is None
     Store.existing(path).give(ROLLOUT, "pause")
     Store.existing(path).give(ROLLOUT, "abort")

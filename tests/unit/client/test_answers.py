@@ -97,9 +97,7 @@ def test_messages_without_a_class_are_sorted_by_triton_words() -> None:
         ("An ALPN message was expected but not received", EngineFailedError),
     ],
 )
-def test_a_failure_of_the_server_is_not_taken_for_an_invalid_request(
-    message: str, kind: type[DraftproofError]
-) -> None:
+def test_a_failure_of_the_server_is_no_invalid_request(message: str, kind: type[DraftproofError]) -> None:
     assert type(refusal(message)) is kind
 
 

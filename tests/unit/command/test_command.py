@@ -48,9 +48,7 @@ def _run(*command_line: object, **options: Any) -> subprocess.CompletedProcess[s
     )
 
 
-def test_the_launcher_runs_the_programs_of_its_checkout_from_any_folder(
-    launcher: Path, tmp_path: Path
-) -> None:
+def test_the_launcher_runs_its_checkouts_programs_from_any_folder(launcher: Path, tmp_path: Path) -> None:
     shown = _run(launcher, "--help", cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert set(re.findall(r"^  ([a-z-]+)  +\w", shown.stdout, re.MULTILINE)) >= set(command.PROGRAMS)

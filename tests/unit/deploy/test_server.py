@@ -33,9 +33,7 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_a_port_in_use_is_named_with_its_owner_before_anything_starts(
-    tmp_path: Path, taken_port: int
-) -> None:
+def test_a_port_in_use_is_named_with_its_owner_before_any_start(tmp_path: Path, taken_port: int) -> None:
     (tmp_path / "model_repository").mkdir()
     ports = dataclasses.replace(Ports.free(), grpc=taken_port)
     with pytest.raises(PortInUseError) as refused:
@@ -116,9 +114,7 @@ I1120 1 model_lifecycle.cc:839] "successfully loaded 'speculative'"
 """
 
 
-def test_a_start_reports_models_and_what_they_say_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_reports_models_and_their_words_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("router", "speculative"):
         (tmp_path / "model_repository" / name).mkdir(parents=True)
         (tmp_path / "model_repository" / name / "config.pbtxt").touch()

@@ -147,9 +147,7 @@ def test_preemption_happens_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("attention", "num_times"), [("openvino", 2), ("draftproof", 1)])
-def test_an_answer_in_the_next_prompt_is_read_again_only_if_its_bits_differ(
-    attention: str, num_times: int
-) -> None:
+def test_an_answer_in_the_next_prompt_is_read_anew_if_its_bits_differ(attention: str, num_times: int) -> None:
     engine = RecordingEngine(NUM_BLOCKS, attention=attention)
     target = make_executor(engine)
     prompt = [3, 1, 4, 1, 5]

@@ -149,9 +149,7 @@ def test_any_combination_of_parameters_is_answered_as_by_the_target_alone(data: 
 
 @examples(40)
 @given(req=requests(), length=st.integers(0, 6))
-def test_the_ratio_rule_answers_any_combination_within_its_limits(
-    req: GenerationRequest, length: int
-) -> None:
+def test_the_ratio_rule_answers_all_combinations_in_its_limits(req: GenerationRequest, length: int) -> None:
     """Its tokens are another sample; the request's bans and counts still hold."""
     draft, target = draft_and_target()
 

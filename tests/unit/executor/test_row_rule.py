@@ -218,7 +218,7 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
         assert np.array_equal(again, found[0])
 
 
-def test_control_keys_with_a_scale_for_a_block_have_other_bits(
+def test_control_keys_with_a_scale_per_block_have_other_bits(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """The plugin's default for 8 bits: a rejected draft token changes the scale of the tokens before it."""
@@ -237,7 +237,7 @@ def test_control_keys_with_a_scale_for_a_block_have_other_bits(
     assert not np.array_equal(np.stack(again), np.stack(expected))
 
 
-def test_control_steps_of_one_token_have_other_bits(
+def test_control_one_token_steps_have_other_bits(
     int8_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here because of the attention, which ``with_sequences`` avoids; in larger networks also of products."""

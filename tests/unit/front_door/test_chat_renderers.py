@@ -71,9 +71,7 @@ async def test_a_full_queue_refuses_at_once(go_on: threading.Event) -> None:
         assert await render(renderers) == "late"
 
 
-async def test_a_conversation_that_waits_too_long_is_refused_and_leaves_its_place(
-    go_on: threading.Event,
-) -> None:
+async def test_a_conversation_that_waits_too_long_is_refused_and_leaves(go_on: threading.Event) -> None:
     with renderers_for(max_open=4, within_s=0.3) as renderers:
         for _ in range(3):
             found = await asyncio.gather(*(render(renderers) for _ in range(4)), return_exceptions=True)

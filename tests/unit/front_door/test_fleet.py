@@ -257,9 +257,7 @@ async def test_a_server_that_comes_back_with_another_pair_gets_no_requests() -> 
         assert Counter(len(server.asked) for server in servers) == {4: 1, 0: 1}
 
 
-async def test_a_server_whose_description_cannot_be_read_gets_no_requests(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_of_unreadable_description_gets_no_requests(caplog: pytest.LogCaptureFixture) -> None:
     servers = [StandInServer(), StandInServer()]
     servers[1].identity = SimpleNamespace(extension="draftproof {}")  # type: ignore[assignment]
     async with fleet_of(servers) as fleet:

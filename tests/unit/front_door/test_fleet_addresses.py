@@ -132,7 +132,7 @@ async def test_a_server_that_appears_continues_what_was_begun_before(dns: Dns) -
         assert len(servers[1].asked[-1]["resume_output_ids"]) == 6
 
 
-async def test_a_server_of_another_pair_that_appears_gets_no_requests(
+async def test_an_appearing_server_of_another_pair_gets_no_requests(
     dns: Dns, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers, port = neighbours(2)

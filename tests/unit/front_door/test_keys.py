@@ -83,9 +83,7 @@ def test_a_request_without_a_valid_key_is_refused_without_telling_it(
     assert key not in str(refused.value) and "wrong" not in str(refused.value)
 
 
-def test_keys_are_added_and_withdrawn_while_the_server_runs(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_come_and_go_while_the_server_runs(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ring = KeyRing(file)
     assert "every request is refused" in caplog.text, "there is no file yet"

@@ -160,9 +160,7 @@ async def test_the_call_of_a_failed_request_is_read_to_its_end(gateway: Gateway,
 
 
 @both_protocols
-async def test_a_description_has_the_name_that_was_asked_for_and_no_secrets(
-    gateway: Gateway, protocol: str
-) -> None:
+async def test_a_description_has_the_asked_name_and_no_secrets(gateway: Gateway, protocol: str) -> None:
     for kind in ("Metadata", "Config"):
         for key in ("", "guess"):
             with pytest.raises(InvalidRequestError, match="clients cannot use this model"):

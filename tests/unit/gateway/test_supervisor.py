@@ -208,7 +208,7 @@ async def test_ready_are_the_models_of_the_start(tmp_path: Path, monkeypatch: py
             supervisor.check_open("generate")
 
 
-async def test_an_ensemble_answers_no_longer_than_its_steps(world: World, monkeypatch: Any) -> None:
+async def test_an_ensemble_answers_no_longer_than_its_steps(world: World) -> None:
     """Triton reports it as ready, and would let its clients wait for ever."""
     world.ready.add("ensemble")
     supervisor = world.supervisor
@@ -228,9 +228,7 @@ async def test_an_ensemble_answers_no_longer_than_its_steps(world: World, monkey
     supervisor.check_open("ensemble")
 
 
-async def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(
-    world: World, monkeypatch: Any
-) -> None:
+async def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(world: World) -> None:
     asked, other = world.opened("speculative"), world.opened("generate")
     await until(lambda: world.calls.num_open == 2)
     world.models["speculative"].is_alive = False
@@ -274,7 +272,7 @@ async def test_a_model_that_hangs_is_killed_and_replaced(world: World, monkeypat
     assert not hanging.is_alive
 
 
-async def test_a_model_whose_process_is_paused_does_not_answer(world: World, monkeypatch: Any) -> None:
+async def test_a_model_whose_process_is_paused_does_not_answer(world: World) -> None:
     world.models["speculative"].is_stopped = True
     assert world.supervisor.unanswering == {"speculative"} and not await world.supervisor.is_ready()
     world.models["speculative"].is_stopped = False
@@ -298,7 +296,7 @@ async def test_a_triton_that_is_silent_for_long_is_started_anew(
         assert world.supervisor.num_restarts == 1
 
 
-async def test_a_model_that_cannot_be_replaced_means_another_triton(world: World, monkeypatch: Any) -> None:
+async def test_a_model_that_cannot_be_replaced_means_another_triton(world: World) -> None:
     world.refusal = RepositoryError("it cannot be loaded")
     world.models["speculative"].is_alive = False
     await until(lambda: len(world.started) == 2)
@@ -331,7 +329,7 @@ async def test_a_replacement_that_fails_because_triton_ended_leaves_the_next_tri
     assert await world.supervisor.is_ready()
 
 
-async def test_a_model_that_was_unloaded_is_not_brought_back(world: World, monkeypatch: Any) -> None:
+async def test_a_model_that_was_unloaded_is_not_brought_back(world: World) -> None:
     world.ready.discard("speculative")
     world.models.pop("speculative").is_alive = False
     await until(lambda: "speculative" not in world.supervisor.models)
@@ -359,9 +357,7 @@ async def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_me
     assert len(world.started) == 1 + is_held
 
 
-async def test_a_triton_that_ends_is_started_anew_and_its_requests_end(
-    world: World, monkeypatch: Any
-) -> None:
+async def test_a_triton_that_ends_is_started_anew_and_its_requests_end(world: World) -> None:
     asked = [world.opened(model) for model in BOTH]
     await until(lambda: world.calls.num_open == 2)
     world.started[0].end(-9)
@@ -373,9 +369,7 @@ async def test_a_triton_that_ends_is_started_anew_and_its_requests_end(
     assert world.supervisor.num_restarts == 1
 
 
-async def test_one_that_ends_again_and_again_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_always_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServerStartError, match="keeps crashing"):
         async with supervised(tmp_path, monkeypatch) as world:
             for number in range(6):
@@ -399,7 +393,7 @@ async def test_a_start_is_tried_again_for_its_race_alone(
             assert len(world.started) == num_started
 
 
-async def test_open_requests_get_an_error_at_the_end(world: World, monkeypatch: Any) -> None:
+async def test_open_requests_get_an_error_at_the_end(world: World) -> None:
     asked = world.opened("generate")
     await until(lambda: world.calls.num_open == 1)
     world.stopping.set()

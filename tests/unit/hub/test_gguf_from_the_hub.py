@@ -44,7 +44,7 @@ def _names(hub: Hub) -> set[str]:
 
 
 def test_a_quantization_names_a_file_that_the_recipe_keeps(
-    try_pair: Try, hub: Hub, files: dict[str, bytes], tmp_path: Path
+    try_pair: Try, hub: Hub, files: dict[str, bytes]
 ) -> None:
     done = try_pair(f"{BIG}:q8_0", f"{SMALL}:small-q4_0.gguf")
     assert done.code == 0, done.error

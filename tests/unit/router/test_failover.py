@@ -175,7 +175,7 @@ def test_the_client_has_one_whole_answer_from_whom_and_when(race: Race) -> None:
         (KeyError("a defect"), "error"),
     ],
 )
-def test_an_arm_that_fails_before_its_first_token_is_replaced_at_once(
+def test_an_arm_failing_before_its_first_token_is_replaced_at_once(
     error: Exception, outcome: Outcome
 ) -> None:
     arms = ScriptedArms({"candidate": [0.5, error], "stable": [error], "control": [says(1), ends(2)]})

@@ -158,9 +158,7 @@ def test_a_reader_resumes_at_its_offset_and_waits_for_a_torn_line(tmp_path: Path
     assert ids(read_observations(path, offset)[0]) == ["r4"]
 
 
-def test_a_torn_line_longer_than_a_block_is_taken_away_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torn_line_longer_than_a_block_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation_log, "_BLOCK_BYTES", 7)
     path = tmp_path / "log"
     path.with_name("log.000000000000000").write_bytes(PLAIN.to_line()[:-1])

@@ -76,7 +76,7 @@ def test_a_replay_is_compared_token_by_token(world: World, said: bytes, tokens: 
 
 
 @pytest.mark.parametrize(("alone", "tokens"), [(b"def mean():", "equal"), (b"def moan():", "diverged")])
-def test_a_replay_by_another_target_is_compared_with_that_target_alone(
+def test_a_replay_by_another_target_is_compared_with_it_alone(
     world: World, alone: bytes, tokens: str
 ) -> None:
     world.write(shadow=SHADOW, replays_match="own_target")
@@ -146,9 +146,7 @@ def test_a_target_that_fails_alone_is_the_candidates_failure(world: World) -> No
 
 
 @pytest.mark.parametrize("error", [ServerBusyError("full"), RequestTimeoutError("late")])
-def test_a_replay_that_the_candidate_is_not_to_blame_for_is_not_noted(
-    world: World, error: DraftproofError
-) -> None:
+def test_a_replay_that_is_not_the_candidates_fault_goes_unnoted(world: World, error: DraftproofError) -> None:
     world.write(shadow=SHADOW)
     world.behave["candidate"] = fails(error)
 

@@ -169,9 +169,7 @@ def test_the_rest_is_the_same_after_every_chunk(
 
 @examples(200)
 @given(whole=requests(), data=st.data())
-def test_after_any_tokens_the_rest_is_the_same_or_refused(
-    whole: GenerationRequest, data: st.DataObject
-) -> None:
+def test_after_any_tokens_the_rest_is_equal_or_refused(whole: GenerationRequest, data: st.DataObject) -> None:
     uncut = answered(lambda: chunks_of(whole, 3))
     if uncut is None or not ids_of(uncut):
         return

@@ -71,9 +71,7 @@ def built_engine(tmp_path: Path, pair: Pair, **build_config: Any) -> Path:
         ({}, ""),
     ],
 )
-def test_an_engine_is_compared_with_what_was_asked(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_an_engine_is_compared_with_its_order(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     pair = broken_pair(tmp_path, {}, {})
     found = check_built(pair, {"target": built_engine(tmp_path, pair, **changes)})
     assert [finding.rule for finding in found] == (["built-as-asked"] if message else [])

@@ -201,9 +201,7 @@ def test_without_a_builder(
     assert left_behind(tmp_path) == []
 
 
-def test_a_checkpoint_without_all_its_ranks(
-    machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
-) -> None:
+def test_a_checkpoint_lacking_ranks(machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]) -> None:
     machine.install("1.2.1")
     config = tmp_path / "target" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "mapping": mapping_of(2)}))

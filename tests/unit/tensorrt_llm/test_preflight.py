@@ -234,7 +234,7 @@ def test_the_command_prints_the_plan_of_both_gpus_and_stores_it(
     )
 
 
-def test_the_command_fails_and_prints_every_finding(
+def test_the_command_fails_and_prints_all_findings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken_pair(tmp_path, {"draft": {"tensorrt_llm": {"reduce_fusion": True}}}, {"draft": {"vocab_size": 9}})

@@ -76,7 +76,7 @@ async def is_cancelled(served: WaitingServer) -> bool:
 @pytest.mark.parametrize(
     ("error", "deadline_s", "kind"), [("refused", None, DraftproofError), ("", 0.3, RequestTimeoutError)]
 )
-def test_a_call_that_fails_is_cancelled(
+def test_a_failed_call_is_cancelled(
     error: str, deadline_s: float | None, kind: type[DraftproofError]
 ) -> None:
     async def fail() -> bool:

@@ -165,9 +165,7 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it_exactly(top_p: float, num_k
 @pytest.mark.parametrize(
     "sampling", [{}, {"repetition_penalty": 1.3}, {"logit_bias": ((0, 1.0),)}, {"top_k": 2, "top_p": 0.5}]
 )
-def test_logits_that_are_no_numbers_are_refused(
-    bad: float, temperature: float, sampling: dict[str, Any]
-) -> None:
+def test_logits_that_are_not_finite_fail(bad: float, temperature: float, sampling: dict[str, Any]) -> None:
     row = np.zeros(VOCAB_SIZE, np.float32)
     sampler = make_sampler(make_request([3], [4], {"temperature": temperature, **sampling}))
     assert sampler.choose(row) < VOCAB_SIZE

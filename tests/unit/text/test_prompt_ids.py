@@ -59,7 +59,7 @@ TRUE = scalar_tensor(True, np.bool_)
         ({"input_ids": ids_tensor(5), "parse_special_tokens": TRUE}, "parse_special_tokens has no meaning"),
     ],
 )
-def test_a_prompt_that_is_none_is_refused(
+def test_what_is_no_prompt_is_refused(
     preprocessing: Preprocessing, inputs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as refusal:
@@ -88,17 +88,13 @@ def test_many_special_tokens_are_not_too_long_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["<s>", "a</s>b"])
-def test_a_stop_word_with_a_special_token_is_refused_as_before(
-    preprocessing: Preprocessing, name: str
-) -> None:
+def test_a_stop_word_with_a_special_token_stays_refused(preprocessing: Preprocessing, name: str) -> None:
     """It would never match: special tokens are no text."""
     with pytest.raises(InvalidRequestError, match="send its id as end_id"):
         ask(preprocessing, text_input=text_tensor(b"x"), stop_words=text_tensor(name.encode()))
 
 
-def test_the_parsing_tokenizer_is_loaded_on_another_thread_when_it_is_needed(
-    preprocessing: Preprocessing,
-) -> None:
+def test_the_parsing_tokenizer_is_loaded_on_a_thread_when_it_is_needed(preprocessing: Preprocessing) -> None:
     texts = (b"<s>x", b"x</s>", b"<s>x")
     plain = {"text_input": text_tensor(b"x")}
     assert preprocessing.is_quick(plain)

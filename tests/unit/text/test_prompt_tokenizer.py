@@ -160,9 +160,7 @@ def test_marks_in_a_long_text_with_many_names_take_little_time() -> None:
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @examples(200)
 @given(data=st.data())
-def test_streamed_chunks_join_to_the_decoded_text_of_the_whole(
-    kind: str, skip: bool, data: st.DataObject
-) -> None:
+def test_chunks_join_to_the_decoded_text_of_the_whole(kind: str, skip: bool, data: st.DataObject) -> None:
     """Any tokens in any chunks, special ones, parts of characters and bytes that are no UTF-8 among them."""
     tokenizer, vocabulary = chat_tokenizer(kind), prompts_of(kind).vocabulary
     ids = data.draw(st.lists(st.integers(1, vocabulary.size - 1), max_size=16))

@@ -22,9 +22,7 @@ BYTES = Vocabulary(tuple(bytes([value]) for value in range(256)))
     cuts=st.lists(st.integers(1, 5), max_size=40),
     stop_words=st.lists(st.binary(min_size=1, max_size=4), max_size=3),
 )
-def test_streamed_chunks_join_to_the_whole_text(
-    text: bytes, cuts: list[int], stop_words: list[bytes]
-) -> None:
+def test_chunks_join_to_the_whole_text(text: bytes, cuts: list[int], stop_words: list[bytes]) -> None:
     """The bytes may be invalid UTF-8 and cut anywhere, up to the token that completes a stop word."""
     matcher = StopWordMatcher(stop_words, BYTES)
     length = next((index + 1 for index, byte in enumerate(text) if matcher.push(byte)), len(text))

@@ -23,9 +23,7 @@ def write(path: Path, text: str, when_s: float) -> None:
     os.utime(path, (when_s, when_s))
 
 
-def test_the_recipes_setting_holds_until_a_file_says_otherwise_and_again_when_it_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_the_recipes_setting_holds_until_a_file_says_otherwise_and_after_it(tmp_path: Path) -> None:
     path = tmp_path / "draft_length.json"
     live = LiveDraftLength(ADAPTIVE, path)
     assert live.read() == ADAPTIVE

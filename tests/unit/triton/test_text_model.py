@@ -100,7 +100,7 @@ def error_of(request: FakeRequest) -> Any:
     return from_wire(request.sender.error.message())
 
 
-def test_nobody_waits_while_long_texts_are_tokenized(
+def test_nobody_waits_for_long_texts_to_be_tokenized(
     model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on = threading.Event()

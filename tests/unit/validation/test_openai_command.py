@@ -38,9 +38,7 @@ NOWHERE = "http://127.0.0.1:9"
         (["--against", NOWHERE, "--control", NOWHERE, "--key", "sk-1"], "unrecognized"),
     ],
 )
-def test_wrong_usage_exits_with_2(
-    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_is_code_2(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2

@@ -144,9 +144,7 @@ def test_an_engine_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None
         ask(tmp_path / "absent.sock", {})
 
 
-def test_a_full_backlog_is_waited_for_and_then_it_is_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_backlog_is_awaited_and_then_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_calls, "_CONNECT_TIMEOUT_S", 0.1)
     path = tmp_path / "full.sock"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:

@@ -78,9 +78,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_file_that_cannot_be_read_is_refused_before_anything_is_allocated(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_unreadable_file_is_refused_before_anything_is_allocated(name: str, tmp_path: Path) -> None:
     content, words = DAMAGED[name]
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
@@ -196,9 +194,7 @@ def test_a_file_is_unpacked_again_only_when_it_has_changed(
     assert second != first and second.is_dir() and not first.exists()
 
 
-def test_a_file_that_changes_while_it_is_read_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_family("qwen2", tmp_path / "checkpoint")
     path = convert(tmp_path / "checkpoint", tmp_path / "network.gguf")
     file = open_gguf(path)

@@ -149,9 +149,7 @@ def test_thoughts_are_told_from_the_answer(
         (MISTRAL_NAMES, "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}", None, 1),
     ],
 )
-def test_answers_that_are_cut_off_or_odd(
-    style: CallStyle, text: str, content: str | None, num_calls: int
-) -> None:
+def test_answers_cut_off_or_odd(style: CallStyle, text: str, content: str | None, num_calls: int) -> None:
     message, _ = message_of(list(text), Thinking.NONE, style)
     calls = message.get("tool_calls", [])
     assert isinstance(calls, list)
