@@ -14,9 +14,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,6 +24,7 @@ from tests.attacks.http import GENERATE, STREAM
 from tests.attacks.raw_http import generate_body, get, head, post
 from tests.integration.conftest import wait_until
 from tests.support.haproxy import HAPROXY, IS_MISSING, Proxy, listens, proxies
+from tests.support.loopback_http import SilentHandler, served
 
 MODELS = "generate|generate_target|router|ensemble"
 ALLOWED = re.compile(
@@ -50,7 +49,7 @@ class Backend:
     more: threading.Event = field(default_factory=threading.Event)
 
 
-class Recording(BaseHTTPRequestHandler):
+class Recording(SilentHandler):
     """Answers every request; streams come in two halves."""
 
     protocol_version = "HTTP/1.1"
@@ -64,12 +63,12 @@ class Recording(BaseHTTPRequestHandler):
         is_check = self.path in ("/v2/health/ready", "/v2/models/router/ready")
         if not is_check:
             self._record(b"")
-        self._answer(200 if self.backend.is_ready or not is_check else 503, b"{}")
+        self.send_whole(200 if self.backend.is_ready or not is_check else 503, b"{}")
 
     def do_POST(self) -> None:
-        self._record(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        self._record(self.read_body())
         if not self.path.endswith("generate_stream"):
-            self._answer(200, b"{}")
+            self.send_whole(200, b"{}")
             return
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
@@ -82,27 +81,14 @@ class Recording(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.backend.requests.append((self.command, self.path, headers, body))
 
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
-
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[tuple[Backend, int]]:
     """Return a backend and its port."""
     recorded = Backend()
     recorded.more.set()
-    handler = type("Handler", (Recording,), {"backend": recorded})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield recorded, server.server_address[1]
-        server.shutdown()
+    with served(Recording, backend=recorded) as url:
+        yield recorded, int(url.rpartition(":")[2])
 
 
 @pytest.fixture(scope="module")

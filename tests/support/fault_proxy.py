@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import httpx
+
+from tests.support.loopback_http import SilentHandler, served
 
 Body = dict[str, Any]
 Ask = Callable[[Body], Body]
@@ -223,15 +223,12 @@ def fault_proxy(server: str, *planted: Fault, with_ids: bool = True, in_chat: bo
     limits = httpx.Limits(max_keepalive_connections=0)
     http = httpx.Client(base_url=server, timeout=120, trust_env=False, limits=limits)
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Write no log."""
-
+    class Handler(SilentHandler):
         def do_GET(self) -> None:
             self._pass_on(http.get(self.path))
 
         def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            request = json.loads(self.read_body())
             if not with_ids:
                 request.pop("return_token_ids", None)
             is_probe = request.get("max_tokens", 0) <= 8 and not request.get("top_k")
@@ -274,13 +271,5 @@ def fault_proxy(server: str, *planted: Fault, with_ids: bool = True, in_chat: bo
             self.end_headers()
             self.wfile.write(content)
 
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    proxy.daemon_threads = True
-    thread = Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{proxy.server_address[1]}"
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
-        http.close()
+    with http, served(Handler) as url:
+        yield url

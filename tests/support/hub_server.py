@@ -12,14 +12,14 @@ import hashlib
 import json
 import re
 import secrets
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
+
+from tests.support.loopback_http import SilentHandler, served
 
 HUB_HOST, STORE_HOST = "127.0.0.1", "127.0.0.2"
 _PAGE = 3  # entries of a tree
@@ -98,10 +98,10 @@ def is_large(name: str) -> bool:
     return name.endswith((".safetensors", ".bin", ".gguf"))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SilentHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
-    host: str
+    address: str
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -109,17 +109,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def log_message(self, *_: object) -> None:
-        pass
-
     def _answer(self) -> None:
         authorization = self.headers.get("Authorization")
         token = authorization.removeprefix("Bearer ") if authorization else None
-        self.hub.asked.append(Asked(self.command, self.host, self.path, self.headers.get("Range"), token))
+        self.hub.asked.append(Asked(self.command, self.address, self.path, self.headers.get("Range"), token))
         path = urlsplit(self.path)
         if self.hub.is_down:
             return self._send(503)
-        if self.host == STORE_HOST:
+        if self.address == STORE_HOST:
             return self._store(path.path, token)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/([^/]+)", path.path):
             return self._about(match[1], match[2], match[3], parse_qs(path.query), token)
@@ -212,13 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(
         self, status: int, headers: dict[str, str] | None = None, body: bytes = b"", error: str | None = None
     ) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), **({"X-Error-Code": error} if error else {})}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.send_whole(status, body, {**(headers or {}), **({"X-Error-Code": error} if error else {})})
 
 
 def _git_hash(content: bytes) -> str:
@@ -238,17 +229,7 @@ def _entry(repository: HubRepository, name: str) -> dict[str, Any]:
 def running_hub() -> Iterator[Hub]:
     """Run a hub on free ports until the block ends."""
     hub = Hub()
-    servers = []
-    for host in (HUB_HOST, STORE_HOST):
-        handler = type("Handler", (_Handler,), {"hub": hub, "host": host})
-        server = ThreadingHTTPServer((host, 0), handler)
-        server.daemon_threads = True
-        hub.urls[host] = f"http://{host}:{server.server_address[1]}"
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        servers.append(server)
-    try:
+    with ExitStack() as servers:
+        for host in (HUB_HOST, STORE_HOST):
+            hub.urls[host] = servers.enter_context(served(_Handler, host, hub=hub, address=host))
         yield hub
-    finally:
-        for server in servers:
-            server.shutdown()
-            server.server_close()

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
+
+from tests.support.loopback_http import SilentHandler, served
 
 
 @dataclass
@@ -31,15 +31,12 @@ def scripted_http(*responses: tuple[int, dict[str, str], bytes]) -> Iterator[Scr
     """Run the server during the block."""
     script = Script(list(responses))
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Write no log."""
-
+    class Handler(SilentHandler):
         def do_GET(self) -> None:
             self._answer(None)
 
         def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self._answer(json.loads(self.read_body()))
 
         def _answer(self, body: Any) -> None:
             script.requests.append((body, dict(self.headers)))
@@ -51,12 +48,5 @@ def scripted_http(*responses: tuple[int, dict[str, str], bytes]) -> Iterator[Scr
             self.end_headers()
             self.wfile.write(content)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    script.url = f"http://127.0.0.1:{server.server_address[1]}"
-    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
+    with served(Handler) as script.url:
         yield script
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.loopback_http import SilentHandler, served
 
 
 @dataclass
@@ -83,30 +84,17 @@ def stand_in_openai(faults: Faults | None = None, **settings: Any) -> Iterator[S
     """Run a server during the block."""
     stand_in = StandIn(faults=faults or Faults(), **settings)
     closing = threading.Event()
-
-    class Handler(_Handler):
-        served = stand_in
-        is_closing = closing
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    stand_in.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
-        yield stand_in
-    finally:
-        closing.set()
-        server.shutdown()
-        server.server_close()
+    with served(_Handler, served=stand_in, is_closing=closing) as stand_in.url:
+        try:
+            yield stand_in
+        finally:
+            closing.set()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SilentHandler):
     protocol_version = "HTTP/1.1"
     served: StandIn
     is_closing: threading.Event
-
-    def log_message(self, *_: object) -> None:
-        """Write no log."""
 
     def handle(self) -> None:
         with suppress(ConnectionError):  # the client has left
@@ -116,14 +104,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models" and not self.served.lists_models:
             self._send(500, {"detail": "no cache"})
         elif self.path == "/metrics" and self.served.metrics:
-            self._send_bytes(200, self.served.metrics.encode(), {"Content-Type": "text/plain"})
+            self.send_whole(200, self.served.metrics.encode(), {"Content-Type": "text/plain"})
         elif self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": self.served.model, "owned_by": "tests"}]})
         else:
             self._send(404, {"error": {"message": "no such path"}})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.read_body())
         served = self.served
         served.requests.append(body)
         served.headers.append(dict(self.headers))
@@ -141,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif served.faults.concerns("limits", prompt):
             self._send(429, {"error": {"message": "too many requests"}}, {"Retry-After": "0"})
         elif served.faults.concerns("garbles", prompt):
-            self._send_bytes(200, b"<html>not what you asked for</html>", {"Content-Type": "text/html"})
+            self.send_whole(200, b"<html>not what you asked for</html>", {"Content-Type": "text/html"})
         elif body.get("stream"):
             self._stream(body, prompt)
         else:
@@ -261,15 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, document: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         kind = {"Content-Type": "application/json"}
-        self._send_bytes(status, json.dumps(document).encode(), {**kind, **(headers or {})})
-
-    def _send_bytes(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.send_whole(status, json.dumps(document).encode(), {**kind, **(headers or {})})
 
 
 def _prompt_of(body: dict[str, Any]) -> Any:

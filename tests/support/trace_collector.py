@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 import gzip
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.support.loopback_http import SilentHandler, served
 
+
+@dataclass
 class Collector:
     """Receives spans over HTTP, as a collector does."""
 
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.services: list[str] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                assert self.path == "/v1/traces"
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    body = gzip.decompress(body)
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    collector.services.append(values(resource.resource)["service.name"])
-                    for scope in resource.scope_spans:
-                        collector.spans += scope.spans
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+    url: str = ""
+    spans: list[Any] = field(default_factory=list)
+    services: list[str] = field(default_factory=list)
 
     def trace(self, trace_id: str) -> dict[str, Any]:
         """Return the spans of a trace by their names."""
         return {span.name: span for span in self.spans if span.trace_id.hex() == trace_id}
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+
+class _Handler(SilentHandler):
+    collector: Collector
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/traces"
+        body = self.read_body()
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.collector.services.append(values(resource.resource)["service.name"])
+            for scope in resource.scope_spans:
+                self.collector.spans += scope.spans
+        self.send_whole(200, b"")
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """Run a collector during the block."""
+    collector = Collector()
+    with served(_Handler, collector=collector) as collector.url:
+        yield collector
 
 
 def values(holder: Any) -> dict[str, Any]:

@@ -97,13 +97,12 @@ IMPATIENT = "{write_timeout_s: 1.0, header_timeout_s: 1.0, body_timeout_s: 1.0, 
 def collector() -> Iterator[Any]:
     """Return a collector of traces; None where OpenTelemetry is not installed."""
     try:
-        from tests.support.trace_collector import Collector
+        from tests.support.trace_collector import collecting
     except ImportError:
         yield None
         return
-    running = Collector()
-    yield running
-    running.close()
+    with collecting() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
