@@ -34,13 +34,13 @@ class Part:
 
 # A budget is raised by docs/explanation/source-tree.md, which says what it buys.
 PARTS = (
-    Part("speculation", 1_900, ("pipelines/speculation/",)),
+    Part("speculation", 1_960, ("pipelines/speculation/",)),
     Part("executor", 1_620, ("pipelines/executor/",)),
     Part("text", 1_050, ("pipelines/text/",)),
-    Part("wire", 1_200, ("pipelines/wire/",)),
+    Part("wire", 1_220, ("pipelines/wire/",)),
     Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
     Part("triton", 3_350, ("pipelines/triton/", "model_repository/")),
-    Part("front door", 4_090, ("pipelines/front_door/",)),
+    Part("front door", 4_110, ("pipelines/front_door/",)),
     Part("client", 930, ("pipelines/client/",)),
     Part("validation", 3_970, ("pipelines/validation/",)),
     Part("canary", 3_000, ("pipelines/canary/",)),
@@ -68,7 +68,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 65_900
+TEST_LINES = 66_060
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -162,6 +162,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="the same seed gives the same answer (default: random)")
     parser.add_argument("--end-id", type=int, help="token that ends the answer (default: the engine's)")
     parser.add_argument(
+        "--prediction",
+        default="",
+        help="what the answer is expected to be, such as a file before an edit; drafts are looked up in it",
+    )
+    parser.add_argument(
         "--session-id",
         default="",
         help="requests of one session share draft statistics, earlier answers for lookups, and one arm",

@@ -24,12 +24,16 @@ class SpeculationCounts:
         total_draft_tokens: Number of proposed draft tokens.
         total_accepted_draft_tokens: Number of accepted draft tokens.
         accepted_per_position: Entry i: number of rounds that accepted draft position i.
+        accepted_prediction_tokens: Number of accepted draft tokens from the request's prediction.
+        rejected_prediction_tokens: Number of others from it that the target verified.
     """
 
     num_rounds: int
     total_draft_tokens: int
     total_accepted_draft_tokens: int
     accepted_per_position: tuple[int, ...]
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,8 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
                 total_draft_tokens=int(outputs["total_draft_tokens"][0]),
                 total_accepted_draft_tokens=int(outputs["total_accepted_draft_tokens"][0]),
                 accepted_per_position=tuple(int(count) for count in outputs["accepted_per_position"]),
+                accepted_prediction_tokens=int(outputs.get("accepted_prediction_tokens", (0,))[0]),
+                rejected_prediction_tokens=int(outputs.get("rejected_prediction_tokens", (0,))[0]),
             )
         output_ids = tuple(int(token_id) for token_id in outputs["output_ids"])
         of_prompt = outputs.get("prompt_log_probs", ())

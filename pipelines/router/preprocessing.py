@@ -35,6 +35,7 @@ NUM_THREADS = 2
 """Threads for longer texts, in each process that tokenizes; the tokenizer releases Python's lock."""
 
 _RESUME_INPUT = "resume_output_ids"
+_PREDICTION = "prediction"
 _OF_TEXT = ("add_special_tokens", "parse_special_tokens")
 
 _IDS = ("session_id", "arm")
@@ -123,7 +124,7 @@ class Preprocessing:
         """Whether the calling thread can tokenize it: the text is short, and nothing must be loaded."""
         if "parse_special_tokens" in inputs and not self._tokenizer.can_parse:
             return False
-        names = ("text_input", *(kind.value for kind in WordKind))
+        names = ("text_input", _PREDICTION, *(kind.value for kind in WordKind))
         texts = [text for name in names if name in inputs for text in inputs[name].reshape(-1).tolist()]
         return sum(map(len, texts)) <= QUICK_BYTES
 
@@ -150,6 +151,8 @@ class Preprocessing:
             **{kind.list_tensor: self._word_list(inputs, kind) for kind in WordKind},
             **{inner: inputs[outer] for outer, inner in PASSED_ON.items() if outer in inputs},
         }
+        if _PREDICTION in inputs:
+            whole["prediction_ids"] = self._prediction_ids(inputs)
         if _RESUME_INPUT not in inputs:
             return whole
         return _resumed(whole, self._tokens(inputs, _RESUME_INPUT), inputs, self.vocabulary)
@@ -162,6 +165,13 @@ class Preprocessing:
             add_special_tokens=read_scalar(inputs, "add_special_tokens", bool, True),
             parse_special_tokens=read_scalar(inputs, "parse_special_tokens", bool, False),
         )
+        return np.array([ids], dtype=np.int32)
+
+    def _prediction_ids(self, inputs: Inputs) -> npt.NDArray[np.int32]:
+        """Return the tokens of ``prediction``, int32 [1, n], without those that begin a prompt."""
+        text = decode_utf8(read_scalar(inputs, _PREDICTION, bytes, b""), _PREDICTION)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        self._limits.check_length(len(ids), _PREDICTION)
         return np.array([ids], dtype=np.int32)
 
     def _given_ids(self, inputs: Inputs) -> npt.NDArray[np.int32]:
@@ -185,7 +195,8 @@ class Preprocessing:
 
     def _check(self, inputs: Inputs) -> None:
         """Check everything that can be checked without the tokenizer."""
-        self._limits.check_bytes(len(read_scalar(inputs, "text_input", bytes, b"")), "text_input")
+        for name in ("text_input", _PREDICTION):
+            self._limits.check_bytes(len(read_scalar(inputs, name, bytes, b"")), name)
         for kind in WordKind:
             check_words(_words(inputs, kind), kind)
         for name in _IDS:

@@ -142,7 +142,7 @@ def _shown_log_probs(answer: ReceivedAnswer) -> str:
     return f"cum_log_probs={answer.last['cum_log_probs'].item():.9g}; {values.tolist()}"[:_MOST_SHOWN]
 
 
-_NOT_OF_THE_ANSWER = frozenset({"streaming", "session_id", "num_draft_tokens"})
+_NOT_OF_THE_ANSWER = frozenset({"streaming", "session_id", "num_draft_tokens", "prediction_ids"})
 
 
 def prompt_id(tensors: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -46,6 +46,7 @@ class Round:
         finish_reason: "" while the output continues, otherwise "stop" or "length".
         num_forced: Leading draft tokens that the grammar forced.
         num_by_model: Draft tokens after them that came from the draft model; the others were looked up.
+        num_predicted: Last draft tokens, those that were looked up in the client's prediction.
         log_probs: The target's log probabilities of ``token_ids``; None if not requested.
         prompt_log_probs: Those of the prompt, in the first round; None if not requested.
         num_cached: See ``Output``; of the first round.
@@ -57,6 +58,7 @@ class Round:
     finish_reason: str
     num_forced: int = 0
     num_by_model: int = 0
+    num_predicted: int = 0
     log_probs: LogProbs | None = None
     prompt_log_probs: LogProbs | None = None
     num_cached: int = 0
@@ -74,6 +76,11 @@ class Round:
         sources[: min(self.num_accepted_tokens, self.num_forced + self.num_by_model)] = 1
         sources[: min(self.num_accepted_tokens, self.num_forced)] = 3
         return sources
+
+    @property
+    def num_accepted_predicted(self) -> int:
+        """Accepted ones among the tokens of the prediction."""
+        return max(self.num_accepted_tokens - (self.num_draft_tokens - self.num_predicted), 0)
 
 
 async def speculate(
@@ -196,6 +203,7 @@ class _Loop:
             finish_reason=self.finish_reason,
             num_forced=min(proposal.num_forced, num_verified),
             num_by_model=min(proposal.num_by_model, max(num_verified - proposal.num_forced, 0)),
+            num_predicted=max(num_verified - (len(draft_ids) - proposal.num_predicted), 0),
             log_probs=verified.log_probs,
             prompt_log_probs=verified.prompt_log_probs,
             num_cached=verified.num_cached,

@@ -16,6 +16,8 @@ class SpeculationStatistics:
         num_drafting_rounds: Rounds that verified draft tokens.
         total_draft_tokens: Verified draft tokens.
         total_accepted_draft_tokens: Accepted draft tokens.
+        total_predicted_tokens: Verified draft tokens from clients' predictions.
+        total_accepted_predicted_tokens: Accepted ones of these.
         accepted_per_position: Entry i counts the rounds that accepted draft position i.
         rounds_by_length: Entry i counts the rounds that verified i draft tokens.
         tokens_by_source: Output tokens by source, in the order of ``TOKEN_SOURCES``.
@@ -26,6 +28,8 @@ class SpeculationStatistics:
     num_drafting_rounds: int = 0
     total_draft_tokens: int = 0
     total_accepted_draft_tokens: int = 0
+    total_predicted_tokens: int = 0
+    total_accepted_predicted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     rounds_by_length: list[int] = field(default_factory=list)
     tokens_by_source: dict[str, int] = field(default_factory=dict)
@@ -42,6 +46,8 @@ class SpeculationStatistics:
         self.num_drafting_rounds += outcome.num_draft_tokens > 0
         self.total_draft_tokens += outcome.num_draft_tokens
         self.total_accepted_draft_tokens += num_accepted
+        self.total_predicted_tokens += outcome.num_predicted
+        self.total_accepted_predicted_tokens += outcome.num_accepted_predicted
         self.rounds_by_length[outcome.num_draft_tokens] += 1
         for source in outcome.token_sources.tolist():
             self.tokens_by_source[TOKEN_SOURCES[source]] += 1

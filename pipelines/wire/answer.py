@@ -74,6 +74,8 @@ OUTPUTS: Mapping[str, OutputTensor] = {
         OutputTensor("num_rounds", "INT32", carried="drafted", part="draft"),
         OutputTensor("total_draft_tokens", "INT32", carried="drafted", part="draft"),
         OutputTensor("total_accepted_draft_tokens", "INT32", carried="drafted", part="draft"),
+        OutputTensor("accepted_prediction_tokens", "INT32", carried="drafted", part="draft"),
+        OutputTensor("rejected_prediction_tokens", "INT32", carried="drafted", part="draft"),
         OutputTensor("accepted_per_position", "INT32", ("${max_draft_len}",), "drafted", part="draft"),
         OutputTensor("drafted_per_round", "INT32", (-1,), part="draft"),
         OutputTensor("accepted_per_round", "INT32", (-1,), part="draft"),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams, draw_seed
-from pipelines.speculation.token_ids import Logits
+from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
 from pipelines.text.guides import GUIDE_TYPES, Guide
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.request import PASSED_ON, CompletionRequest
@@ -25,6 +25,7 @@ from pipelines.wire.word_list import WordKind, unpack_words
 _GUIDE_TENSORS = "guided_decoding_guide_type", "guided_decoding_guide"
 BIAS_TENSORS = "logit_bias_ids", "logit_bias_values"
 MAX_STOP_TOKEN_IDS = 32
+MAX_PREDICTION_IDS = 1 << 20
 
 _SAMPLING = {
     field.name: (PASSED_ON[request_field.metadata["tensors"][0].name], type(request_field.default))
@@ -44,6 +45,7 @@ class GenerationCall:
         streaming: Whether the answer is sent in chunks.
         num_draft_tokens: Draft tokens per round; None for the server's default.
         use_draft_logits: Whether draft tokens are accepted by the ratio rule, with the draft's logits.
+        prediction_ids: int32 [n], what the client expects as the answer; may be empty.
         session_id: Session whose requests share acceptance rates and earlier answers; "" for none.
         guide: Limits the output; None for none.
     """
@@ -53,6 +55,7 @@ class GenerationCall:
     num_draft_tokens: int | None
     use_draft_logits: bool
     session_id: str
+    prediction_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
     guide: Guide | None = None
 
 
@@ -83,7 +86,8 @@ def parse_call(
     own_end_id = read_scalar(inputs, "end_id", int, None)
     if own_end_id is not None:
         end_ids = (own_end_id,) if own_end_id >= 0 else ()
-    end_ids = (*end_ids, *_read_stop_token_ids(inputs, vocabulary))
+    stop_token_ids = _read_tokens(inputs, "stop_token_ids", MAX_STOP_TOKEN_IDS, vocabulary)
+    end_ids = (*end_ids, *stop_token_ids.tolist())
     request = GenerationRequest(
         request_id=request_id,
         input_ids=input_ids,
@@ -107,6 +111,7 @@ def parse_call(
         num_draft_tokens=read_scalar(inputs, "num_draft_tokens", int, None),
         use_draft_logits=read_scalar(inputs, "use_draft_logits", bool, False),
         session_id=read_id(inputs, "session_id"),
+        prediction_ids=_read_tokens(inputs, "prediction_ids", MAX_PREDICTION_IDS, vocabulary),
         guide=_read_guide(inputs),
     )
 
@@ -184,16 +189,17 @@ def _read_sampling(inputs: Inputs) -> SamplingParams:
     return SamplingParams(**given, logit_bias=_read_logit_bias(inputs))
 
 
-def _read_stop_token_ids(inputs: Inputs, vocabulary: Vocabulary) -> tuple[int, ...]:
-    ids = read_token_ids(inputs, "stop_token_ids")
-    if len(ids) > MAX_STOP_TOKEN_IDS or (ids.size and (ids.min() < 0 or ids.max() >= vocabulary.size)):
+def _read_tokens(inputs: Inputs, name: str, most: int, vocabulary: Vocabulary) -> TokenIds:
+    """Return at most so many ids, each of a token."""
+    ids = read_token_ids(inputs, name)
+    if len(ids) > most or (ids.size and (ids.min() < 0 or ids.max() >= vocabulary.size)):
         raise InvalidRequestError(
-            "stop_token_ids cannot be used",
-            values=f"{len(ids)} ids: {ids.tolist()!r:.200}",
-            limit=f"at most {MAX_STOP_TOKEN_IDS}, each from 0 to {vocabulary.size - 1}",
+            f"{name} cannot be used",
+            values=f"{len(ids)} ids: {ids[:20].tolist()!r:.200}",
+            limit=f"at most {most}, each from 0 to {vocabulary.size - 1}",
             remedy="send tokens of the model's vocabulary",
         )
-    return tuple(ids.tolist())
+    return ids
 
 
 def _read_logit_bias(inputs: Inputs) -> tuple[tuple[int, float], ...]:

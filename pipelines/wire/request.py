@@ -254,6 +254,15 @@ class CompletionRequest:
         "answers, and are answered by one arm; whoever knows its id can find out what was in its answers",
         part="draft",
     )
+    prediction: str = _sent(
+        "",
+        InputTensor(
+            *("prediction", "BYTES", "UTF-8, fewer tokens than `max_seq_len`"),
+            "what the answer is expected to be, such as a file before an edit: drafts are looked up in it "
+            "where the server adapts the draft length; the answer does not depend on it",
+            part="draft",
+        ),
+    )
     arm: str = _sent(
         "",
         InputTensor(
@@ -365,6 +374,7 @@ _OF_ENGINES = (
     InputTensor("", "INT32", dims=(2, -1), engine="stop_words_list"),
     InputTensor("", "INT32", dims=(2, -1), engine="bad_words_list"),
     InputTensor("", "BOOL", engine="stop"),
+    InputTensor("", "INT32", dims=(-1,), engine="prediction_ids", part="draft"),
     InputTensor("", "INT32", engine="prompt_length", part="verification"),
     InputTensor("", "INT32", dims=(-1,), engine="draft_input_ids", part="verification"),
     InputTensor("", "FP32", dims=(-1, -1), engine="draft_logits", part="verification"),
@@ -388,9 +398,9 @@ PASSED_ON: Mapping[str, str] = {
 """Inputs of text models that engines get as they are: name at the text model -> name at the engine."""
 
 
-NOT_OF_ENSEMBLE = frozenset({"skip_special_tokens", "resume_output_ids", "arm"})
+NOT_OF_ENSEMBLE = frozenset({"skip_special_tokens", "resume_output_ids", "arm", "prediction"})
 """In Triton 2.51 a step behind a decoupled one may have no input of the ensemble itself, NVIDIA's tensors
-between the steps cannot say where the prompt ends, and an ensemble has one arm."""
+between the steps know neither where the prompt ends nor predictions, and an ensemble has one arm."""
 
 
 def declared_inputs(model: str) -> list[str]:

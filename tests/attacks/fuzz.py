@@ -33,7 +33,7 @@ _VALUES = (*_NUMBERS, None, True, "", "x" * 300, "\ud800", "\0", [], [[]], [1, [
 _NAMES = (
     *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop_words", "bad_words", "end_id", "stream"),
     *("logit_bias_ids", "logit_bias_values", "num_draft_tokens", "num_log_probs", "session_id", "arm", "id"),
-    *("guided_decoding_guide_type", "guided_decoding_guide"),
+    *("guided_decoding_guide_type", "guided_decoding_guide", "prediction"),
     *("timeout", "priority", "sequence_id", "sequence_start", "draftproof_key", "draftproof_ping", "nothing"),
     *("triton_enable_empty_final_response", "shared_memory_region", "binary_data_size", "text_input"),
 )

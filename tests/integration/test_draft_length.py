@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,9 @@ from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import LOOP, rendered_parameters
 from pipelines.speculation.lookup.corpus import Corpus
+from pipelines.wire.calls import Call, stream
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
+from tests.support.fake_triton import engine_tensors
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
@@ -117,6 +120,40 @@ def test_drafts_are_looked_up_in_a_corpus_that_is_set_while_the_server_runs(
     client.generate(replace(REQUEST, max_tokens=1))
     assert wait_until(lambda: read_gauge(server, "draftproof_lookup_corpus_tokens") == 0)
     assert num_looked_up(client, REQUEST, expected.output_ids) <= before + len(expected.output_ids) // 6
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.9, 11)])
+def test_an_answer_does_not_depend_on_its_prediction(
+    client: Client, server: Server, setting: Path, temperature: float, seed: int
+) -> None:
+    """All at once; predictions are tokens, since the text of a random target is tokenized otherwise."""
+    setting.write_text(json.dumps({"num_draft_tokens": None}))
+    prompt = tuple(b"def main():")
+    alone = CompletionRequest(prompt_ids=prompt, max_tokens=60, end_id=-1, temperature=temperature, seed=seed)
+    expected = list(client.generate(alone, "generate_target").output_ids)
+    others = [token for token in range(256) if token not in (*expected, *prompt)][:60]
+    edited = [
+        other if at % 15 == 7 else token
+        for at, (token, other) in enumerate(zip(expected, others, strict=True))
+    ]
+    socket = Path(rendered_parameters(server.directory, LOOP)["socket"])
+
+    async def ask(prediction: list[int]) -> dict[str, Any]:
+        sampling = {"temperature": temperature, "seed": seed, "end_id": -1}
+        tensors = engine_tensors(list(prompt), 60, prediction_ids=prediction, **sampling)
+        return [outputs async for outputs, _ in stream(socket, Call(tensors, "r", 0))][-1]
+
+    async def ask_all() -> list[dict[str, Any]]:
+        return await asyncio.gather(*map(ask, (expected, edited, others, expected[20:] + others, [])))
+
+    answers = asyncio.run(ask_all())
+    assert [answer["output_ids"].ravel().tolist() for answer in answers] == [expected] * len(answers)
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    (right, right_rejected), (partly, partly_rejected), (wrong, _), _, nothing = (
+        tuple(int(answer[name].item()) for name in names) for answer in answers
+    )
+    assert right > partly > wrong == 0 and partly_rejected > right_rejected
+    assert right > 40 and partly > 25 and nothing == (0, 0)
 
 
 def num_looked_up(client: Client, request: CompletionRequest, expected: Sequence[int]) -> int:

@@ -44,6 +44,7 @@ class Choices(ABC):
         self._num_prompt_tokens = sum(len(each.prompt_ids) for each in asked[:: body.n])
         self._num_output_tokens = self._num_cached = 0
         self._last: Chunk | None = None
+        self._counts: dict[int, SpeculationCounts] = {}  # of each answer so far
         self._head = {
             "id": f"{id_prefix}-{secrets.token_hex(12)}",
             "object": kind,
@@ -78,6 +79,8 @@ class Choices(ABC):
         if number % self._fields.n == 0:  # as for the tokens of prompts
             self._num_cached += chunk.num_cached
         self._last = chunk
+        if chunk.counts is not None:
+            self._counts[number] = chunk.counts
         is_first = number not in self._begun
         self._begun.add(number)
         return is_first
@@ -99,12 +102,17 @@ class Choices(ABC):
     @property
     def _usage(self) -> dict[str, Any]:
         """OpenAI's ``usage`` so far; cached tokens count at the end of an answer."""
+        counts = self._counts.values()
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self._num_output_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self._num_cached},
-            "completion_tokens_details": {"reasoning_tokens": self._num_thought_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": self._num_thought_tokens,
+                "accepted_prediction_tokens": sum(each.accepted_prediction_tokens for each in counts),
+                "rejected_prediction_tokens": sum(each.rejected_prediction_tokens for each in counts),
+            },
         }
 
     @property

@@ -8,7 +8,7 @@ import secrets
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import JsonValue
 
@@ -48,6 +48,37 @@ class StreamOptions:
         return {"usage": None} if self.include_usage else {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictedPart:
+    """A part of a prediction.
+
+    Attributes:
+        type: The only type.
+        text: Its text.
+    """
+
+    type: Literal["text"]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """An answer that the client expects, such as a file before an edit.
+
+    Attributes:
+        type: The only type.
+        content: A text, or parts that are joined.
+    """
+
+    type: Literal["content"]
+    content: str | tuple[PredictedPart, ...]
+
+    @property
+    def whole(self) -> str:
+        """The text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 _TYPES = typing.get_type_hints(CompletionRequest)
 PassedOn: Any = dataclasses.make_dataclass(
     "PassedOn", [(name, _TYPES[name] | None, None) for name in OPENAI_FIELDS], frozen=True, kw_only=True
@@ -70,6 +101,7 @@ class SamplingFields(PassedOn):  # type: ignore[misc]
     stop: JsonValue = None
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, JsonValue] | None = None
+    prediction: Prediction | None = None
 
     # vLLM's
     ignore_eos: bool = False
@@ -149,6 +181,7 @@ def sampling_request(
         stop_words=_stop_words(fields.stop),
         end_id=-1 if fields.ignore_eos else None,
         logit_bias=_logit_bias(fields.logit_bias or {}),
+        prediction=fields.prediction.whole if fields.prediction else "",
     )
 
 

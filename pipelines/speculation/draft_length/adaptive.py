@@ -104,6 +104,7 @@ class DraftLengths:
         prompt_ids: TokenIds,
         acceptance: RequestAcceptance | None = None,
         earlier_ids: TokenIds = NO_TOKENS,
+        prediction_ids: TokenIds = NO_TOKENS,
         *,
         sees_margins: bool = True,
     ) -> RequestDraftLength:
@@ -113,10 +114,13 @@ class DraftLengths:
             prompt_ids: int32 [n], searched for continuations.
             acceptance: Acceptance rates from earlier requests of the session.
             earlier_ids: int32 [n], answers of the session, searched as well.
+            prediction_ids: int32 [n], what the client expects as the answer, searched as well.
             sees_margins: Whether lengths may depend on the margins of the tokens. With the ratio rule they
                 must not: leaving out tokens of which the draft was unsure would change the distribution.
         """
-        request = RequestDraftLength(self, prompt_ids, acceptance, earlier_ids, sees_margins=sees_margins)
+        request = RequestDraftLength(
+            self, prompt_ids, acceptance, earlier_ids, prediction_ids, sees_margins=sees_margins
+        )
         self._requests[request] = None
         self.note_change()
         return request

@@ -25,12 +25,14 @@ class Proposal:
             chooses what to verify; None to verify all.
         drafted: Output of the draft model; None if it was not called or failed.
         num_forced: Number of leading tokens that the grammar forces.
+        num_predicted: Number of last tokens that stand in the client's prediction.
     """
 
     token_ids: TokenIds
     survival: npt.NDArray[np.float64] | None
     drafted: Output | None
     num_forced: int = 0
+    num_predicted: int = 0
 
     @property
     def num_by_model(self) -> int:

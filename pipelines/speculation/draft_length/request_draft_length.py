@@ -35,7 +35,7 @@ class RequestDraftLength:
 
     Attributes:
         acceptance: Acceptance of the draft model's tokens.
-        lookup: Continuations found in the request's text, earlier answers of its session, and the corpus.
+        lookup: Continuations found in the prediction, the request's text, earlier answers and the corpus.
         is_refused: Whether the draft model refuses the request, which then only looks drafts up.
         num_tokens: Tokens of prompt and output so far.
         num_read: Leading tokens that the draft has read.
@@ -45,6 +45,7 @@ class RequestDraftLength:
         prompt_ids: int32 [n], the prompt.
         acceptance: Rates from earlier requests; None for new ones.
         earlier_ids: int32 [n], earlier answers.
+        prediction_ids: int32 [n], what the client expects as the answer.
         sees_margins: See ``DraftLengths.begin``.
     """
 
@@ -54,12 +55,13 @@ class RequestDraftLength:
         prompt_ids: TokenIds,
         acceptance: RequestAcceptance | None,
         earlier_ids: TokenIds,
+        prediction_ids: TokenIds,
         *,
         sees_margins: bool,
     ) -> None:
         self.acceptance = acceptance or RequestAcceptance(lengths.acceptance)
         self.lookup = (
-            LookupDraft(np.concatenate((earlier_ids, prompt_ids)), lengths.corpus())
+            LookupDraft(np.concatenate((earlier_ids, prompt_ids)), lengths.corpus(), prediction_ids)
             if sees_margins
             else LookupDraft(NO_TOKENS)
         )
@@ -116,7 +118,7 @@ class RequestDraftLength:
         """Learn from a round, including from draft tokens that were not verified."""
         if self._sees_margins:  # otherwise nothing is looked up, so a match must not count
             is_telling = self._is_off and self.lookup.rate > _TELLING_RATE
-            if is_telling and count_accepted(self.lookup.propose(1), token_ids):
+            if is_telling and count_accepted(self.lookup.propose(1).token_ids, token_ids):
                 self._lengths.probing.note_lookup()
             self.lookup.append(token_ids)
         num_known = self.num_tokens
@@ -168,20 +170,21 @@ class RequestDraftLength:
     def _complete(self, drafted: Output | None, limit: int) -> Proposal:
         """Append looked-up tokens to those of the draft model; they cost nothing until they are verified."""
         if drafted is None:
-            return self._looked_up(limit)
-        assert drafted.margins is not None
-        survival = np.cumprod([self.acceptance.rate(margin) for margin in drafted.margins.tolist()])
-        num_left = limit - len(drafted.token_ids)
-        if not num_left or drafted.finish_reason == "stop":
-            return Proposal(drafted.token_ids, survival, drafted)
-        found, rate = self.lookup.propose_after(drafted.token_ids, num_left)
-        further = survival[-1] * rate ** np.arange(1, len(found) + 1)
-        token_ids = np.concatenate((drafted.token_ids, found))
-        return Proposal(token_ids, np.concatenate((survival, further)), drafted)
-
-    def _looked_up(self, limit: int) -> Proposal:
-        token_ids = self.lookup.propose(limit)
-        return Proposal(token_ids, self.lookup.rate ** np.arange(1, len(token_ids) + 1), None)
+            token_ids, survival, found = NO_TOKENS, np.ones(0), self.lookup.propose(limit)
+        else:
+            assert drafted.margins is not None
+            token_ids = drafted.token_ids
+            survival = np.cumprod([self.acceptance.rate(margin) for margin in drafted.margins.tolist()])
+            if len(token_ids) == limit or drafted.finish_reason == "stop":
+                return Proposal(token_ids, survival, drafted)
+            found = self.lookup.propose_after(token_ids, limit - len(token_ids))
+        further = survival[-1:].prod() * found.rate ** np.arange(1, len(found.token_ids) + 1)
+        return Proposal(
+            np.concatenate((token_ids, found.token_ids)),
+            np.concatenate((survival, further)),
+            drafted,
+            num_predicted=len(found.token_ids) if found.is_predicted else 0,
+        )
 
 
 def _num_above(threshold: float, rate: float) -> int:

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pipelines.speculation.lookup.corpus import Corpus, CorpusLookup
-from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, PromptLookup
-from pipelines.speculation.token_ids import TokenIds, count_accepted
+from pipelines.speculation.lookup.prediction_lookup import PredictionLookup
+from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, MIN_MATCH, PromptLookup
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 # Prior acceptance rate of a token by length of the match: longer matches are less likely to be chance. These
 # are guesses that a request's own history soon outweighs.
 _PRIOR = {3: 0.5, 4: 0.6, 5: 0.7, 6: 0.75, 7: 0.8, MAX_MATCH: 0.9}
 # Of a corpus a few tokens match nearly everywhere (docs/decisions/draft-sources.md).
 _PRIOR_PER_TOKEN_OF_CORPUS, _LARGEST_PRIOR = 0.06, 0.8
+# Of a prediction, which the client expects to be right; one token is a match only near the last place.
+_PRIOR_OF_PREDICTION = {1: 0.8, 2: 0.9, **dict.fromkeys(range(MIN_MATCH, MAX_MATCH + 1), 0.95)}
 _PRIOR_WEIGHT = 3.0
 _MEMORY = 0.93
+
+
+@dataclass(frozen=True)
+class Found:
+    """A draft that was looked up.
+
+    Attributes:
+        token_ids: int32 [n], the draft; empty without a match.
+        rate: Expected acceptance of each of its tokens, given those before it; 0 without a match.
+        is_predicted: Whether it stands in the client's prediction.
+    """
+
+    token_ids: TokenIds
+    rate: float
+    is_predicted: bool
 
 
 class LookupDraft:
@@ -25,10 +44,15 @@ class LookupDraft:
     Args:
         known_ids: int32 [n], text that may be repeated, the prompt last.
         corpus: Texts of the operator; None for none.
+        prediction_ids: int32 [n], what the client expects as the answer; may be empty.
     """
 
-    def __init__(self, known_ids: TokenIds, corpus: Corpus | None = None) -> None:
+    def __init__(
+        self, known_ids: TokenIds, corpus: Corpus | None = None, prediction_ids: TokenIds = NO_TOKENS
+    ) -> None:
         self._places = [_Place(PromptLookup(known_ids), _PRIOR.__getitem__)]
+        if len(prediction_ids):  # the first of equally good places
+            self._places.insert(0, _Place(PredictionLookup(prediction_ids), _PRIOR_OF_PREDICTION.__getitem__))
         if corpus is not None:
             self._places.append(_Place(CorpusLookup(corpus, known_ids), _prior_of_corpus))
 
@@ -37,18 +61,15 @@ class LookupDraft:
         """Expected acceptance of the next proposed token, given those before it; 0 without a match."""
         return max(place.rate(place.lookup.match_length) for place in self._places)
 
-    def propose(self, count: int) -> TokenIds:
-        """Return at most ``count`` tokens, int32 [n]; none without a match."""
+    def propose(self, count: int) -> Found:
+        """Return a draft of at most ``count`` tokens."""
         best = max(self._places, key=lambda place: place.rate(place.lookup.match_length))
-        return best.lookup.propose(count)
+        return best.found(best.lookup.propose(count), best.lookup.match_length)
 
-    def propose_after(self, token_ids: TokenIds, count: int) -> tuple[TokenIds, float]:
-        """Return what ``propose`` and ``rate`` would be after appending at least one token."""
-        found = []
-        for place in self._places:
-            proposed, match_length = place.lookup.propose_after(token_ids, count)
-            found.append((proposed, place.rate(match_length)))
-        return max(found, key=lambda each: each[1])
+    def propose_after(self, token_ids: TokenIds, count: int) -> Found:
+        """Return what ``propose`` would return after appending at least one token."""
+        found = [place.found(*place.lookup.propose_after(token_ids, count)) for place in self._places]
+        return max(found, key=lambda each: each.rate)
 
     def append(self, token_ids: TokenIds) -> None:
         """Add output tokens and learn from them."""
@@ -68,22 +89,30 @@ class _Place:
         prior: Returns the prior acceptance rate of a token for a length of the match.
     """
 
-    def __init__(self, lookup: PromptLookup | CorpusLookup, prior: Callable[[int], float]) -> None:
+    def __init__(
+        self, lookup: PromptLookup | PredictionLookup | CorpusLookup, prior: Callable[[int], float]
+    ) -> None:
         self.lookup = lookup
         self._prior = prior
-        self._num_right = self._num_expected = _PRIOR_WEIGHT
+        # Of short matches and of others: what the former find tells nothing about the latter.
+        self._num_right, self._num_expected = [_PRIOR_WEIGHT] * 2, [_PRIOR_WEIGHT] * 2
 
     def append(self, token_ids: TokenIds) -> None:
         length = self.lookup.match_length
         if length:
             proposed = self.lookup.propose(len(token_ids))
             num_right = count_accepted(proposed, token_ids)
+            kind = length >= MIN_MATCH
             for index in range(min(num_right + 1, len(proposed))):
-                self._num_right = _MEMORY * self._num_right + (index < num_right)
-                self._num_expected = _MEMORY * self._num_expected + self._prior(length)
+                self._num_right[kind] = _MEMORY * self._num_right[kind] + (index < num_right)
+                self._num_expected[kind] = _MEMORY * self._num_expected[kind] + self._prior(length)
         self.lookup.append(token_ids)
 
     def rate(self, match_length: int) -> float:
         if not match_length:
             return 0.0
-        return min(self._prior(match_length) * self._num_right / self._num_expected, 0.995)
+        kind = match_length >= MIN_MATCH
+        return min(self._prior(match_length) * self._num_right[kind] / self._num_expected[kind], 0.995)
+
+    def found(self, token_ids: TokenIds, match_length: int) -> Found:
+        return Found(token_ids, self.rate(match_length), isinstance(self.lookup, PredictionLookup))

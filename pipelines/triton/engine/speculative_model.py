@@ -162,6 +162,7 @@ class SpeculativeAnswerer:
                 call.request.input_ids,
                 session.acceptance,
                 session.answer_ids,
+                call.prediction_ids,
                 sees_margins=not call.use_draft_logits,
             )
         else:
@@ -209,6 +210,10 @@ def count_tensors(counts: SpeculationStatistics) -> Tensors:
         "num_rounds": scalar_tensor(counts.num_rounds, np.int32),
         "total_draft_tokens": scalar_tensor(counts.total_draft_tokens, np.int32),
         "total_accepted_draft_tokens": scalar_tensor(counts.total_accepted_draft_tokens, np.int32),
+        "accepted_prediction_tokens": scalar_tensor(counts.total_accepted_predicted_tokens, np.int32),
+        "rejected_prediction_tokens": scalar_tensor(
+            counts.total_predicted_tokens - counts.total_accepted_predicted_tokens, np.int32
+        ),
         "accepted_per_position": np.array([counts.accepted_per_position], dtype=np.int32),
         "acceptance_rate": scalar_tensor(0.0 if rate is None else rate, np.float32),
     }

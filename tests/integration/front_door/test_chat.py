@@ -48,6 +48,27 @@ def processes_below(pid: int) -> list[int]:
     return [pid, *(each for child in children for each in processes_below(child))]
 
 
+def test_drafts_are_looked_up_in_a_prediction_and_counted(door: Server, api: openai.OpenAI) -> None:
+    """With its bias the answer repeats one digit."""
+    (token,) = post(door, "/tokenize", {"prompt": "7", "add_special_tokens": False}).json()["tokens"]
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_completion_tokens": 32, "temperature": 0}
+    asked["logit_bias"] = {str(token): 100}
+    parts = [{"type": "text", "text": "7" * 20}] * 2
+    setting = door.directory / "draft_length.json"
+    setting.write_text(json.dumps({"num_draft_tokens": None}))
+    try:
+        expected = api.chat.completions.create(**asked, extra_body={"num_draft_tokens": 0})
+        for content in ("7" * 40, parts):
+            answer = api.chat.completions.create(**asked, prediction={"type": "content", "content": content})
+            assert answer.choices[0].message.content == expected.choices[0].message.content == "7" * 32
+            assert answer.usage and (details := answer.usage.completion_tokens_details)
+            assert (details.accepted_prediction_tokens or 0) > 16 and not details.rejected_prediction_tokens
+        assert expected.usage and (details := expected.usage.completion_tokens_details)
+        assert details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0
+    finally:
+        setting.unlink()
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_an_answer_is_that_of_the_router_to_the_rendered_conversation(
     api: openai.OpenAI, router: Client, ids_of: Callable[..., list[int]], temperature: float

@@ -46,6 +46,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
         "--log-probs": ["2"],
         "--num-draft-tokens": ["0"],
         "--session-id": ["s1"],
+        "--prediction": ["y"],
         "--arm": ["stable"],
         "--prompt-ids": ["5,6"],
     }
@@ -68,6 +69,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
             use_draft_logits=True,
             return_prompt_log_probs=True,
             session_id="s1",
+            prediction="y",
             arm="stable",
             prompt_ids=(5, 6),
             add_special_tokens=False,

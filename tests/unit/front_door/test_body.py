@@ -13,6 +13,8 @@ from pipelines.errors import InvalidRequestError
 from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.endpoints.completions import CompletionBody
 from pipelines.front_door.requests.body import parse_body, read_body
+from pipelines.front_door.requests.sampling import sampling_request
+from pipelines.wire.request import CompletionRequest
 
 
 def ticks_beside(work: Callable[[], Any]) -> int:
@@ -44,6 +46,19 @@ def test_a_large_body_is_read_beside_the_event_loop() -> None:
 
 def test_null_counts_as_absent() -> None:
     assert parse_body(CompletionBody, b'{"prompt": "a", "n": null, "user": null}').n == 1
+
+
+def test_a_prediction_is_a_text_or_parts_of_one() -> None:
+    def read(**prediction: Any) -> str:
+        body = parse_body(ChatBody, json.dumps({"messages": [], "prediction": prediction}).encode())
+        return sampling_request(body, CompletionRequest(), 4).prediction
+
+    assert read(type="content", content="def f():\n") == "def f():\n"
+    parts = [{"type": "text", "text": text} for text in ("def ", "g")]
+    assert read(type="content", content=parts) == "def g"
+    for wrong in ({"content": "x"}, {"type": "content", "content": [{"type": "image"}]}, {"type": "file"}):
+        with pytest.raises(InvalidRequestError, match="prediction"):
+            read(**wrong)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.errors import EngineLoadError
+from pipelines.errors import EngineLoadError, InvalidRequestError
 from pipelines.manifest import sha256_file
 from pipelines.router.preprocessing import Preprocessing
+from pipelines.router.received_answer import prompt_id
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 from pipelines.wire.word_list import WordKind, unpack_words
@@ -52,6 +53,22 @@ def test_preprocessing_spells_prompt_and_stop_words(preprocessing: Preprocessing
     assert unpack_words(outputs["bad_words_list"][0], vocabulary, WordKind.BAD) == (b" ugly",)
     for name in ("stop_words_list", "bad_words_list"):
         assert preprocessing(text_inputs(b"x"))[name].tolist() == [[[-1], [-1]]]
+
+
+def test_a_prediction_becomes_tokens_and_is_no_part_of_the_answer(preprocessing: Preprocessing) -> None:
+    plain = preprocessing(text_inputs(b"x"))
+    asked = preprocessing({**text_inputs(b"x"), "prediction": text_tensor("naïve ☕")})
+    ids = asked.pop("prediction_ids")
+    assert preprocessing.vocabulary.join(ids.ravel().tolist()).decode() == "naïve ☕" and len(ids) == 1
+    assert asked.keys() == plain.keys()
+    assert prompt_id({**asked, "prediction_ids": ids}) == prompt_id(plain)
+    for text, values in (
+        (b"\xff", "not valid UTF-8"),
+        (b"x y " * 64, "prediction has"),
+        (b"x" * 10**6, "bytes"),
+    ):
+        with pytest.raises(InvalidRequestError, match=values):
+            preprocessing({**text_inputs(b"x"), "prediction": text_tensor(text)})
 
 
 def test_a_prompt_is_not_cut_or_padded_by_what_a_trainer_left_in_the_file(tmp_path: Path) -> None:

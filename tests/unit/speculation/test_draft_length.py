@@ -197,8 +197,23 @@ def test_drafts_are_looked_up_in_earlier_answers_of_the_session() -> None:
     earlier, prompt = np.arange(100, 140, dtype=np.int32), np.array([7, 8, 9, 110, 111, 112], np.int32)
     request = lengths.begin(prompt, None, earlier)
     assert request.next_round(100).complete(None).token_ids.tolist() == list(range(113, 121))
-    assert not len(lengths.begin(prompt).lookup.propose(8))
-    assert not len(lengths.begin(prompt, None, earlier, sees_margins=False).lookup.propose(8))
+    assert not len(lengths.begin(prompt).lookup.propose(8).token_ids)
+    assert not len(lengths.begin(prompt, None, earlier, sees_margins=False).lookup.propose(8).token_ids)
+
+
+def test_drafts_are_looked_up_in_the_prediction_alone_and_behind_those_of_the_model() -> None:
+    lengths = World(1, lambda number: 0.4).lengths
+    prompt, prediction = np.array([7, 8, 9], np.int32), np.arange(100, 140, dtype=np.int32)
+    request = lengths.begin(prompt, prediction_ids=prediction)
+    request.observe(Proposal(NO_TOKENS, None, None), prediction[:4])
+    plan = request.next_round(100)
+    alone = plan.complete(None)
+    assert (alone.token_ids.tolist(), alone.num_predicted) == (list(range(104, 112)), 8)
+    both = plan.complete(Output(prediction[4:6], "length", True, margins=np.full(2, 9.0, np.float32)))
+    assert (both.token_ids.tolist(), both.num_predicted) == (list(range(104, 112)), 6)
+    assert both.survival is not None and len(both.survival) == 8 and (np.diff(both.survival) <= 0).all()
+    forced = both.behind(np.array([1], np.int32), 8)
+    assert (forced.token_ids.tolist(), forced.num_predicted) == ([1, 104, 105], 0)
 
 
 def rounds_with_lookups(request: DraftLength, text: Iterator[int], num_rounds: int) -> list[int]:

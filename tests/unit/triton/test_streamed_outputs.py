@@ -24,6 +24,7 @@ VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 ALWAYS = {"text_output", "output_ids", "sequence_length", "finish_reason"}
 OF_DRAFTING = {
     *("accepted_mask", "token_sources", "num_rounds", "total_draft_tokens", "total_accepted_draft_tokens"),
+    *("accepted_prediction_tokens", "rejected_prediction_tokens"),
     *("accepted_per_position", "acceptance_rate"),
 }
 OF_LOG_PROBS = {"output_log_probs", "cum_log_probs", "top_log_prob_ids", "top_log_probs"}

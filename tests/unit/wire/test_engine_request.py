@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.engine_request import parse_call
+from pipelines.wire.engine_request import MAX_PREDICTION_IDS, parse_call
 from pipelines.wire.word_list import WordKind, pack_words, unpack_words
 from tests.support.fake_triton import engine_tensors
 
@@ -49,6 +49,7 @@ NAMED_OTHERWISE = {"top_k": "runtime_top_k", "top_p": "runtime_top_p"}
 def test_every_tensor_reaches_the_request() -> None:
     others: dict[str, Any] = {
         **{"prompt_length": 2, "draft_input_ids": [8, 9], "end_id": 11, "num_draft_tokens": 0},
+        **{"prediction_ids": [6, 5]},
         **{"stop_words_list": [[DEF, ord("a"), ord("b")], [1, 3, -1]], "bad_words_list": [[RETURN], [1]]},
         **{"logit_bias_ids": [5, 0], "logit_bias_values": [-100.0, 0.5], "num_log_probs": 7},
         **{"draft_logits": [[0.5, 1.5], [2.5, 3.5]], "return_log_probs": True, "streaming": True},
@@ -63,7 +64,7 @@ def test_every_tensor_reaches_the_request() -> None:
     assert request.sampling == SamplingParams(**SAMPLING, logit_bias=((5, -100.0), (0, 0.5)))
     assert request.draft_logits is not None
     assert request.draft_logits.tolist() == [[0.5, 1.5], [2.5, 3.5]]
-    assert request.num_log_probs == 7
+    assert (request.num_log_probs, call.prediction_ids.tolist()) == (7, [6, 5])
     assert request.return_generation_logits is request.independent_noise is True
     assert request.deadline_s is not None
     assert 0 < request.deadline_s - time.monotonic() <= 1
@@ -86,8 +87,20 @@ def test_stop_token_ids_end_the_answer_besides_the_end_tokens() -> None:
     assert request.end_ids[-2:] == (3, 4) and len(request.end_ids) > 2
     assert parse(engine_tensors([1], 5, end_id=-1, stop_token_ids=[3])).request.end_ids == (3,)
     assert parse(engine_tensors([1], 5, end_id=-1)).request.end_ids == ()
-    with pytest.raises(InvalidRequestError, match="stop_token_ids cannot be used"):
-        parse(engine_tensors([1], 5, stop_token_ids=[-1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1] * 33),
+        ("prediction_ids", [VOCABULARY.size]),
+        ("prediction_ids", [1] * (MAX_PREDICTION_IDS + 1)),
+    ],
+)
+def test_ids_that_are_no_tokens_or_too_many_are_refused(name: str, ids: list[int]) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} cannot be used"):
+        parse(engine_tensors([1], 5, **{name: ids}))
 
 
 def test_lengths_that_disagree_and_values_that_are_several_are_refused() -> None:
