@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -20,6 +21,8 @@ from pipelines.front_door.errors import DEFECT, in_the_clients_words
 from pipelines.front_door.observing.exchange import EXCHANGE
 from pipelines.front_door.requests.sampling import SamplingFields
 from pipelines.front_door.router_calls import RouterCalls, generate_all, merged
+from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.token_details import by_token
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ class Format(Protocol):
 
 async def answer(
     request: web.Request,
+    model: ServedModel,
     router: RouterCalls,
     asked: Sequence[CompletionRequest],
     form: Format,
@@ -54,6 +58,7 @@ async def answer(
 
     Args:
         request: The client's request.
+        model: The model.
         router: Connection to ``router``.
         asked: One request for each answer.
         form: Writes the answers.
@@ -71,7 +76,9 @@ async def answer(
         exchange.ask(asked, streaming=body.stream)
         try:
             if body.stream:
-                return await _stream(request, router, asked, form)
+                is_by_token = body.stream_options is not None and body.stream_options.stream_interval == 1
+                pieces = partial(by_token, model) if is_by_token else lambda chunk: (chunk,)
+                return await _stream(request, router, asked, form, pieces)
             answers = await generate_all(router, asked)
         except InvalidRequestError as error:
             raise in_the_clients_words(error, body.guide_field) from None
@@ -81,17 +88,25 @@ async def answer(
 
 
 async def _stream(
-    request: web.Request, router: RouterCalls, asked: Sequence[CompletionRequest], form: Format
+    request: web.Request,
+    router: RouterCalls,
+    asked: Sequence[CompletionRequest],
+    form: Format,
+    pieces: Callable[[Chunk], Iterable[Chunk]],
 ) -> web.StreamResponse:
     events, exchange = EventStream(request), request[EXCHANGE]
+
+    def written(number: int, chunk: Chunk) -> list[dict[str, Any]]:
+        return [event for piece in pieces(chunk) for event in form.events(number, piece)]
+
     try:
         async with aclosing(merged([router.stream(each) for each in asked])) as arriving:
             async for number, chunk in arriving:
                 exchange.add(number, chunk)
                 if chunk.prompt_log_probs:  # of a whole prompt
-                    await events.send(*await asyncio.to_thread(list, form.events(number, chunk)))
+                    await events.send(*await asyncio.to_thread(written, number, chunk))
                 else:
-                    await events.send(*form.events(number, chunk))
+                    await events.send(*written(number, chunk))
         await events.send(*form.end())
         await events.done()
     except DraftproofError as error:

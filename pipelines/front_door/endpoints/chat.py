@@ -86,7 +86,7 @@ async def answer_chat(
     check_choices(1, body.n)
     common, new_reader = await message_request(body, model, "messages")
     asked = choices_of(common, body.n)
-    return await answer(request, router, asked, _ChatFormat(body, model, asked, new_reader), body)
+    return await answer(request, model, router, asked, _ChatFormat(body, model, asked, new_reader), body)
 
 
 class _ChatFormat(Choices):

@@ -155,7 +155,8 @@ async def answer_message(
     chat = await with_warnings(body.to_chat(max_tokens=body.max_tokens, stream=body.stream, **fields))
     asked, new_reader = await message_request(chat, model, "messages")
     asked = replace(asked, max_tokens=min(asked.max_tokens, model.max_seq_len - len(asked.prompt_ids)))
-    return await answer(request, router, [asked], _MessageFormat(chat, model, asked, new_reader()), chat)
+    form = _MessageFormat(chat, model, asked, new_reader())
+    return await answer(request, model, router, [asked], form, chat)
 
 
 class _MessageFormat:

@@ -149,7 +149,9 @@ async def answer_response(
     """
     body.check()
     asked, new_reader = await message_request(body, model, "input")
-    return await answer(request, router, [asked], _ResponseFormat(body, model, asked, new_reader()), body)
+    return await answer(
+        request, model, router, [asked], _ResponseFormat(body, model, asked, new_reader()), body
+    )
 
 
 class _ResponseFormat:

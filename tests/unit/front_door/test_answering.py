@@ -38,9 +38,9 @@ class Model:
 
     def __init__(self) -> None:
         self.tokenizer: Any = self
-        self.vocabulary: Any = self
+        self.vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
         self.can_parse = True
-        self.limits = PromptLimits(Vocabulary(tuple(bytes([byte]) for byte in range(256))), self.max_seq_len)
+        self.limits = PromptLimits(self.vocabulary, self.max_seq_len)
         self.num_looked_up = 0
 
     def encode(self, text: str, **_: bool) -> list[int]:
@@ -152,3 +152,13 @@ async def test_a_prompt_of_tokens_is_not_turned_into_text_unless_it_is_echoed() 
     async with open_door() as running:
         await running.ask("/v1/completions", prompt=[97] * NUM_TOKENS, max_tokens=1)
         assert running.model.num_looked_up == 0
+
+
+@pytest.mark.parametrize(("interval", "num_events"), [({}, 1), ({"stream_interval": 1}, NUM_TOKENS)])
+async def test_each_token_is_an_event_if_a_stream_asks_for_it(interval: Any, num_events: int) -> None:
+    async with open_door() as running:
+        asked = {"prompt": [97], "max_tokens": NUM_TOKENS, "stream": True}
+        text = await running.ask("/v1/completions", **asked, stream_options=interval)
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert len(events) == num_events
+        assert "".join(event["choices"][0]["text"] for event in events) == "b" * NUM_TOKENS
