@@ -81,7 +81,8 @@ class AnswerPlan:
     def new_reader(self, thinking: Thinking) -> MessageReader:
         """Return a reader of one answer."""
         is_structured = self.content is not None or self.calling is None or self.calling.mode == "required"
-        return MessageReader(thinking, self._calls, is_structured=is_structured)
+        names = [function.name for function in self.calling.functions] if self.calling is not None else []
+        return MessageReader(thinking, self._calls, is_structured=is_structured, names=names)
 
     @property
     def _calls(self) -> CallStyle | None:
@@ -153,8 +154,8 @@ class _Writer:
             excluded.append(rf"\s*{_escaped(THINK_BEGIN)}{_ANY}")
         if calling is not None and style is not None:
             excluded.append(f"{_ANY}{_escaped(style.mark)}{_ANY}")
-            if style.is_bare:
-                excluded.append(rf'\s*\{{\s*"name"\s*:\s*"{_ANY}')
+            for opening in style.openings(function.name for function in calling.functions)[1:]:
+                excluded.append("".join(rf"\s*{_escaped(piece)}" for piece in opening) + _ANY)
         self._add("TEXT", _without(excluded))
         return "TEXT"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
 from pipelines.front_door.messages.style import NAME, THINK_BEGIN, THINK_END, CallStyle, Thinking
@@ -34,6 +34,8 @@ class MessageReader:
         thinking: Whether the text begins with thoughts.
         style: How calls are written; None if there can be none.
         is_structured: Whether text beside calls has a form of its own, so that calls open only at its place.
+        names: Names of the functions that may be called: JSON that names another one is text where the style
+            has bare calls.
         new_id: Returns the id of a call.
     """
 
@@ -43,11 +45,13 @@ class MessageReader:
         style: CallStyle | None = None,
         *,
         is_structured: bool = False,
+        names: Sequence[str] = (),
         new_id: Callable[[CallStyle], str] = new_call_id,
     ) -> None:
         self._style = style
         self._is_at_start = style is not None and (style.is_bare or is_structured)
         self._new_id = new_id
+        self._openings = [] if style is None else style.openings(names)
         self._text = ""  # that is not read yet
         self._num_received = 0  # characters
         self._is_ended = False
@@ -108,8 +112,7 @@ class MessageReader:
         """Find out whether a message that is either one begins as text or as a call."""
         self._read_more = self._read_content
         if self._style is not None and self._is_at_start:
-            openings = [[self._style.mark], *([["{", '"name"', ":", '"']] if self._style.is_bare else [])]
-            begins = [_begins_with(self._text, opening) for opening in openings]
+            begins = [_begins_with(self._text, opening) for opening in self._openings]
             if True in begins:
                 self._read_more = self._read_head
             elif None in begins and not self._is_ended:

@@ -7,7 +7,7 @@ here (https://docs.vllm.ai/en/latest/features/tool_calling.html).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -43,6 +43,11 @@ class CallStyle:
     is_list: bool = False
     is_bare: bool = False
     is_mistral: bool = False
+
+    def openings(self, names: Iterable[str]) -> list[list[str]]:
+        """Return what an answer begins with that is a call, in pieces between which spaces may stand."""
+        bare = [["{", '"name"', ":", f'"{name}"', ",", f'"{self.arguments}"', ":"] for name in names]
+        return [[self.mark], *(bare if self.is_bare else [])]
 
     def head(self, name: str) -> str:
         """Return a regular expression for what a call has before its arguments.

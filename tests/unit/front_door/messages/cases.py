@@ -51,6 +51,7 @@ WEATHER = Function(
 )
 CLOCK = Function(name="clock.now")
 TOOLS = (WEATHER, CLOCK)
+NAMES = [function.name for function in TOOLS]
 
 ARGUMENTS = '{"city": "S\u00e3o \\"}{\\" Paulo \\\\", "days": 2}'
 

@@ -32,7 +32,11 @@ def message_of(
     """Return the message that pieces of text give, and its deltas."""
     numbers = iter(range(100))
     reader = MessageReader(
-        thinking, style, is_structured=is_structured, new_id=lambda _: f"call_{next(numbers)}"
+        thinking,
+        style,
+        is_structured=is_structured,
+        new_id=lambda _: f"call_{next(numbers)}",
+        names=("f", "g", "f.g-h"),
     )
     document = MessageDocument()
     parts: list[Part] = [part for piece in pieces for part in reader.read(piece)]
@@ -142,7 +146,7 @@ def test_thoughts_are_told_from_the_answer(
     [
         (HERMES, "So <tool_call>\n{", "So", 0),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a"', None, 1),
-        (LLAMA_3, '{"name": "f', "", 0),
+        (LLAMA_3, '{"name": "f', '{"name": "f', 0),
         (LLAMA_3, '{"nam', '{"nam', 0),
         (LLAMA_3, 'a {"name": "f", "parameters": {}}', 'a {"name": "f", "parameters": {}}', 0),
         (LLAMA_3, '<|python_tag|>{"name": "f", "parameters": {}}', None, 1),

@@ -25,7 +25,7 @@ from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import ALL
-from tests.unit.front_door.messages.cases import CALLS, SPECIAL, TOKENIZER, TOOLS, TWO_CALLS
+from tests.unit.front_door.messages.cases import CALLS, NAMES, SPECIAL, TOKENIZER, TOOLS, TWO_CALLS
 
 TEMPLATES = {
     "hermes": ALL["chatml"],
@@ -80,7 +80,7 @@ def test_an_answer_that_comes_back_is_rendered_as_the_model_wrote_it(
         return
     forms = {1: CALLS, 2: TWO_CALLS}[num_calls]
     text = forms[style.calls] % ("get_weather", ARGUMENTS, "clock.now", "{}")[: 2 * num_calls]
-    reader, document = MessageReader(Thinking.NONE, style.calls), MessageDocument()
+    reader, document = MessageReader(Thinking.NONE, style.calls, names=NAMES), MessageDocument()
     for part in [*reader.read(text), *reader.end()]:
         document.add(part)
     results = [
@@ -108,7 +108,7 @@ def test_every_answer_however_cut_off_can_be_sent_back(name: str, data: Any, ser
     thoughts = data.draw(st.sampled_from(["", "<think>\nso\n</think>\n\n"]))
     written = thoughts + data.draw(st.sampled_from(["", "text \u2603", one, two]))
     cut = written[: data.draw(st.integers(0, len(written)))]
-    reader = MessageReader(Thinking.POSSIBLE, style.calls)
+    reader = MessageReader(Thinking.POSSIBLE, style.calls, names=NAMES)
     message, response = MessageDocument(), ResponseDocument({})
     for part in [*reader.read(cut), *reader.end()]:
         message.add(part)
