@@ -227,6 +227,8 @@ class _Tokens:
 @lru_cache(_NUM_REMEMBERED)
 def unenforced(schema: str) -> tuple[str, ...]:
     """Return what of a JSON schema no grammar enforces; none if the schema is refused."""
+    if len(schema) > MAX_GUIDE_BYTES:
+        return ()
     matcher = _llguidance().LLMatcher
     try:
         grammar = matcher.grammar_from_json_schema(schema)
