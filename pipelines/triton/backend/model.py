@@ -76,7 +76,9 @@ def python_model(load: Callable[[ModelParameters, Any], TritonModel], backend: A
 
     class TritonPythonModel:
         def initialize(self, args: dict[str, str]) -> None:
-            self._model = load(ModelParameters.from_triton(args), backend)
+            parameters = ModelParameters.from_triton(args)
+            self._model = load(parameters, backend)
+            print(f"model {parameters.model_name} has loaded", flush=True)  # for the supervisor
 
         def execute(self, requests: list[object]) -> None:
             self._model.execute(requests)

@@ -201,13 +201,14 @@ class Supervisor:
                     self._search()
                     self._is_serving = True
                     return
+                self._end_given_up()
                 await self._pause(_START_INTERVAL_S)
             if self._stopping.is_set():
                 return
             await self._process.clear()
             if not self._process.met_its_race or attempt == _MAX_STARTS_FOR_ITS_RACE:
                 break
-            _LOG.warning("Triton hit its race condition in creating shared memory, attempt %d", attempt)
+            _LOG.warning("Triton met a race of its startup, attempt %d", attempt)
             self._process = self._new_process()
         raise ServerStartError(
             "Triton ended before it was ready",
@@ -230,6 +231,7 @@ class Supervisor:
             if self._heartbeat.triton_hangs():
                 _LOG.error("Triton does not answer")
                 self._process.kill()
+            self._end_given_up()
             for model, process in tuple(self._models.items()):
                 if model in self._replacing:
                     continue
@@ -251,6 +253,13 @@ class Supervisor:
         self._models.clear()
         await self._process.clear()
         return True
+
+    def _end_given_up(self) -> None:
+        """Kill the processes for whose end Triton waits, so that it says that it could not load the models."""
+        for model in self._process.given_up():
+            _LOG.error("Triton gave up the process of model %s while it loaded; killing it", model)
+            if process := find_model_processes(self._place.shared_memory_prefix).get(model):
+                process.kill()
 
     def _search(self) -> None:
         """Find the processes of models that were loaded since the last search."""

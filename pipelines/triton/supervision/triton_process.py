@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 from pipelines.deploy.triton.command import ServerCommand
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
@@ -20,13 +22,19 @@ _GONE_TIMEOUT_S = 5.0
 # A rare race at startup, when two model processes create shared memory.
 _RACE_AT_START = b"boost::interprocess"
 
+# Triton takes a model's process for dead that did not run for a second while it loaded, and then waits for its
+# end, for ever and without a word (python_backend 24.10, ``StubLauncher::ReceiveMessageFromStub``).
+_LOADED = re.compile(rb"model (\w+) has loaded")  # says the process
+_TAKEN = re.compile(rb"successfully loaded '(\w+)'")  # says Triton, a moment later
+_TAKEN_WITHIN_S = 10.0
+
 
 class TritonProcess:
     """One run of Triton.
 
     Attributes:
         ended: Done when the process has ended; its result is the exit code.
-        met_its_race: Whether it reported its race at startup, which a second start rarely meets.
+        met_its_race: Whether it met a race of its startup, which a second start rarely meets.
 
     Args:
         command: Command line of Triton.
@@ -35,6 +43,7 @@ class TritonProcess:
 
     def __init__(self, command: ServerCommand, place: TritonPlace) -> None:
         self.met_its_race = False
+        self._untaken: dict[str, float] = {}  # model -> when its process had loaded
         self._place = place
         self._process = subprocess.Popen(
             command.arguments,
@@ -53,6 +62,15 @@ class TritonProcess:
     def has_ended(self) -> bool:
         """Whether the process has ended."""
         return self.ended.done()
+
+    def given_up(self) -> list[str]:
+        """Return the models that have loaded and that Triton will never report; each of them once."""
+        now_s = time.monotonic()
+        found = [model for model, at_s in self._untaken.copy().items() if now_s - at_s > _TAKEN_WITHIN_S]
+        for model in found:
+            self._untaken.pop(model, None)
+        self.met_its_race |= bool(found)
+        return found
 
     async def stop(self, patience_s: float) -> None:
         """Terminate the process, and kill it after a timeout."""
@@ -85,5 +103,9 @@ class TritonProcess:
         with self._process.stdout as output:
             for line in output:
                 self.met_its_race |= _RACE_AT_START in line
+                if loaded := _LOADED.search(line):
+                    self._untaken[loaded[1].decode()] = time.monotonic()
+                if taken := _TAKEN.search(line):
+                    self._untaken.pop(taken[1].decode(), None)
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
