@@ -255,7 +255,7 @@ class Supervisor:
         return True
 
     def _end_given_up(self) -> None:
-        """Kill the processes for whose end Triton waits, so that it says that it could not load the models."""
+        """Kill the processes for whose end Triton waits, so that it says what it could not load."""
         for model in self._process.given_up():
             _LOG.error("Triton gave up the process of model %s while it loaded; killing it", model)
             if process := find_model_processes(self._place.shared_memory_prefix).get(model):

@@ -22,8 +22,8 @@ _GONE_TIMEOUT_S = 5.0
 # A rare race at startup, when two model processes create shared memory.
 _RACE_AT_START = b"boost::interprocess"
 
-# Triton takes a model's process for dead that did not run for a second while it loaded, and then waits for its
-# end, for ever and without a word (python_backend 24.10, ``StubLauncher::ReceiveMessageFromStub``).
+# Triton takes a model's process for dead that did not run for a second while it loaded, and then waits for
+# its end, for ever and without a word (python_backend 24.10, ``StubLauncher::ReceiveMessageFromStub``).
 _LOADED = re.compile(rb"model (\w+) has loaded")  # says the process
 _TAKEN = re.compile(rb"successfully loaded '(\w+)'")  # says Triton, a moment later
 _TAKEN_WITHIN_S = 10.0

@@ -16,6 +16,7 @@ import pytest
 from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.triton.command import ServerCommand
 from pipelines.deploy.triton.place import TritonPlace
+from pipelines.triton.supervision import triton_process
 from pipelines.triton.supervision.guard import start_guard
 from pipelines.triton.supervision.model_processes import find_model_processes, kill_processes
 from pipelines.triton.supervision.triton_process import TritonProcess
@@ -142,6 +143,28 @@ async def test_its_race_at_the_start_is_recognised_in_what_it_prints(place: Trit
     await other.ended
     await other.clear()
     assert not other.met_its_race
+
+
+async def test_a_model_that_has_loaded_and_is_not_taken_was_given_up(
+    place: TritonPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_process, "_TAKEN_WITHIN_S", 0.5)
+    loaded, taken = "model {} has loaded", "successfully loaded '{}'"
+    lines = (
+        loaded.format("b"),
+        loaded.format("a"),
+        taken.format("b") + loaded.format("c"),
+        taken.format("a"),
+    )
+    said = "\n".join(lines)
+    process = run(place, f"import time; print({said!r}, flush=True); time.sleep(60)")
+    found: list[str] = []
+    while not found:
+        assert not (process.met_its_race or process.has_ended)
+        await asyncio.sleep(0.05)
+        found = process.given_up()
+    assert (found, process.given_up(), process.met_its_race) == (["c"], [], True)
+    await process.clear()
 
 
 async def test_what_it_prints_is_passed_on_whole(

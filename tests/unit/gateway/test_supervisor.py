@@ -40,6 +40,7 @@ class Process:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.is_silent = False
         self.met_its_race = False
+        self.gives_up: list[str] = []
 
     @property
     def has_ended(self) -> bool:
@@ -48,6 +49,10 @@ class Process:
     def end(self, exit_code: int) -> None:
         if not self.ended.done():
             self.ended.set_result(exit_code)
+
+    def given_up(self) -> list[str]:
+        found, self.gives_up = self.gives_up, []
+        return found
 
     def kill(self) -> None:
         self.end(-9)
@@ -391,6 +396,24 @@ async def test_a_start_is_tried_again_for_its_race_alone(
             await until(lambda: len(world.started) == num_started)
             await (world.served() if is_served else asyncio.sleep(0.2))
             assert len(world.started) == num_started
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+async def test_the_process_of_a_model_that_triton_gave_up_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_served: bool
+) -> None:
+    """Triton waits for its end, at a start or when the model is loaded later, and says nothing."""
+    async with supervised(tmp_path, monkeypatch, ready=BOTH if is_served else frozenset()) as world:
+        if is_served:
+            await world.served()
+        process = world.models["speculative"]
+        world.started[0].gives_up = ["generate", "speculative"]
+        await until(lambda: not process.is_alive)
+        world.started[0].met_its_race = True
+        world.started[0].end(1)
+        await until(lambda: len(world.started) == 2)
+        world.ready = set(BOTH)
+        await world.served()
 
 
 async def test_open_requests_get_an_error_at_the_end(world: World) -> None:
