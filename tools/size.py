@@ -39,7 +39,7 @@ PARTS = (
     Part("text", 1_050, ("pipelines/text/",)),
     Part("wire", 1_220, ("pipelines/wire/",)),
     Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
-    Part("triton", 3_370, ("pipelines/triton/", "model_repository/")),
+    Part("triton", 3_375, ("pipelines/triton/", "model_repository/")),
     Part("front door", 4_120, ("pipelines/front_door/",)),
     Part("client", 930, ("pipelines/client/",)),
     Part("validation", 3_970, ("pipelines/validation/",)),
@@ -68,7 +68,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 66_060
+TEST_LINES = 66_100
 """The most lines of tests, with blank lines and comments."""
 
 
