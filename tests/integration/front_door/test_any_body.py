@@ -43,6 +43,40 @@ ANYTHING = st.recursive(
 )
 
 
+# Blocks of Anthropic's API, each with keys of any of them.
+_KINDS = (
+    "text",
+    "tool_use",
+    "tool_result",
+    "thinking",
+    "redacted_thinking",
+    "image",
+    "custom",
+    "tool",
+    "any",
+)
+_KEYS = ("text", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error", "input_schema")
+BLOCKS = st.recursive(
+    st.fixed_dictionaries({"type": st.sampled_from(_KINDS)}),
+    lambda inner: st.fixed_dictionaries(
+        {"type": st.sampled_from(_KINDS)},
+        optional={key: TEXTS | st.just({}) | st.lists(inner, max_size=2) | ANYTHING for key in _KEYS},
+    ),
+    max_leaves=6,
+)
+TURNS = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant"]), "content": TEXTS | st.lists(BLOCKS, max_size=3)}
+)
+CONVERSATIONS = st.fixed_dictionaries(
+    {"messages": st.lists(TURNS, max_size=4)},
+    optional={
+        "system": TEXTS | st.lists(BLOCKS),
+        "tools": st.lists(BLOCKS, max_size=2),
+        "tool_choice": BLOCKS,
+    },
+)
+
+
 def posts(document: dict[str, Any]) -> dict[str, list[str]]:
     """Return the names of the fields of each path with a body."""
     schemas = document["components"]["schemas"]
@@ -59,6 +93,8 @@ def requests(draw: st.DrawFn, fields: dict[str, list[str]]) -> tuple[str, bytes]
     """Return a path and a body: a valid one with changed fields, perhaps damaged."""
     path = draw(st.sampled_from(sorted(fields)))
     changed = draw(st.dictionaries(st.sampled_from(fields[path]) | TEXTS, ANYTHING, max_size=4))
+    if path.startswith("/v1/messages"):
+        changed = draw(CONVERSATIONS) | (changed if draw(st.booleans()) else {})
     body = json.dumps({**VALID.get(path, {}), **changed}).encode()
     kind = draw(st.sampled_from(["whole", "whole", "whole", "cut", "byte", "other"]))
     place = draw(st.integers(0, len(body) - 1))
