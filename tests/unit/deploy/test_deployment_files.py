@@ -24,6 +24,7 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Ports
 from pipelines.deploy.server import KILL_AFTER_S
 from pipelines.deploy.triton.launch import Launch
+from pipelines.front_door.application import POSTS
 from pipelines.front_door.fleet.__main__ import _parse as parse_front_door
 from pipelines.triton.backend import gauges
 from pipelines.triton.gateway.metrics import GatewayMetrics
@@ -240,6 +241,11 @@ def test_clients_reach_haproxy_alone_and_jobs_the_gateway_alone(server: list[Doc
             gateway
         ),
     }
+
+
+def test_haproxy_passes_every_path_that_is_posted() -> None:
+    [paths] = re.findall(r"acl ask path (.+)", (DEPLOY / "server" / "haproxy.cfg").read_text())
+    assert paths.split() == [operation.path for operation, _ in POSTS]
 
 
 def test_openai_s_api_needs_keys_and_listens_where_haproxy_alone_asks_it(server: list[Document]) -> None:
