@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import sys
 
 import anthropic
@@ -27,7 +28,7 @@ except anthropic.NotFoundError as error:
     assert error.body["error"]["type"] == "not_found_error" and error.request_id == error.body["request_id"]
 counted = client.messages.count_tokens(**HELLO).input_tokens
 assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
-word = block.text[-3:]
+word = max(re.findall("[ -~]+", block.text), key=len)[-3:]
 stopped = client.messages.create(**GREEDY, stop_sequences=["never", word])
 assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
 assert "".join(part.text for part in stopped.content) == block.text.partition(word)[0]
@@ -63,7 +64,7 @@ thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "extra_body"
 thought = client.messages.create(**{**common, **thinking, "tools": tools, "tool_choice": {"type": "none"}})
 assert thought.content[0].type == "thinking" and thought.content[0].signature, thought
 again = [*messages, {"role": "assistant", "content": thought.content}, *messages]
-assert client.messages.create(**{**common, "messages": again, **told}).usage.output_tokens == 1
+assert client.messages.create(**{**common, "messages": again, **told}).usage.output_tokens <= 1
 calls = {
     "required": calls_of(answer),
     "streamed": calls_of(final),
