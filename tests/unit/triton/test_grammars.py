@@ -53,7 +53,7 @@ def grammars(compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch) -> Grammar
 
 def call(text: str) -> GenerationCall:
     request = GenerationRequest("test", np.array([1], np.int32), 4)
-    return GenerationCall(request, False, None, False, "", Guide("regex", text))
+    return GenerationCall(request, False, None, False, "", guide=Guide("regex", text))
 
 
 async def error_of(grammars: Grammars, text: str) -> BaseException | None:
