@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import inspect
 import os
@@ -75,6 +76,17 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroupOrFile:
     """Keep the tests of a group or file on one worker."""
     return ByGroupOrFile(config, log)
+
+
+def pytest_collection() -> None:
+    """Search no garbage among hundreds of thousands of objects that stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Search for garbage among what tests make, without what was collected."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

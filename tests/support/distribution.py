@@ -17,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
 _GROUP = re.compile(r'pytest\.mark\.xdist_group\("(.+?)"\)')
 _COMPUTING_PER_WAITING = 2
+_LONG = frozenset({"test_row_rule.py", "test_draft_length.py", "test_distribution.py", "test_rolling_out.py"})
 
 
 class ByGroupOrFile(LoadScopeScheduling):
@@ -40,11 +41,13 @@ def _group_in(file: Path) -> str:
 def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
     """Order files so that workers which wait for servers run beside workers which compute.
 
-    Each file of ``tests/integration`` is followed by two others. The others left at the end are short.
+    Each file of ``tests/integration`` is followed by two others, the longest first. Those left at the end are
+    short, so that no worker ends long after the others.
     """
     files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
     waiting = [tests for tests in files if INTEGRATION in tests[0].path.parents]
     computing = [tests for tests in files if INTEGRATION not in tests[0].path.parents]
+    computing.sort(key=lambda tests: tests[0].path.name not in _LONG)
     ordered: list[pytest.Item] = []
     for tests in waiting:
         ordered += tests
