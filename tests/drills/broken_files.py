@@ -20,14 +20,7 @@ _SHOWN_FOR_S = 0.3
 _REFUSED_WITHIN_S = 60.0
 
 _CONTENTS = (
-    b"",
-    b"{",
-    b"null",
-    b"[]",
-    b"{}",
-    b"\xff\xfe",
-    b"[" * 100_000,
-    b"\0" * 1_000_000,
+    *(b"", b"{", b"null", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b"\0" * 1_000_000),
     b'{"num_draft_tokens": -1, "generation": -1}',
     b'{"num_draft_tokens": 1e999, "generation": 1e999}',
     b'{"num_draft_tokens": 3, "num_draft_tokens": {}, "generation": "1"}',

@@ -82,13 +82,8 @@ def test_a_gateway_whose_port_is_taken_ends_with_its_triton(render: Callable[...
     directory = render("tiny-foreground", "router")
     with socket.create_server(("0.0.0.0", 0)) as taken:
         ports = replace(Ports.free(), grpc=taken.getsockname()[1])
-        command = [
-            sys.executable,
-            "-m",
-            "pipelines.triton.gateway",
-            str(directory),
-            *Endpoint(ports).options(),
-        ]
+        gateway = [sys.executable, "-m", "pipelines.triton.gateway"]
+        command = [*gateway, str(directory), *Endpoint(ports).options()]
         ended = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "a port cannot be listened on" in ended.stderr

@@ -44,17 +44,8 @@ ANYTHING = st.recursive(
 
 
 # Blocks of Anthropic's API, each with keys of any of them.
-_KINDS = (
-    "text",
-    "tool_use",
-    "tool_result",
-    "thinking",
-    "redacted_thinking",
-    "image",
-    "custom",
-    "tool",
-    "any",
-)
+_TOOLS = ("tool_use", "tool_result", "custom", "tool", "any")
+_KINDS = ("text", "thinking", "redacted_thinking", "image", *_TOOLS)
 _KEYS = ("text", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error", "input_schema")
 BLOCKS = st.recursive(
     st.fixed_dictionaries({"type": st.sampled_from(_KINDS)}),

@@ -221,25 +221,14 @@ def test_a_refusal_leaves_no_result(tmp_path: Path, serve: Any, capsys: pytest.C
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--concurrency", "0"],
-        ["--concurrency", "999"],
-        ["--repetitions", "2"],
-        ["--max-tokens", "1"],
-        ["--draft-lengths", "0"],
-        ["--sets", "code,poetry"],
-        ["--sets", "code,code"],
-        ["--rates", "0"],
-        ["--rates", "inf"],
-        ["--temperature", "-1"],
-        ["--slo-ttft-ms", "nan"],
-        ["--prompts", "absent.jsonl"],
-        ["--compare", "absent.json"],
-        ["--concurrency", "32"],
+        *("--concurrency 0", "--concurrency 32", "--concurrency 999", "--repetitions 2", "--max-tokens 1"),
+        *("--draft-lengths 0", "--sets code,poetry", "--sets code,code", "--rates 0", "--rates inf"),
+        *("--temperature -1", "--slo-ttft-ms nan", "--prompts absent.jsonl", "--compare absent.json"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        command.main(arguments)
+        command.main(arguments.split())
     assert caught.value.code == 2
 
 

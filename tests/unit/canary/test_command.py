@@ -237,16 +237,8 @@ def test_without_a_rollout_there_is_nothing_to_say(name: str, commands: Commands
 
 def test_the_gates_read_the_same_state(commands: Commands) -> None:
     commands.stand_in("shadow")
-    program = [
-        sys.executable,
-        "-m",
-        "pipelines.canary",
-        "serve",
-        "--port",
-        "0",
-        "--state",
-        str(commands.state),
-    ]
+    serve = ["serve", "--port", "0", "--state", str(commands.state)]
+    program = [sys.executable, "-m", "pipelines.canary", *serve]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY_ROOT) as process:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["http"]

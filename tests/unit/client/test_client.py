@@ -248,13 +248,8 @@ def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent(bad: Completion
 @pytest.mark.parametrize(
     "url",
     [
-        "",
-        "grpc://",
-        "ftp://127.0.0.1:80",
-        "grpc://127.0.0.1",
-        "grpc://h:99999",
-        "grpc://h:80/v2",
-        "grpc://:1",
+        *("", "grpc://", "ftp://127.0.0.1:80", "grpc://127.0.0.1"),
+        *("grpc://h:99999", "grpc://h:80/v2", "grpc://:1"),
     ],
 )
 def test_an_address_of_another_form_is_refused(url: str) -> None:

@@ -156,16 +156,8 @@ def test_bytes_are_whole_values(datatype: str, size: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        *(
-            b"\0",
-            b"\1\0\0",
-            b"\1\0\0\0",
-            b"\2\0\0\0x",
-            b"\0\0\0\0\1",
-            b"\xff\xff\xff\xff",
-            b"\xff\xff\xff\xffx",
-        ),
-        b"\1\0\0\0xx",
+        *(b"\0", b"\1\0\0", b"\1\0\0\0", b"\1\0\0\0xx", b"\2\0\0\0x"),
+        *(b"\0\0\0\0\1", b"\xff\xff\xff\xff", b"\xff\xff\xff\xffx"),
     ],
 )
 def test_lengths_of_text_that_lie_are_refused(data: bytes) -> None:

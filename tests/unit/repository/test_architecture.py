@@ -267,16 +267,8 @@ def test_the_loop_needs_neither_triton_nor_an_engine_nor_torch() -> None:
     modules = _module_names("pipelines/speculation/")
     assert "pipelines.speculation.loop" in modules
     others = [f"pipelines.{part}" for part in MAY_IMPORT if part not in ("speculation", "errors")]
-    packages = [
-        "tritonclient",
-        "triton_python_backend_utils",
-        "openvino",
-        "torch",
-        "tokenizers",
-        "yaml",
-        "httpx",
-    ]
-    _import_with_blocked(modules, ["build", *others, *packages])
+    packages = ["tritonclient", "triton_python_backend_utils", "openvino", "torch", "tokenizers"]
+    _import_with_blocked(modules, ["build", *others, *packages, "yaml", "httpx"])
 
 
 def test_everything_that_the_demo_runs_imports_without_torch() -> None:

@@ -9,17 +9,8 @@ import pytest
 from pipelines.errors import DraftproofError, InvalidRequestError, ServerBusyError, from_wire
 
 PARTS = (
-    "",
-    "plain",
-    "two; clauses",
-    ";",
-    "; ",
-    ";; ",
-    "a;;;",
-    "line\nbreak",
-    "draftproof/x: y",
-    " padded ",
-    "ü",
+    *("", "plain", "two; clauses", ";", "; ", ";; ", "a;;;"),
+    *("line\nbreak", "draftproof/x: y", " padded ", "ü"),
 )
 
 

@@ -31,15 +31,8 @@ LLAMA3 = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3, "max_position_embeddings": 131072},
-    "llama-biases": {},
-    "qwen2": {},
-    "qwen3": {},
-    "qwen3-yarn": {},
-    "smollm3": {},
-    "granite": {},
-    "olmo2": {},
-    "phi3": {},
-    "phi3-mini4": {},
+    **{name: {} for name in ("llama-biases", "qwen2", "qwen3", "qwen3-yarn", "smollm3")},
+    **{name: {} for name in ("granite", "olmo2", "phi3", "phi3-mini4")},
     "gemma2": {"query_pre_attn_scalar": 64},
     "gemma2-heads256": {},
     "gemma3_text": {},

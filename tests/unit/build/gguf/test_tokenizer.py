@@ -82,16 +82,8 @@ def test_pieces_are_merged_by_their_scores() -> None:
     encoded = tokenizer.encode("hello \u00e9\U0001f642<user>he</s><unk>")
     emoji = [f"<0x{byte:02X}>" for byte in "\U0001f642".encode()]
     assert encoded.tokens == [
-        "<s>",
-        "\u2581hello",
-        "\u2581",
-        "\u00e9",
-        *emoji,
-        "<user>",
-        "\u2581",
-        "he",
-        "</s>",
-        "<unk>",
+        *("<s>", "\u2581hello", "\u2581", "\u00e9", *emoji),
+        *("<user>", "\u2581", "he", "</s>", "<unk>"),
     ]
     assert tokenizer.decode(tokenizer.encode("hello  hello\n").ids) == "hello  hello\n"
     metadata = pieces()
