@@ -96,7 +96,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 PICTURES: dict[str, Callable[[], str]] = {
     "demo.svg": lambda: stream(_recorded("demo-stream.json")),
-    "speed-up.svg": lambda: speed_up(_recorded("bench-demo-large.json")),
+    "speed-up.svg": lambda: speed_up("The demonstration pair", _recorded("bench-demo-large.json")),
 }
 
 

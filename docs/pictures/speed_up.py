@@ -27,7 +27,7 @@ def _processor(about: dict[str, Any]) -> str:
     return f"{about['cpu']} ({widest})" if widest else str(about["cpu"])
 
 
-def speed_up(bench: dict[str, Any]) -> str:
+def speed_up(pair: str, bench: dict[str, Any]) -> str:
     """Return the chart of one file of ``draftproof bench``: closed loads, adaptive draft length."""
     cells = [cell for cell in bench["cells"] if cell["load"]["kind"] == "closed"]
     loads = sorted({cell["load"]["num_at_once"] for cell in cells})
@@ -46,7 +46,7 @@ def speed_up(bench: dict[str, Any]) -> str:
     def place_y(value: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * value / top
 
-    parts = [svg.text(20, 30, "The demonstration pair: times faster than the target alone", "bold")]
+    parts = [svg.text(20, 30, f"{pair}: times as fast as the target alone", "bold")]
     for value in range(top + 1):
         y = place_y(value)
         kind = "even" if value == 1 else "line"
@@ -70,7 +70,7 @@ def speed_up(bench: dict[str, Any]) -> str:
         f"cores of {_processor(about)}, greedy. Bars: 95 %."
     )
     parts.append(svg.text(20, _HEIGHT - 10, words, "small dim"))
-    title = "Speed-up over the target alone by prompt set and concurrent requests: " + "; ".join(
+    title = f"{pair}, times as fast as the target alone by prompt set and concurrent requests: " + "; ".join(
         f"{name} " + ", ".join(f"{ratios[name, load]['value']:.2f} at {load}" for load in loads)
         for name in names
     )

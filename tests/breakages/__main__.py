@@ -120,7 +120,8 @@ def _try(tree: Path, breakage: Breakage) -> tuple[str, str]:
 
 def _place(tree: Path, breakage: Breakage) -> Path | None:
     """Return the only file in which the text to remove stands exactly once."""
-    paths = [path for folder in _SOURCES for path in (tree / folder).rglob("*.py")]
+    files = (path for folder in _SOURCES for path in (tree / folder).rglob("*"))
+    paths = [path for path in files if path.suffix in (".py", ".cpp", ".h")]
     counts = {path: path.read_text(encoding="utf-8").count(breakage.removed) for path in paths}
     found = [path for path, count in counts.items() if count]
     return found[0] if len(found) == 1 and counts[found[0]] == 1 else None
