@@ -168,8 +168,8 @@ def without_ids(message: Any) -> Any:
         (None, [user({**RESULT, "content": [text("x")]})], ["tool: x"]),
         (
             None,
-            [assistant(THOUGHT, REDACTED, text("a"), USE)],
-            ['assistant: a hm call_0001 {"city": "Bonn"}'],
+            [assistant(THOUGHT, THOUGHT, REDACTED, text("a"), USE)],
+            ['assistant: a hmhm call_0001 {"city": "Bonn"}'],
         ),
         (None, [assistant()], ["assistant: "]),
         (None, [{"role": "system", "content": "a"}], ["system: a"]),
