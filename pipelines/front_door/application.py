@@ -194,4 +194,4 @@ def _chat_abilities(model: ServedModel) -> dict[str, Any] | None:
     if model.chat is None:
         return None
     style = model.style(with_tools=True)
-    return {"tool_calls": style.calls.name if style.calls else None, "reasoning": style.can_think}
+    return {"tool_calls": style.calls.name if style.calls else None, "reasoning": style.thoughts is not None}

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.client.generation import TOKEN_SOURCES, Chunk, TopLogProbs
 from pipelines.front_door.messages.message import Content
-from pipelines.front_door.messages.style import THINK_END
+from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END
 from pipelines.front_door.served_model import ServedModel
 
 
@@ -169,15 +169,15 @@ class ThoughtTokens:
         self.number = 0
         self._model = model
         self._end = b""
+        self._mark = (model.style(with_tools=False).thoughts or (THINK_BEGIN, THINK_END))[1].encode()
 
     def add(self, output_ids: Sequence[int]) -> None:
         """Count the next tokens."""
-        mark = THINK_END.encode()
         for token_id in output_ids:
-            if mark in self._end:
+            if self._mark in self._end:
                 return
             self.number += 1
-            self._end = self._end[-len(mark) :] + self._model.bytes_of(token_id)
+            self._end = self._end[-len(self._mark) :] + self._model.bytes_of(token_id)
 
 
 LogProbsOfTokens = list[dict[str, Any]]

@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from pydantic import JsonValue
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.messages.answer_format import GuideTensors, enforceable, lark_of
+from pipelines.front_door.messages.arguments import properties_of, resolved, types_of, values_of
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import (
     ARGS,
+    ARGUMENT_NAME,
     CALL_ID,
     CALL_STYLES,
     SPACE,
@@ -28,6 +33,7 @@ from pipelines.front_door.messages.style import (
     THINK_END,
     CallStyle,
     MessageStyle,
+    Tags,
     Thinking,
 )
 from pipelines.front_door.messages.tools import Calling, Function, parameters_of
@@ -65,10 +71,7 @@ class AnswerPlan:
     @property
     def has_special_marks(self) -> bool:
         """Whether the answer is read by names of special tokens, so that its text must have them."""
-        marks = [THINK_BEGIN, THINK_END] if self.style.can_think else []
-        if self._calls is not None:
-            marks += [self._calls.mark, self._calls.end, CALL_ID, ARGS]
-        return any(mark in self.style.special for mark in marks)
+        return bool(self.style.special_marks(with_calls=self._calls is not None))
 
     def guide(self, thinking: Thinking) -> GuideTensors | None:
         """Return the guide of an answer that begins with these thoughts.
@@ -81,8 +84,11 @@ class AnswerPlan:
     def new_reader(self, thinking: Thinking) -> MessageReader:
         """Return a reader of one answer."""
         is_structured = self.content is not None or self.calling is None or self.calling.mode == "required"
-        names = [function.name for function in self.calling.functions] if self.calling is not None else []
-        return MessageReader(thinking, self._calls, is_structured=is_structured, names=names)
+        functions = self.calling.functions if self.calling is not None else ()
+        marks = self.style.thoughts
+        return MessageReader(
+            thinking, self._calls, thoughts=marks, functions=functions, is_structured=is_structured
+        )
 
     @property
     def _calls(self) -> CallStyle | None:
@@ -122,6 +128,7 @@ class _Writer:
         self.rules: list[str] = []
         self._style = style
         self._thinking = thinking
+        self._think_begin, self._think_end = style.thoughts or (THINK_BEGIN, THINK_END)
 
     def write_answer(self, calling: Calling | None, content: GuideTensors | None) -> None:
         """Write the rules of an answer; see ``guide_of_answer``."""
@@ -141,17 +148,17 @@ class _Writer:
         """Return the item for thoughts and the spaces behind them."""
         if self._thinking is Thinking.NONE:
             return ""
-        until_end = f"{self._until(THINK_END, 'THOUGHTS')} {gap}"
+        until_end = f"{self._until(self._think_end, 'THOUGHTS')} {gap}"
         if self._thinking is Thinking.BEGUN:
             return until_end
-        return f"({self._literal(THINK_BEGIN)} {until_end})?"
+        return f"({self._literal(self._think_begin)} {until_end})?"
 
     def _text(self, calling: Calling | None) -> str:
         """Return the item for free text, in which nothing opens a call or thoughts."""
         style = self._style.calls
         excluded = []
         if self._thinking is Thinking.POSSIBLE:
-            excluded.append(rf"\s*{_escaped(THINK_BEGIN)}{_ANY}")
+            excluded.append(rf"\s*{_escaped(self._think_begin)}{_ANY}")
         if calling is not None and style is not None:
             excluded.append(f"{_ANY}{_escaped(style.mark)}{_ANY}")
             for opening in style.openings(function.name for function in calling.functions)[1:]:
@@ -168,6 +175,8 @@ class _Writer:
                 limit="one of them: both are bare JSON",
                 remedy='send tool_choice="required" or "none", or no response_format',
             )
+        if style.tags is not None:
+            self._add_texts(style.tags)
         calls = [self._call(number, style, each) for number, each in enumerate(calling.functions)]
         self._add("call", " | ".join(calls))
         if style.is_bare:
@@ -188,13 +197,53 @@ class _Writer:
             return f"{json.dumps(function.name)} {call_id} {self._literal(ARGS)} %json {schema}"
         self._add(f"HEAD_{number}", rf"/{SPACE}{style.head(_escaped(function.name))}/")
         end = f" {self._literal(style.end)}" if style.end else ""
+        if style.tags is not None:
+            return f"HEAD_{number} {self._tagged(number, style.tags, function)}{end}"
         return rf"HEAD_{number} %json {schema} /{SPACE}\}}/{end}"
+
+    def _tagged(self, number: int, tags: Tags, function: Function) -> str:
+        """Return the item for the arguments of a function, in the order of its schema."""
+        schema = parameters_of(function)
+        required, properties = schema.get("required"), properties_of(schema)
+        items = []
+        for place, (name, each) in enumerate(properties.items()):
+            rule = f"argument_{number}_{place}"
+            self._add(rule, f"/{SPACE}{tags.name(_escaped(name))}/ ({self._value(each, tags, schema)})")
+            items.append(rule if isinstance(required, list) and name in required else f"{rule}?")
+        if not properties and schema.get("additionalProperties") is not False:
+            rule = f"argument_{number}"
+            self._add(rule, rf"/{SPACE}{tags.name(ARGUMENT_NAME)}/ ({self._value(True, tags, schema)})")
+            items.append(f"{rule}*")
+        return " ".join([*items, f"/{SPACE}{_escaped(tags.all_end)}/"])
+
+    def _add_texts(self, tags: Tags) -> None:
+        """Add the terminals for texts between tags, with what may stand around them and without."""
+        begin, end, value_end = map(_escaped, (*tags.quotes, tags.value_end))
+        twice = f"{begin}{_ANY}{end}{value_end}(?s:.+)"
+        self._add("QUOTED", _without([twice], f"{begin}{_ANY}{end}{value_end}"))
+        self._add("PLAIN", _without([begin + _ANY, f"{_ANY}{value_end}(?s:.+)"], _ANY + value_end))
+
+    def _value(self, schema: JsonValue, tags: Tags, root: Mapping[str, JsonValue]) -> str:
+        """Return the item for one value, and what ends it: free text, or JSON for other types."""
+        types, found = types_of(schema, root), resolved(schema, root)
+        begin, end, value_end = map(_escaped, (*tags.quotes, tags.value_end))
+        if isinstance(found, dict) and (values := values_of(found)):
+            written = [each if isinstance(each, str) else json.dumps(each) for each in values]
+            each_of = "|".join(map(_escaped, written))
+            return f"/({begin}({each_of}){end}|({each_of})){value_end}/"
+        if "string" in types:
+            return "QUOTED | PLAIN"
+        inner: dict[str, JsonValue] = {**(schema if isinstance(schema, dict) else {})}
+        inner |= {key: root[key] for key in ("$defs", "definitions") if key in root}
+        spelled = [*(["True", "False"] if "boolean" in types else []), *(["None"] if "null" in types else [])]
+        choices = " | ".join([f"%json {enforceable(inner, strict=False)}", *map(json.dumps, spelled)])
+        return f"/{SPACE}/ ({choices}) /{SPACE}{value_end}/"
 
     def _until(self, mark: str, name: str) -> str:
         """Return the item for free text up to a mark and the mark itself."""
-        thoughts = rf"\s*{_escaped(THINK_BEGIN)}{_ANY}"
-        excluded = [thoughts] if self._thinking is Thinking.POSSIBLE and mark != THINK_END else []
-        if mark in self._style.special:
+        thoughts = rf"\s*{_escaped(self._think_begin)}{_ANY}"
+        excluded = [thoughts] if self._thinking is Thinking.POSSIBLE and mark != self._think_end else []
+        if any(mark.startswith(name) for name in self._style.special):
             self._add(name, _without([f"{_ANY}{_escaped(mark)}{_ANY}", *excluded]))
             return f"{name}? {self._literal(mark)}"
         self._add(name, _without([f"{_ANY}{_escaped(mark)}(?s:.+)", *excluded], _ANY + _escaped(mark)))
@@ -202,8 +251,11 @@ class _Writer:
 
     def _literal(self, mark: str) -> str:
         """Return the item for a mark, behind a few spaces if it is text."""
-        token_id = self._style.special.get(mark)
-        return rf"/{SPACE}{_escaped(mark)}/" if token_id is None else f"<[{token_id}]>"
+        special = next((name for name in self._style.special if mark.startswith(name)), None)
+        if special is None:
+            return rf"/{SPACE}{_escaped(mark)}/"
+        rest = mark[len(special) :]
+        return f"<[{self._style.special[special]}]>" + (f" {json.dumps(rest)}" if rest else "")
 
     def _add(self, name: str, body: str) -> None:
         self.rules.append(f"{name}: {body}")
@@ -221,4 +273,4 @@ def _without(excluded: list[str], included: str = _ANY) -> str:
 
 def _escaped(text: str) -> str:
     """Return a regular expression for a text, inside slashes."""
-    return re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")

@@ -11,8 +11,10 @@ import secrets
 import string
 from collections.abc import Callable, Iterator, Sequence
 
+from pipelines.front_door.messages.arguments import JsonArguments, TaggedArguments, divided
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
 from pipelines.front_door.messages.style import NAME, THINK_BEGIN, THINK_END, CallStyle, Thinking
+from pipelines.front_door.messages.tools import Function
 
 _MISTRAL_ID_SIZE = 9
 
@@ -33,9 +35,10 @@ class MessageReader:
     Args:
         thinking: Whether the text begins with thoughts.
         style: How calls are written; None if there can be none.
+        thoughts: What stands before and behind thoughts; None for the usual marks.
+        functions: The functions that may be called: JSON that names another one is text where the style has
+            bare calls.
         is_structured: Whether text beside calls has a form of its own, so that calls open only at its place.
-        names: Names of the functions that may be called: JSON that names another one is text where the style
-            has bare calls.
         new_id: Returns the id of a call.
     """
 
@@ -44,20 +47,22 @@ class MessageReader:
         thinking: Thinking,
         style: CallStyle | None = None,
         *,
+        thoughts: tuple[str, str] | None = None,
+        functions: Sequence[Function] = (),
         is_structured: bool = False,
-        names: Sequence[str] = (),
         new_id: Callable[[CallStyle], str] = new_call_id,
     ) -> None:
         self._style = style
+        self._think_begin, self._think_end = thoughts or (THINK_BEGIN, THINK_END)
         self._is_at_start = style is not None and (style.is_bare or is_structured)
+        self._functions = {function.name: function for function in functions}
         self._new_id = new_id
-        self._openings = [] if style is None else style.openings(names)
+        self._openings = [] if style is None else style.openings(self._functions)
         self._text = ""  # that is not read yet
         self._num_received = 0  # characters
         self._is_ended = False
         self._has_thought = False
-        self._depth = 0  # of braces in arguments
-        self._is_quoted = self._is_escaped = False
+        self._arguments: JsonArguments | TaggedArguments = JsonArguments()
         self._read_more = {
             Thinking.NONE: self._read_begin,
             Thinking.POSSIBLE: self._read_think_begin,
@@ -83,9 +88,9 @@ class MessageReader:
                 return
 
     def _read_think_begin(self) -> Iterator[Part]:
-        begins = _begins_with(self._text, [THINK_BEGIN])
+        begins = _begins_with(self._text, [self._think_begin])
         if begins:
-            self._text = self._text.lstrip()[len(THINK_BEGIN) :]
+            self._text = self._text.lstrip()[len(self._think_begin) :]
             self._read_more = self._read_thoughts
         elif begins is False or self._is_ended:
             self._read_more = self._read_begin
@@ -94,12 +99,12 @@ class MessageReader:
     def _read_thoughts(self) -> Iterator[Part]:
         if not self._has_thought:
             self._text = self._text.lstrip()
-        piece, found = self._take_until(THINK_END)
+        piece, found = self._take_until(self._think_end)
         if piece:
             self._has_thought = True
             yield Thought(piece)
         if found:
-            self._text = self._text[len(THINK_END) :]
+            self._text = self._text[len(self._think_end) :]
             self._read_more = self._read_space
 
     def _read_space(self) -> Iterator[Part]:
@@ -135,34 +140,17 @@ class MessageReader:
         head = re.search(self._style.head(f"({NAME})"), self._text)
         if head is not None:
             self._text = self._text[head.end() :]
+            tags, function = self._style.tags, self._functions.get(head[1])
+            self._arguments = JsonArguments() if tags is None else TaggedArguments(tags, function)
             self._read_more = self._read_arguments
             yield CallBegin(self._new_id(self._style), head[1])
 
     def _read_arguments(self) -> Iterator[Part]:
-        if not self._depth:
-            self._text = self._text[len(self._text.partition("{")[0]) :]
-        end = self._end_of_arguments()
-        piece, self._text = self._text[:end], self._text[end:]
+        piece, self._text = self._arguments.read(self._text)
         if piece:
             yield CallArguments(piece)
-            if not self._depth:
-                self._read_more = self._read_head
-
-    def _end_of_arguments(self) -> int:
-        """Return how many of the characters belong to the JSON object, and keep its state behind them."""
-        for place, character in enumerate(self._text):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._is_quoted:
-                self._is_escaped = character == "\\"
-                self._is_quoted = character != '"'
-            elif character == '"':
-                self._is_quoted = True
-            elif character in "{}":
-                self._depth += 1 if character == "{" else -1
-                if not self._depth:
-                    return place + 1
-        return len(self._text)
+        if self._arguments.is_done:
+            self._read_more = self._read_head
 
     def _take_until(self, mark: str) -> tuple[str, bool]:
         """Return text up to a mark, without spaces before it, and whether the mark follows.
@@ -176,9 +164,8 @@ class MessageReader:
         if self._is_ended:
             piece, self._text = self._text, ""
             return piece, False
-        sizes = range(min(len(mark) - 1, len(self._text)), 0, -1)
-        num_begun = next((size for size in sizes if self._text.endswith(mark[:size])), 0)
-        num_kept = len(self._text[: len(self._text) - num_begun].rstrip())
+        piece, _ = divided(self._text, mark)
+        num_kept = len(piece.rstrip())
         piece, self._text = self._text[:num_kept], self._text[num_kept:]
         return piece, False
 

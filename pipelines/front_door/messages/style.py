@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 THINK_BEGIN, THINK_END = "<think>", "</think>"
+_THOUGHTS = ((THINK_BEGIN, THINK_END), ("<|channel>thought", "<channel|>"))  # the latter are Gemma 4's
 CALL_ID = "[CALL_ID]"
 ARGS = "[ARGS]"
 
@@ -20,6 +21,33 @@ SPACE = r"[ \n\r\t]{0,2}"
 
 NAME = r"[A-Za-z0-9_.:/-]{1,64}"
 """Names of functions: OpenAI's, and the dots, colons and slashes of MCP servers."""
+
+
+ARGUMENT_NAME = r"[^<>\"\n]{1,64}"
+"""Names of arguments where the schema has none."""
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags in which a call has its arguments, one each.
+
+    Attributes:
+        before_name: What stands before the name of an argument.
+        after_name: What stands behind it.
+        value_end: What ends a value.
+        quotes: What may stand around a value, inside its tags.
+        all_end: What ends the arguments.
+    """
+
+    before_name: str
+    after_name: str
+    value_end: str
+    quotes: tuple[str, str]
+    all_end: str
+
+    def name(self, name: str) -> str:
+        """Return a regular expression for the beginning of an argument with a name like this one."""
+        return f"{re.escape(self.before_name)}{name}{re.escape(self.after_name)}"
 
 
 @dataclass(frozen=True)
@@ -34,6 +62,8 @@ class CallStyle:
         is_list: Calls stand in one JSON list behind the mark; otherwise each has its own.
         is_bare: The answer is one call, and the mark may be left out.
         is_mistral: Ids of calls have nine letters and digits.
+        around_name: What stands before and behind the name of the function, if the call is no JSON.
+        tags: The tags of the arguments; None if they have none.
     """
 
     name: str
@@ -43,6 +73,13 @@ class CallStyle:
     is_list: bool = False
     is_bare: bool = False
     is_mistral: bool = False
+    around_name: tuple[str, str] | None = None
+    tags: Tags | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts of calls that may be special tokens."""
+        return self.mark, self.end, *((CALL_ID, ARGS) if not self.arguments else ())
 
     def openings(self, names: Iterable[str]) -> list[list[str]]:
         """Return what an answer begins with that is a call, in pieces between which spaces may stand."""
@@ -55,6 +92,8 @@ class CallStyle:
         Args:
             name: Regular expression for the name of the function.
         """
+        if self.around_name is not None:
+            return f"{re.escape(self.around_name[0])}{name}{re.escape(self.around_name[1])}"
         if not self.arguments:
             return rf"{name}(?:{re.escape(CALL_ID)}[A-Za-z0-9]{{9}})?{re.escape(ARGS)}"
         before, between = rf'\{{{SPACE}"name"{SPACE}:{SPACE}"', rf'"{SPACE},{SPACE}"{self.arguments}"{SPACE}:'
@@ -65,11 +104,23 @@ HERMES = CallStyle("hermes", "<tool_call>", end="</tool_call>")
 LLAMA_3 = CallStyle("llama3_json", "<|python_tag|>", arguments="parameters", is_bare=True)
 MISTRAL_LIST = CallStyle("mistral_list", "[TOOL_CALLS]", is_list=True, is_mistral=True)
 MISTRAL_NAMES = CallStyle("mistral_names", "[TOOL_CALLS]", arguments="", is_mistral=True)
-
-CALL_STYLES = (HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES)
+QWEN_XML = CallStyle(
+    "qwen3_xml",
+    "<tool_call>",
+    end="</tool_call>",
+    around_name=("<function=", ">"),
+    tags=Tags("<parameter=", ">", "</parameter>", ("\n", "\n"), "</function>"),
+)
+MINICPM = CallStyle(
+    "minicpm5",
+    '<function name="',
+    around_name=("", '">'),
+    tags=Tags('<param name="', '">', "</param>", ("<![CDATA[", "]]>"), "</function>"),
+)
+CALL_STYLES = (HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES, QWEN_XML, MINICPM)
 
 _JSON_CALL = r'\{{\\?"name\\?"\s*:.*\\?"{}\\?"\s*:'  # in a string of the template, perhaps escaped
-_OTHER_CALLS = ("<function=", "<arg_key>")  # Qwen3-Coder and GLM: parameters in XML
+_OTHER_CALLS = ("<function=", "<arg_key>")  # GLM has the latter
 
 
 @dataclass(frozen=True)
@@ -78,7 +129,7 @@ class MessageStyle:
 
     Attributes:
         calls: Its tool calls; None if its template has none, or none that is known here.
-        can_think: Whether it may write thoughts before the answer.
+        thoughts: What stands before and behind thoughts, which may come before the answer; None without.
         special: Ids of those marks that are special tokens.
         has_developer: Whether the template knows the role ``developer``.
         takes_objects: Whether it takes the arguments of earlier calls as objects, as transformers recommends,
@@ -86,7 +137,7 @@ class MessageStyle:
     """
 
     calls: CallStyle | None = None
-    can_think: bool = False
+    thoughts: tuple[str, str] | None = None
     special: Mapping[str, int] = field(default_factory=dict)
     has_developer: bool = False
     takes_objects: bool = True
@@ -100,9 +151,16 @@ class MessageStyle:
             special_names: Ids of the special tokens by their names.
         """
         calls = _call_style(source)
-        marks = {THINK_BEGIN, THINK_END, CALL_ID, ARGS, *([calls.mark, calls.end] if calls else [])}
-        special = {name: token_id for name, token_id in special_names.items() if name in marks}
-        return cls(calls, THINK_END in source, special, "developer" in source, "tojson" in source)
+        thoughts = next((marks for marks in _THOUGHTS if marks[1] in source), None)
+        takes_objects = "tojson" in source or (calls is not None and calls.around_name is not None)
+        style = cls(calls, thoughts, special_names, "developer" in source, takes_objects)
+        return replace(style, special={name: special_names[name] for name in style.special_marks()})
+
+    def special_marks(self, *, with_calls: bool = True) -> list[str]:
+        """Return the names of special tokens that the marks of an answer have."""
+        of_calls = self.calls if with_calls else None
+        marks = "\n".join([*(self.thoughts or ()), *(of_calls.marks if of_calls is not None else ())])
+        return [name for name in self.special if name in marks]
 
 
 class Thinking(Enum):
@@ -122,6 +180,10 @@ class Thinking(Enum):
 def _call_style(source: str) -> CallStyle | None:
     if MISTRAL_LIST.mark in source:
         return MISTRAL_NAMES if ARGS in source else MISTRAL_LIST
+    if QWEN_XML.tags is not None and QWEN_XML.tags.before_name in source and QWEN_XML.mark in source:
+        return QWEN_XML
+    if MINICPM.tags is not None and MINICPM.mark in source and MINICPM.tags.before_name in source:
+        return MINICPM
     if HERMES.mark in source:
         is_json = _writes(source, HERMES) and not any(mark in source for mark in _OTHER_CALLS)
         return HERMES if is_json else None

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.messages.message import read_arguments
-from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END, MessageStyle, Thinking
+from pipelines.front_door.messages.style import MessageStyle, Thinking
 from pipelines.front_door.messages.tools import Function, tools_for_template
 from pipelines.front_door.requests.prompts import TokenIds, encode
 from pipelines.front_door.served_model import ServedModel
@@ -95,15 +95,16 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
 
 def _thinking(style: MessageStyle, text: str, continued: str) -> Thinking:
     """Return where the answer stands to thoughts, by the end of the prompt or the message it continues."""
-    if not style.can_think:
+    if style.thoughts is None:
         return Thinking.NONE
+    think_begin, think_end = style.thoughts
     if continued:
-        is_open = continued.rfind(THINK_BEGIN) > continued.rfind(THINK_END)
+        is_open = continued.rfind(think_begin) > continued.rfind(think_end)
         return Thinking.BEGUN if is_open else Thinking.NONE
     end = text.rstrip()
-    if end.endswith(THINK_BEGIN):
+    if end.endswith(think_begin):
         return Thinking.BEGUN
-    return Thinking.NONE if end.endswith(THINK_END) else Thinking.POSSIBLE
+    return Thinking.NONE if end.endswith(think_end) else Thinking.POSSIBLE
 
 
 def _for_template(message: Message, number: int, style: MessageStyle) -> Message:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipelines.client.generation import TOKEN_SOURCES, Chunk
 from pipelines.front_door.messages.message import Content
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.style import HERMES, Thinking
+from pipelines.front_door.messages.style import HERMES, MessageStyle, Thinking
 from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens, by_token, runs_by_source
 from pipelines.text.chunk_boundary import decode_chunk
 
@@ -34,6 +34,9 @@ class Model:
         self.pieces = pieces
         vocabulary = SimpleNamespace(join=lambda ids: b"".join(map(self.bytes_of, ids)), special=special)
         self.tokenizer = SimpleNamespace(vocabulary=vocabulary)
+
+    def style(self, *, with_tools: bool) -> MessageStyle:
+        return MessageStyle()
 
     def bytes_of(self, token_id: int) -> bytes:
         return self.pieces[token_id]

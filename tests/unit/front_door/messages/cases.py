@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -9,8 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from pipelines.front_door.messages.style import (
     HERMES,
     LLAMA_3,
+    MINICPM,
     MISTRAL_LIST,
     MISTRAL_NAMES,
+    QWEN_XML,
     CallStyle,
     MessageStyle,
 )
@@ -18,7 +21,8 @@ from pipelines.front_door.messages.tools import Function
 from pipelines.text.guides import GrammarCompiler
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 
-SPECIAL = ("</s>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+THOUGHTS = ("<think>", "</think>")
+SPECIAL = (*("</s>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),)
 """The names that are special tokens in published models; ``<tool_call>`` and ``<think>`` are text there."""
 
 
@@ -51,26 +55,47 @@ WEATHER = Function(
 )
 CLOCK = Function(name="clock.now")
 TOOLS = (WEATHER, CLOCK)
-NAMES = [function.name for function in TOOLS]
 
 ARGUMENTS = '{"city": "S\u00e3o \\"}{\\" Paulo \\\\", "days": 2}'
 
-CALLS = {
+_JSON_CALLS = {
     HERMES: '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
     LLAMA_3: '{"name": "%s", "parameters": %s}',
-    MISTRAL_LIST: '[TOOL_CALLS] [{"name": "%s", "arguments": %s}]',
+    MISTRAL_LIST: '{"name": "%s", "arguments": %s}',
     MISTRAL_NAMES: "[TOOL_CALLS]%s[ARGS]%s",
 }
-TWO_CALLS = {
-    HERMES: f"{CALLS[HERMES]}\n{CALLS[HERMES]}",
-    MISTRAL_LIST: '[TOOL_CALLS][{"name": "%s", "arguments": %s}, {"name": "%s", "arguments": %s}]',
-    MISTRAL_NAMES: CALLS[MISTRAL_NAMES] * 2,
-}
+ONE_CALL = (LLAMA_3,)
+"""Styles that have at most one call."""
+
+
+def written(style: CallStyle, *calls: tuple[str, str]) -> str:
+    """Return calls, functions and JSON of arguments, as a model of a style writes them."""
+    if style is MISTRAL_LIST:
+        return f"[TOOL_CALLS] [{', '.join(_JSON_CALLS[style] % call for call in calls)}]"
+    separator = "\n" if style in (HERMES, QWEN_XML) else ""
+    return separator.join(_written(style, *call) for call in calls)
+
+
+def _written(style: CallStyle, name: str, arguments: str) -> str:
+    if style in _JSON_CALLS:
+        return _JSON_CALLS[style] % (name, arguments)
+    values = json.loads(arguments)
+    texts = {
+        key: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
+        for key, each in values.items()
+    }
+    if style is QWEN_XML:
+        inside = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+        return f"<tool_call>\n<function={name}>\n{inside}</function>\n</tool_call>"
+    assert style is MINICPM
+    quoted = {key: f"<![CDATA[{text}]]>" if set(text) & set("<>&") else text for key, text in texts.items()}
+    inside = "".join(f'<param name="{key}">{text}</param>' for key, text in quoted.items())
+    return f'<function name="{name}">{inside}</function>'
 
 
 def message_style(calls: CallStyle | None, *, can_think: bool = True) -> MessageStyle:
     """Return a style with the marks that the tokenizer has as special tokens."""
-    return MessageStyle(calls, can_think, _IDS)
+    return MessageStyle(calls, THOUGHTS if can_think else None, _IDS)
 
 
 def tokens(text: str) -> list[int]:

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.grammar import guide_of_answer
-from pipelines.front_door.messages.message import CallArguments, CallBegin, Content
+from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import (
     CALL_STYLES,
@@ -23,21 +23,22 @@ from pipelines.front_door.messages.style import (
     Thinking,
 )
 from pipelines.front_door.messages.tools import Calling, parameters_of
+from pipelines.text.grammar import RequestGrammar
 from pipelines.text.guides import Guide
 from tests.unit.front_door.messages.cases import (
     ARGUMENTS,
-    CALLS,
     COMPILER,
-    NAMES,
+    ONE_CALL,
     TOKENIZER,
     TOOLS,
-    TWO_CALLS,
     message_style,
     tokens,
+    written,
 )
 
 JSON_FORM = ("json_schema", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}}))
 WITHOUT_THOUGHTS = Thinking.NONE
+ENDS_OF_TEXTS = ("\n</parameter>", "]]></param>", "</param>", '<|"|>')
 NAMED = {style.name: style for style in CALL_STYLES}
 
 
@@ -64,20 +65,20 @@ def guide_of(
 def test_calls_are_allowed_as_the_model_writes_them(name: str, mode: str) -> None:
     style = NAMED[name]
     guide = guide_of(style, mode)
-    assert follows(guide, CALLS[style] % ("get_weather", ARGUMENTS)) == "whole"
-    assert follows(guide, CALLS[style] % ("clock.now", "{}")) == "whole"
-    is_text = style.is_bare and mode == "auto"
-    assert follows(guide, CALLS[style] % ("get_whether", "{}")) == ("whole" if is_text else "")
-    assert follows(guide, CALLS[style] % ("get_weather", '{"days": 1}')) == "", "city is required"
-    assert follows(guide, CALLS[style] % ("clock.now", '{"a": 1}')) == ""
-    assert follows(guide, CALLS[style] % ("clock.now", "{}") + " done") == ""
+    assert follows(guide, written(style, ("get_weather", ARGUMENTS))) == "whole"
+    assert follows(guide, written(style, ("clock.now", "{}"))) == "whole"
+    as_text = "whole" if style.is_bare and mode == "auto" else ""
+    assert follows(guide, written(style, ("get_whether", "{}"))) == as_text, "JSON of no function"
+    assert follows(guide, written(style, ("get_weather", '{"days": 1}'))) == "", "city is required"
+    assert follows(guide, written(style, ("clock.now", '{"a": 1}'))) == ""
+    assert follows(guide, written(style, ("clock.now", "{}")) + " done") == ""
     assert follows(guide, "It rains.") == ("whole" if mode == "auto" else "")
-    if style in TWO_CALLS:
-        two = TWO_CALLS[style] % ("clock.now", "{}", "get_weather", '{"city":"a"}')
+    if style not in ONE_CALL:
+        two = written(style, ("clock.now", "{}"), ("get_weather", '{"city":"a"}'))
         assert follows(guide, two) == "whole"
         assert follows(guide_of(style, mode, parallel=False), two) == ""
     if not style.is_bare and mode == "auto":
-        assert follows(guide, "Let me see.\n" + CALLS[style] % ("clock.now", "{}")) == "whole"
+        assert follows(guide, "Let me see.\n" + written(style, ("clock.now", "{}"))) == "whole"
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -86,7 +87,7 @@ def test_without_calls_no_mark_is_allowed(name: str) -> None:
     guide = guide_of(style, "none")
     assert follows(guide, "Let me see {}.") == "whole"
     assert follows(guide, "Look: " + style.mark) == ""
-    assert follows(guide, CALLS[style] % ("clock.now", "{}")) == ""
+    assert follows(guide, written(style, ("clock.now", "{}"))) == ""
 
 
 def test_ids_of_calls_may_stand_behind_names() -> None:
@@ -96,7 +97,7 @@ def test_ids_of_calls_may_stand_behind_names() -> None:
 
 
 def test_llama_may_write_its_tag_before_a_call() -> None:
-    call = CALLS[LLAMA_3] % ("clock.now", "{}")
+    call = written(LLAMA_3, ("clock.now", "{}"))
     assert follows(guide_of(LLAMA_3), "<|python_tag|>" + call) == "whole"
     assert follows(guide_of(LLAMA_3), "<|python_tag|>print(1)") == ""
 
@@ -112,7 +113,7 @@ def test_llama_may_write_its_tag_before_a_call() -> None:
 )
 def test_json_that_calls_no_function_is_text(text: str) -> None:
     assert follows(guide_of(LLAMA_3), text) == "whole"
-    reader = MessageReader(Thinking.NONE, LLAMA_3, names=NAMES)
+    reader = MessageReader(Thinking.NONE, LLAMA_3, functions=TOOLS)
     parts = [part for letter in text for part in reader.read(letter)] + reader.end()
     assert "".join(part.text for part in parts if isinstance(part, Content)) == text
 
@@ -144,7 +145,7 @@ def test_every_form_can_stand_behind_thoughts(content: tuple[str, str]) -> None:
 
 def test_thoughts_of_a_model_open_no_call() -> None:
     guide = guide_of(HERMES, "auto", Thinking.POSSIBLE)
-    call = CALLS[HERMES] % ("clock.now", "{}")
+    call = written(HERMES, ("clock.now", "{}"))
     assert follows(guide, f"<think>maybe <tool_call> x</think>\n\nSo:\n{call}") == "whole"
     assert follows(guide, f"<think>maybe {call}") == "begun", "thoughts must end"
     assert follows(guide, call) == "whole"
@@ -156,7 +157,7 @@ def test_text_beside_tools_may_have_a_form() -> None:
     calling = Calling(TOOLS, "auto")
     guide = guide_of_answer(message_style(HERMES), Thinking.POSSIBLE, calling, JSON_FORM)
     assert follows(guide, '{"a": 1}') == "whole"
-    assert follows(guide, "<think></think>\n" + CALLS[HERMES] % ("clock.now", "{}")) == "whole"
+    assert follows(guide, "<think></think>\n" + written(HERMES, ("clock.now", "{}"))) == "whole"
     assert follows(guide, "text") == ""
     with pytest.raises(InvalidRequestError, match="both are bare JSON"):
         guide_of_answer(message_style(LLAMA_3), WITHOUT_THOUGHTS, calling, JSON_FORM)
@@ -178,12 +179,14 @@ def test_what_a_grammar_allows_is_read_whole(name: str, mode: str, thinking: Thi
         rng = random.Random(seed)
         begin = "</think>" if thinking is Thinking.BEGUN else ""
         if mode == "required" or rng.random() < 0.7:
-            begin += CALLS[style].replace("%s", rng.choice(NAMES), 1).split("%s")[0]
+            begin += written(style, ("clock.now", "{}")).partition("{}" if style.is_bare else "clock.now")[0]
         text = random_answer(Guide(*guide), rng, begin)
-        reader = MessageReader(thinking, style, is_structured=mode == "required", names=NAMES)
+        reader = MessageReader(
+            thinking, style, functions=TOOLS, is_structured=mode == "required", new_id=lambda _: "id"
+        )
         parts = [*reader.read(text), *reader.end()]
-        arguments = [part.text for part in parts if isinstance(part, CallArguments)]
         names = [part.name for part in parts if isinstance(part, CallBegin)]
+        arguments = ["".join(each) for each in arguments_of(parts)]
         for function, given in zip(names, arguments, strict=True):
             jsonschema.validate(json.loads(given), schemas[function])
         num_calls += len(names)
@@ -192,11 +195,32 @@ def test_what_a_grammar_allows_is_read_whole(name: str, mode: str, thinking: Thi
     assert num_calls >= (8 if mode == "required" else 1)
 
 
+def arguments_of(parts: list[Part]) -> list[list[str]]:
+    """Return the pieces of the arguments of each call."""
+    found: list[list[str]] = []
+    for part in parts:
+        if isinstance(part, CallBegin):
+            found.append([])
+        elif isinstance(part, CallArguments):
+            found[-1].append(part.text)
+    return found
+
+
+def is_allowed(grammar: RequestGrammar, output: list[int], more: list[int]) -> bool:
+    """Return whether these tokens may follow an output."""
+    for place, token_id in enumerate(more):
+        if not grammar.after(np.array(output + more[:place], np.int32)).allowed()[token_id]:
+            return False
+    return True
+
+
 def random_answer(guide: Guide, rng: random.Random, begin: str) -> str:
     """Return an answer of random allowed tokens, which prefers those that lead to its end."""
     grammar = COMPILER.compile(guide)
     output = tokens(begin)
     while len(output) < 1000:
+        ends = [tokens(end) for end in ENDS_OF_TEXTS if rng.random() < 0.2]
+        output += next((end for end in ends if is_allowed(grammar, output, end)), [])
         state = grammar.after(np.array(output, np.int32))
         allowed = np.flatnonzero(state.allowed()).tolist()
         if state.may_end and (not allowed or rng.random() < 0.5):

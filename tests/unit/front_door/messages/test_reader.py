@@ -18,9 +18,11 @@ from pipelines.front_door.messages.style import (
     CallStyle,
     Thinking,
 )
+from pipelines.front_door.messages.tools import Function
 from tests.support.examples import examples
-from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, TWO_CALLS
+from tests.unit.front_door.messages.cases import ARGUMENTS, ONE_CALL, WEATHER, written
 
+FUNCTIONS = [Function(name=name, parameters=WEATHER.parameters) for name in ("f", "f.g-h", "g")]
 NAMED = {style.name: style for style in CALL_STYLES}
 MARKS = "<tool_cal", "</thi", "<think>", "</think>", "[TOOL", '{"name": "', '{"nam', "<tool_call>", "[ARGS]"
 TEXTS = st.text('ab<>{}[]"\\ \n', max_size=12) | st.sampled_from([*MARKS, "S\u00e3o"])
@@ -34,9 +36,9 @@ def message_of(
     reader = MessageReader(
         thinking,
         style,
+        functions=FUNCTIONS,
         is_structured=is_structured,
         new_id=lambda _: f"call_{next(numbers)}",
-        names=("f", "g", "f.g-h"),
     )
     document = MessageDocument()
     parts: list[Part] = [part for piece in pieces for part in reader.read(piece)]
@@ -79,7 +81,7 @@ def test_any_division_of_a_text_gives_the_same_message(
     has_call: bool,
 ) -> None:
     if style is not None and has_call:
-        texts.insert(cuts.draw(st.integers(0, len(texts))), CALLS[style] % ("f", ARGUMENTS))
+        texts.insert(cuts.draw(st.integers(0, len(texts))), written(style, ("f", ARGUMENTS)))
     text = "".join(texts)
     places = sorted(cuts.draw(st.sets(st.integers(0, len(text)), max_size=12)))
     pieces = [text[begin:end] for begin, end in pairwise([0, *places, len(text)])]
@@ -105,11 +107,10 @@ def test_what_stands_before_arguments_is_left_out_however_it_is_divided() -> Non
 @pytest.mark.parametrize("num_calls", [1, 2])
 def test_calls_are_read(name: str, size: int, num_calls: int) -> None:
     style, called = NAMED[name], [("f.g-h", ARGUMENTS), ("g", "{}")][:num_calls]
-    forms = {1: CALLS, 2: TWO_CALLS}[num_calls]
-    if style not in forms:
+    if num_calls == 2 and style in ONE_CALL:
         return
     said = "First:" if num_calls == 2 else None
-    text = (said or "") + forms[style] % tuple(part for call in called for part in call)
+    text = (said or "") + written(style, *called)
     pieces = [text[place : place + size] for place in range(0, len(text), size)]
     message, _ = message_of(pieces, Thinking.NONE, style)
     calls = [

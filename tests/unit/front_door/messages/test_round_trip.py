@@ -25,13 +25,15 @@ from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import ALL
-from tests.unit.front_door.messages.cases import CALLS, NAMES, SPECIAL, TOKENIZER, TOOLS, TWO_CALLS
+from tests.unit.front_door.messages.cases import ONE_CALL, SPECIAL, TOKENIZER, TOOLS, written
 
 TEMPLATES = {
     "hermes": ALL["chatml"],
     "llama3_json": ALL["tools_llama_3_1"],
     "mistral_list": ALL["tools_mistral_3"],
     "mistral_names": ALL["tools_mistral_11"],
+    "qwen3_xml": ALL["tools_qwen_xml"],
+    "minicpm5": ALL["tools_minicpm"],
 }
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ARGUMENTS = '{"city": "S\u00e3o \\"}{\\" <b> & \'Paulo\' \\\\ \u2603", "days": 2}'
@@ -76,11 +78,10 @@ def test_an_answer_that_comes_back_is_rendered_as_the_model_wrote_it(
     model = served(TEMPLATES[name])
     style = model.style(with_tools=True)
     assert style.calls is not None and style.calls.name == name
-    if num_calls == 2 and style.calls not in TWO_CALLS:
+    if num_calls == 2 and style.calls in ONE_CALL:
         return
-    forms = {1: CALLS, 2: TWO_CALLS}[num_calls]
-    text = forms[style.calls] % ("get_weather", ARGUMENTS, "clock.now", "{}")[: 2 * num_calls]
-    reader, document = MessageReader(Thinking.NONE, style.calls, names=NAMES), MessageDocument()
+    text = written(style.calls, *[("get_weather", ARGUMENTS), ("clock.now", "{}")][:num_calls])
+    reader, document = MessageReader(Thinking.NONE, style.calls, functions=TOOLS), MessageDocument()
     for part in [*reader.read(text), *reader.end()]:
         document.add(part)
     results = [
@@ -104,11 +105,12 @@ def test_every_answer_however_cut_off_can_be_sent_back(name: str, data: Any, ser
     style = model.style(with_tools=True)
     assert style.calls is not None
     call = ("clock.now", ARGUMENTS)
-    one, two = CALLS[style.calls] % call, TWO_CALLS.get(style.calls, "%s%s%s%s") % (call * 2)
+    one = written(style.calls, call)
+    two = one if style.calls in ONE_CALL else written(style.calls, call, call)
     thoughts = data.draw(st.sampled_from(["", "<think>\nso\n</think>\n\n"]))
-    written = thoughts + data.draw(st.sampled_from(["", "text \u2603", one, two]))
-    cut = written[: data.draw(st.integers(0, len(written)))]
-    reader = MessageReader(Thinking.POSSIBLE, style.calls, names=NAMES)
+    answer = thoughts + data.draw(st.sampled_from(["", "text \u2603", one, two]))
+    cut = answer[: data.draw(st.integers(0, len(answer)))]
+    reader = MessageReader(Thinking.POSSIBLE, style.calls, functions=TOOLS)
     message, response = MessageDocument(), ResponseDocument({})
     for part in [*reader.read(cut), *reader.end()]:
         message.add(part)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pipelines.front_door.messages.style import MessageStyle
-from tests.support.chat_templates import TEMPLATES
+from tests.support.chat_templates import ALL, TEMPLATES
 
 MISTRAL_V3 = (
     TEMPLATES["mistral"] + "{{ '[TOOL_CALLS] [' }}{% for call in tool_calls %}{{ call | tojson }}{% endfor %}"
 )
 MISTRAL_V11 = TEMPLATES["mistral"] + "{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}"
-QWEN_CODER = TEMPLATES["chatml"] + "{{ '<function=' + name + '>' }}"
 GLM = "{{ '<tool_call>' + name + '<arg_key>' }}"
 
 
@@ -24,16 +23,19 @@ GLM = "{{ '<tool_call>' + name + '<arg_key>' }}"
         (MISTRAL_V11, "mistral_names", False),
         (TEMPLATES["mistral"], None, False),
         (TEMPLATES["phi"], None, False),
-        (QWEN_CODER, None, True),
+        (ALL["tools_qwen_xml"], "qwen3_xml", True),
+        (TEMPLATES["chatml"] + "{{ '<parameter=' + name + '>' }}", "qwen3_xml", True),
+        (ALL["tools_minicpm"], "minicpm5", True),
         (GLM, None, False),
     ],
 )
 def test_styles_are_recognised(source: str, name: str | None, can_think: bool) -> None:
     style = MessageStyle.of(source, {"[TOOL_CALLS]": 5, "</s>": 2, "</tool_call>": 7})
-    assert (style.calls.name if style.calls else None, style.can_think) == (name, can_think)
+    assert (style.calls.name if style.calls else None, style.thoughts is not None) == (name, can_think)
     known = {
         "mistral_list": {"[TOOL_CALLS]": 5},
         "mistral_names": {"[TOOL_CALLS]": 5},
         "hermes": {"</tool_call>": 7},
+        "qwen3_xml": {"</tool_call>": 7},
     }
     assert style.special == known.get(name or "", {})

@@ -10,7 +10,7 @@ from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.grammar import guide_of_answer
 from pipelines.front_door.messages.style import HERMES, Thinking
 from pipelines.front_door.messages.tools import Calling, Function, calling_of
-from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, CLOCK, TOOLS, WEATHER, message_style
+from tests.unit.front_door.messages.cases import ARGUMENTS, CLOCK, TOOLS, WEATHER, message_style, written
 from tests.unit.front_door.messages.test_message_grammar import follows
 
 THIRD = Function(name="third")
@@ -54,8 +54,8 @@ def test_some_of_the_functions_are_allowed(mode: Any, is_parallel: bool) -> None
 def test_the_grammar_allows_no_call_of_another_function(mode: Any) -> None:
     choice = {"type": "allowed_tools", "mode": mode, "tools": flat(WEATHER.name)}
     guide = guide_of_answer(message_style(HERMES), Thinking.NONE, calling_of(TOOLS, choice, None), None)
-    assert follows(guide, CALLS[HERMES] % (WEATHER.name, ARGUMENTS)) == "whole"
-    assert follows(guide, CALLS[HERMES] % (CLOCK.name, "{}")) == ""
+    assert follows(guide, written(HERMES, (WEATHER.name, ARGUMENTS))) == "whole"
+    assert follows(guide, written(HERMES, (CLOCK.name, "{}"))) == ""
     assert follows(guide, "It is noon.") == ("whole" if mode == "auto" else "")
 
 

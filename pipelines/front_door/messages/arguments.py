@@ -1,0 +1,188 @@
+"""Reads the arguments of a call as JSON, as they arrive, from each form in which models write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import JsonValue
+
+from pipelines.front_door.messages.style import ARGUMENT_NAME, Tags
+from pipelines.front_door.messages.tools import Function, parameters_of
+
+TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+
+_SPELLED = {"True": "true", "False": "false", "None": "null"}  # as templates write values of Python
+_TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+
+
+class JsonArguments:
+    """Reads a JSON object.
+
+    Attributes:
+        is_done: Whether it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._depth = 0  # of braces
+        self._is_quoted = self._is_escaped = False
+
+    def read(self, text: str) -> tuple[str, str]:
+        """Return the next piece of JSON, and the text that is not read yet.
+
+        Args:
+            text: What was not read before, and what follows it.
+        """
+        if not self._depth:
+            text = text[len(text.partition("{")[0]) :]
+        for place, character in enumerate(text):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_quoted:
+                self._is_escaped = character == "\\"
+                self._is_quoted = character != '"'
+            elif character == '"':
+                self._is_quoted = True
+            elif character in "{}":
+                self._depth += 1 if character == "{" else -1
+                if not self._depth:
+                    self.is_done = True
+                    return text[: place + 1], text[place + 1 :]
+        return text, ""
+
+
+class TaggedArguments:
+    """Reads a tag for each argument. Texts arrive in pieces, other values whole.
+
+    Attributes:
+        is_done: Whether the arguments have ended.
+
+    Args:
+        tags: The tags.
+        function: The function; None if it is unknown, and any value has any type.
+    """
+
+    def __init__(self, tags: Tags, function: Function | None) -> None:
+        self.is_done = False
+        self._tags = tags
+        self._schema = parameters_of(function) if function is not None else {}
+        self._types: frozenset[str] | None = None  # of the value that is read; None between values
+        self._end = ""  # of the value; "" until its beginning is known
+        self._begin = "{"
+
+    def read(self, text: str) -> tuple[str, str]:
+        """Return the next piece of JSON, and the text that is not read yet; see ``JsonArguments.read``."""
+        pieces = []
+        before = -1
+        while len(text) != before and not self.is_done:
+            before = len(text)
+            read = self._read_name if self._types is None else self._read_value
+            piece, text = read(text)
+            pieces.append(piece)
+        return "".join(pieces), text
+
+    def _read_name(self, text: str) -> tuple[str, str]:
+        found = re.search(f"{self._tags.name(f'({ARGUMENT_NAME})')}|{re.escape(self._tags.all_end)}", text)
+        if found is None:
+            return "", text
+        rest, begin = text[found.end() :], self._begin
+        if found[1] is None:
+            self.is_done = True
+            return "{}" if begin == "{" else "}", rest
+        self._begin, self._end = ", ", ""
+        self._types = types_of(properties_of(self._schema).get(found[1], True), self._schema)
+        return f"{begin}{json.dumps(found[1], ensure_ascii=False)}: ", rest
+
+    def _read_value(self, text: str) -> tuple[str, str]:
+        begin, end = self._tags.quotes
+        is_text = self._types == frozenset({"string"})
+        quote = ""
+        if not self._end:
+            if begin.startswith(text) and text != begin:
+                return "", text
+            is_quoted = text.startswith(begin)
+            text = text[len(begin) :] if is_quoted else text
+            self._end = (end if is_quoted else "") + self._tags.value_end
+            quote = '"' if is_text else ""
+        value, found, rest = text.partition(self._end)
+        if is_text:
+            if not found:
+                value, rest = divided(text, self._end)
+            closing = '"' if found else ""
+            self._types = None if found else self._types
+            return quote + json.dumps(value, ensure_ascii=False)[1:-1] + closing, rest
+        if not found:
+            return "", text
+        types, self._types = self._types or TYPES, None
+        return json_of(value, types), rest
+
+
+def divided(text: str, mark: str) -> tuple[str, str]:
+    """Return the text before what may become a mark, and the rest."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    num_begun = next((size for size in sizes if text.endswith(mark[:size])), 0)
+    return text[: len(text) - num_begun], text[len(text) - num_begun :]
+
+
+def properties_of(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the schemas of the properties of an object."""
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def types_of(schema: JsonValue, root: Mapping[str, JsonValue]) -> frozenset[str]:
+    """Return the JSON types that a schema allows, perhaps more than it does.
+
+    Args:
+        schema: The schema.
+        root: The schema that its references are in.
+    """
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict):
+        return TYPES
+    if values := values_of(schema):
+        return frozenset(map(_type, values))
+    choices = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(choices, list):
+        return frozenset().union(*(types_of(choice, root) for choice in choices))
+    kinds = schema.get("type", [*TYPES])
+    return frozenset(map(str, kinds if isinstance(kinds, list) else [kinds]))
+
+
+def values_of(schema: Mapping[str, JsonValue]) -> list[JsonValue]:
+    """Return the values that a schema names with ``enum`` or ``const``."""
+    found = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return found if isinstance(found, list) else []
+
+
+def resolved(schema: JsonValue, root: Mapping[str, JsonValue]) -> JsonValue:
+    """Return what a reference names; other schemas as they are."""
+    for _ in range(32):  # references may be circles
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        found: Any = root
+        for part in reference[2:].split("/"):
+            found = found.get(part) if isinstance(found, dict) else None
+        schema = found
+    return True
+
+
+def json_of(text: str, types: frozenset[str]) -> str:
+    """Return a value that was written without quotes as JSON of one of these types, else as a text."""
+    spelled = _SPELLED.get(text.strip(), text.strip())
+    try:
+        found = json.loads(spelled)
+    except ValueError:
+        found = text
+    kind = _type(found)
+    if kind != "string" and (kind in types or (kind == "integer" and "number" in types)):
+        return spelled
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _type(value: JsonValue) -> str:
+    return _TYPE_NAMES.get(type(value), "null" if value is None else "object")

@@ -1,0 +1,86 @@
+"""Tests of arguments in tags: the types of the schema, streamed, cut off anywhere."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from pipelines.front_door.messages.message import CallArguments, read_arguments
+from pipelines.front_door.messages.reader import MessageReader
+from pipelines.front_door.messages.style import MINICPM, QWEN_XML, CallStyle, Thinking
+from pipelines.front_door.messages.tools import Calling, Function
+from tests.unit.front_door.messages.cases import TOOLS, message_style, written
+from tests.unit.front_door.messages.test_message_grammar import follows, guide_of_answer
+
+EDIT = Function(
+    name="edit",
+    parameters={
+        "type": "object",
+        "$defs": {"Place": {"type": "object", "properties": {"line": {"type": "integer"}}}},
+        "properties": {
+            "code": {"type": "string"},
+            "at": {"$ref": "#/$defs/Place"},
+            "lines": {"type": "array", "items": {"type": ["integer", "null"]}},
+            "force": {"type": "boolean"},
+            "mode": {"enum": ["add", "cut\n<b>"]},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "required": ["code", "at"],
+    },
+)
+VALUES = {
+    "code": 'if a < "é": </parameter> <tool_call> {"name": \\n ☃\n',
+    "at": {"line": 3},
+    "lines": [1, None],
+    "force": True,
+    "mode": "cut\n<b>",
+    "note": "5",
+}
+STYLES = pytest.mark.parametrize("style", [QWEN_XML, MINICPM], ids=lambda style: style.name)
+
+
+def arguments_of(style: CallStyle, pieces: list[str]) -> str:
+    reader = MessageReader(Thinking.NONE, style, functions=(EDIT, *TOOLS))
+    parts = [part for piece in pieces for part in reader.read(piece)] + reader.end()
+    return "".join(part.text for part in parts if isinstance(part, CallArguments))
+
+
+@STYLES
+@pytest.mark.parametrize("note", ["5", "null", "", " two \n\n lines ", "</function>", None])
+def test_values_have_the_types_of_the_schema(style: CallStyle, note: str | None) -> None:
+    values = {**VALUES, "note": note}
+    text = written(style, ("edit", json.dumps(values)))
+    guide = guide_of_answer(message_style(style), Thinking.NONE, Calling((EDIT, *TOOLS), "auto"), None)
+    assert follows(guide, text) == "whole"
+    found = json.loads(arguments_of(style, [text]))
+    expected = None if note == "null" else note  # a text "null" cannot be told from none
+    assert found == {**values, "note": expected}
+
+
+@STYLES
+def test_a_call_may_be_cut_off_anywhere_and_arrive_in_any_pieces(style: CallStyle) -> None:
+    text = written(style, ("edit", json.dumps(VALUES)))
+    whole = arguments_of(style, [text])
+    for end in range(len(text)):
+        cut = arguments_of(style, [text[:end]])
+        rng = random.Random(end)
+        places = sorted(rng.sample(range(end + 1), min(end + 1, 6)))
+        pieces = [text[begin:end] for begin, end in zip([0, *places], [*places, end], strict=True)]
+        assert arguments_of(style, pieces) == cut
+        assert whole.startswith(cut)
+        assert VALUES["code"].startswith(read_arguments(cut).get("code", ""))  # type: ignore[attr-defined]
+
+
+@STYLES
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("code", None), ("at", 5), ("lines", ["a"]), ("force", "yes"), ("mode", "none"), ("other", "1")],
+)
+def test_the_grammar_allows_no_value_of_another_type(style: CallStyle, name: str, value: object) -> None:
+    guide = guide_of_answer(message_style(style), Thinking.NONE, Calling((EDIT, *TOOLS), "auto"), None)
+    values = {key: each for key, each in {**VALUES, name: value}.items() if key == name or each != value}
+    if value is None:
+        del values[name]
+    assert follows(guide, written(style, ("edit", json.dumps(values)))) == ""
