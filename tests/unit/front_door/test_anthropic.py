@@ -20,12 +20,13 @@ from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.endpoints.messages import first_word
 from pipelines.front_door.messages.block_document import BlockDocument
 from pipelines.front_door.messages.message import CallArguments, CallBegin
+from pipelines.front_door.messages.style import CALL_STYLES, HERMES
 from pipelines.front_door.requests.message_blocks import messages_of_blocks
 from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import ALL
-from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, SPECIAL, TOKENIZER, TWO_CALLS, WEATHER
+from tests.unit.front_door.messages.cases import ARGUMENTS, ONE_CALL, SPECIAL, TOKENIZER, WEATHER, written
 from tests.unit.front_door.messages.test_round_trip import SPECIAL_TOKENS, TEMPLATES
 from tests.unit.front_door.test_answering import unused
 
@@ -354,7 +355,7 @@ async def test_tools_choices_and_forms_reach_the_grammar() -> None:
             ({"type": "tool", "name": "get_weather"}, {"type": "function", "name": "get_weather"}),
         ]
         chats = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER.parameters}}
-        door.router.answer = CALLS_OF_HERMES
+        door.router.answer = written(HERMES, ("get_weather", ARGUMENTS))
         for choice, chats_choice in choices:
             found = await guide_with(tools=[TOOL], tool_choice=choice)
             parallel = "disable_parallel_tool_use" not in choice
@@ -372,31 +373,27 @@ async def test_tools_choices_and_forms_reach_the_grammar() -> None:
         assert kind == "json_schema"
 
 
-CALLS_OF_HERMES = CALLS[next(style for style in CALLS if style.name == "hermes")] % ("get_weather", ARGUMENTS)
-
-
 @pytest.mark.parametrize("template", TEMPLATES)
 async def test_what_is_returned_can_be_sent_back_wherever_it_is_cut_off(template: str) -> None:
-    """An answer with thoughts, text and calls is cut off after every second character."""
-    style = next(style for style in CALLS if style.name == template)
-    call = TWO_CALLS.get(style, CALLS[style])
-    names = ("get_weather", ARGUMENTS, "get_weather", '{"city": "\\u26c4 \\ud83d\\ude00"}')
-    written = call % names[: call.count("%s")]
+    """An answer with thoughts, text and calls is cut off after every third character."""
+    style = next(style for style in CALL_STYLES if style.name == template)
+    calls = ("get_weather", ARGUMENTS), ("get_weather", '{"city": "\\u26c4 \\ud83d\\ude00"}')
     before = "<think>\nSunny? \u2603\n</think>\n\nI ask." if template == "hermes" else ""
+    answer = before + written(style, *calls[: 1 if style in ONE_CALL else 2])
     async with open_door(template) as door:
-        cuts = [*range(0, len(before + written), 2), len(before + written)]
+        cuts = [*range(0, len(answer), 3), len(answer)]
         for size in cuts:
-            door.router.answer = (before + written)[:size]
+            door.router.answer = answer[:size]
             door.router.reason = "stop" if size == cuts[-1] else "length"
             given = {**ASKED, "tools": [TOOL], "thinking": {"type": "enabled"}}
             status, message = await door.post(given)
             assert status == 200, message
             status, events = await door.post({**given, "stream": True})
             assert joined(events) == without_ids(message)
-            calls = [block for block in message["content"] if block["type"] == "tool_use"]
-            results = [{**RESULT, "tool_use_id": call["id"], "content": "31"} for call in calls]
+            uses = [block for block in message["content"] if block["type"] == "tool_use"]
+            results = [{**RESULT, "tool_use_id": use["id"], "content": "31"} for use in uses]
             history = [USER, assistant(*message["content"]), user(*(results or [text("Go on.")]))]
             status, told = await door.post({**given, "messages": history})
             assert status == 200, (size, message["content"], told)
-        assert calls[0]["input"] == json.loads(ARGUMENTS)
+        assert uses[0]["input"] == json.loads(ARGUMENTS)
         assert message["stop_reason"] == "tool_use"
