@@ -40,7 +40,7 @@ PARTS = (
     Part("wire", 1_220, ("pipelines/wire/",)),
     Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
     Part("triton", 3_375, ("pipelines/triton/", "model_repository/")),
-    Part("front door", 4_325, ("pipelines/front_door/",)),
+    Part("front door", 4_330, ("pipelines/front_door/",)),
     Part("client", 930, ("pipelines/client/",)),
     Part("validation", 3_970, ("pipelines/validation/",)),
     Part("canary", 3_000, ("pipelines/canary/",)),

@@ -237,7 +237,7 @@ UNKNOWN_TYPE = {"name": "a", "strict": True, "schema": {"type": "strange"}}
         ({"n": 0}, 400, "n"),
         ({"n": 1000}, 400, "n"),
         ({"logprobs": 21}, 400, "logprobs"),
-        ({"seed": -1}, 400, "seed"),
+        ({"seed": -2}, 400, "seed"),
         ({"model": "another"}, 404, "model"),
         ({"arm": "nobody"}, 400, None),
         ({"n": 13}, 400, None),
