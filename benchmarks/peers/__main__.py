@@ -77,7 +77,7 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         table(figures, titles),
         "",
         "Medians of output tokens/s: target alone -> speculating, at the engine's best draft length. Bold: "
-        "how many times as fast Draftproof is (least to greatest repetition). "
+        "how many times as fast Draftproof is as the faster of both (least to greatest repetition). "
         f"{plan.repetitions} repetitions in turn, at most {plan.max_tokens} tokens; {_METHOD}.",
         *(f"Not measured: {name}: {reason}" for name, reason in failures.items()),
     ]

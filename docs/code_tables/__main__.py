@@ -14,6 +14,7 @@ from typing import Any
 
 from docs.code_tables.metrics import metrics
 from docs.code_tables.recipe_keys import recipe_keys
+from docs.pictures.beside_peers import beside_peers
 from docs.pictures.speed_up import speed_up
 from docs.pictures.stream import stream
 from pipelines.__main__ import PROGRAMS
@@ -95,6 +96,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "request-fields": request_fields,
 }
 PICTURES: dict[str, Callable[[], str]] = {
+    "beside-peers.svg": lambda: beside_peers(
+        "Qwen2.5-Coder 1.5B, Q4_K_M, two cores with AVX2", _recorded("peers-published.json")
+    ),
     "demo.svg": lambda: stream(_recorded("demo-stream.json")),
     "speed-up.svg": lambda: speed_up("The demonstration pair", _recorded("bench-demo-large.json")),
 }

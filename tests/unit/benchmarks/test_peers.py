@@ -115,10 +115,10 @@ def test_all_sets_together_weigh_by_time() -> None:
 
 def test_the_table_shows_each_engine_at_its_fastest_draft_length() -> None:
     entries = [measured(arm, 0, 1.0) for arm in (OURS_ALONE, OURS_ADAPTIVE, ALONE)]
-    figures = figures_of([*entries, measured(SHORT, 0, 2.0), measured(LONG, 0, 0.5, (1, 2), (9, 9))])
+    figures = figures_of([*entries, measured(SHORT, 0, 2.0), measured(LONG, 0, 1.25, (1, 2), (9, 9))])
     assert table(figures, {"draftproof": "Ours", "other": "Another engine"}).splitlines()[2:] == [
         "| 1 | Ours | 4 -> 4 | 0 of 2 |",
-        "| 1 | Another engine | 4 -> 8 (K=4): **0.50** (0.50 to 0.50) | 1 of 4 |",
+        "| 1 | Another engine | 4 -> 3 (K=4): **1.00** (1.00 to 1.00) | 1 of 4 |",
     ]
 
 
