@@ -14,8 +14,7 @@ from typing import Any
 
 from docs.code_tables.metrics import metrics
 from docs.code_tables.recipe_keys import recipe_keys
-from docs.pictures.beside_peers import beside_peers
-from docs.pictures.speed_up import speed_up
+from docs.pictures.charts import beside_peers, speed_up
 from docs.pictures.stream import stream
 from pipelines.__main__ import PROGRAMS
 from pipelines.errors import DraftproofError
