@@ -101,7 +101,7 @@ def beside_peers(title: str, result: dict[str, Any]) -> str:
         for arm in group:
             name = _name(arm, titles)
             best[name] = max(best.get(name, arm), arm, key=_rate)
-        heading = f"{prompt_set}, {load} request{'s' if load > 1 else ''} at once"
+        heading = f"{prompt_set}, {load} concurrent request{'s' if load > 1 else ''}"
         parts.append(svg.text(20, y + 14, heading, "small dim"))
         y += 22
         for name, arm in best.items():
