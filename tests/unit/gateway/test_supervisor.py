@@ -136,7 +136,9 @@ class World:
 
     def opened(self, model: str) -> asyncio.Task[None]:
         """Return an open request that ends with its model."""
-        return asyncio.create_task(self.calls.run(model, asyncio.sleep(60)))
+        asked = asyncio.create_task(self.calls.run(model, asyncio.sleep(60)))
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio complains
+        return asked
 
     async def served(self) -> None:
         """Wait until requests are let in."""
