@@ -22,6 +22,7 @@ from pipelines.triton.gateway.triton import Triton, says_that_a_process_is_silen
 INTERVAL_S = 3.0  # without any response, until a ping is sent: ten models are ten pings
 SILENT_AFTER_S = 1.5  # without an answer to a ping, until the model counts as not ready
 HANGS_AFTER_S = 8.0  # until its process is replaced
+QUEUED_S = 0.002  # more for each open request, since a ping waits behind those that came before it
 TRITON_HANGS_AFTER_S = 20.0  # until Triton is restarted, which ends all answers
 
 
@@ -83,7 +84,8 @@ class Heartbeat:
     def _silence_s(self, model: str) -> float:
         if model not in self._owes_since_s:
             return 0.0
-        return time.monotonic() - max(self._owes_since_s[model], self._calls.heard_at_s(model))
+        heard_at_s = max(self._owes_since_s[model], self._calls.heard_at_s(model))
+        return time.monotonic() - heard_at_s - QUEUED_S * self._calls.num_open
 
     async def _ping_triton(self) -> None:
         if await self._triton.is_live():

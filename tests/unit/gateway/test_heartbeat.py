@@ -97,3 +97,18 @@ async def test_a_gateway_that_was_kept_waiting_itself_blames_nobody(monkeypatch:
     beating.excuse(heartbeat.TRITON_HANGS_AFTER_S)
     assert not beating.triton_hangs() and not beating.hangs("generate")
     beating.forget("generate")
+
+
+@pytest.mark.parametrize(("num_open", "is_silent"), [(8, True), (2000, False)])
+async def test_a_ping_may_wait_behind_the_requests_before_it(
+    num_open: int, is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 5,000 requests in one burst a healthy model once counted as silent for four seconds."""
+    now_s = [100.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(OpenCalls, "num_open", num_open)
+    beating = Heartbeat(Answering(""), OpenCalls())  # type: ignore[arg-type]
+    beating.beat("generate")
+    now_s[0] += heartbeat.SILENT_AFTER_S + 1
+    assert beating.is_silent("generate") is is_silent
+    beating.forget("generate")
