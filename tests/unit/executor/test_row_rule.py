@@ -8,6 +8,7 @@ fail.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,22 @@ def own_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return [Engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)]
 
 
+@pytest.fixture(scope="module")
+def decoded(engine: Engine) -> Decoded:
+    """Decode plainly once for all tests of an engine."""
+    steps = Steps(engine, seed=17)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    return Decoded(prompt, output, plain_decoding(steps, prompt, output))
+
+
+class Decoded(NamedTuple):
+    """A prompt, its output, and the logits of plain decoding: behind the prompt and each token of the output."""
+
+    prompt: npt.NDArray[np.int32]
+    output: npt.NDArray[np.int32]
+    logits: list[Logits]
+
+
 class Steps:
     """Computes steps for numbered sequences, each with blocks of its own."""
 
@@ -107,12 +124,12 @@ def plain_decoding(
 @pytest.mark.parametrize("with_rows", [False, True])
 @pytest.mark.parametrize("with_chunks", [False, True])
 def test_verification_rows_equal_plain_decoding_to_the_bit(
-    engine: Engine, with_rows: bool, with_chunks: bool
+    engine: Engine, decoded: Decoded, with_rows: bool, with_chunks: bool
 ) -> None:
-    steps = Steps(engine, seed=17)
+    steps = Steps(engine, seed=18)
     rng = np.random.default_rng(3)
-    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
-    expected = plain_decoding(steps, prompt, output)
+    prompt, output, expected = decoded
+    assert np.array_equal(steps.run(steps.piece(0, prompt, 0, False, 1))[0], expected[0])
     for mate in range(1, 6):
         steps.run(steps.piece(mate, steps.tokens(40 + mate), 0, False, 0))
     done = 0
@@ -148,10 +165,11 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("num_dummies", [1, 2, 3, 6, 60])
-def test_dummy_rows_beside_a_prompt_change_no_bit(engine: Engine, num_dummies: int) -> None:
+def test_dummy_rows_beside_a_prompt_change_no_bit(
+    engine: Engine, decoded: Decoded, num_dummies: int
+) -> None:
     steps = Steps(engine, seed=11)
-    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(8)
-    expected = plain_decoding(steps, prompt, output)
+    prompt, output, expected = decoded.prompt, decoded.output[:8], decoded.logits[:9]
     for cut in (2, 33):
         steps.run(steps.piece(1, prompt[:cut], 0, False, 0), num_tokens=cut + num_dummies)
         rest = steps.piece(1, prompt[cut:], cut, False, 1)
