@@ -97,7 +97,12 @@ def test_a_good_pair_gives_the_very_counts_of_its_baseline(
 
 
 @pytest.mark.parametrize(
-    ("gain", "verdict"), [(1.03, "pass"), pytest.param(1.1, "held", marks=pytest.mark.long), (1.25, "fail")]
+    ("gain", "verdict"),
+    [
+        pytest.param(1.03, "pass", marks=pytest.mark.long),
+        pytest.param(1.1, "held", marks=pytest.mark.long),
+        (1.25, "fail"),
+    ],
 )
 def test_a_pair_that_accepts_less_than_at_its_build_needs_review_or_fails(
     server: Server, load: Callable[[str], CandidatePair], gain: float, verdict: str

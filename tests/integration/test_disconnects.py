@@ -22,7 +22,7 @@ from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
-from pipelines.errors import DraftproofError, ServerBusyError, ServerStartError
+from pipelines.errors import DraftproofError, ServerBusyError
 from tests.integration.conftest import (
     MAX_BATCH_SIZE,
     MAX_QUEUE_SIZE,
@@ -215,17 +215,3 @@ def test_a_server_that_is_stopped_under_streams_ends_in_good_order(render: Calla
     assert len(refusals) == len(clients)
     log = server.log.read_text(encoding="utf-8", errors="replace")
     assert "Exit timeout expired" not in log, log[-2000:]
-
-
-def test_a_server_that_dies_at_start_shows_what_its_log_says(render: Callable[..., Path]) -> None:
-    from pipelines.deploy.ports import Ports
-
-    directory = render("tiny-broken", "router")
-    config = directory / "model_repository" / "speculative" / "config.pbtxt"
-    text = config.read_text()
-    config.write_text(text.replace('value: { string_value: "128" }', 'value: { string_value: "many" }'))
-    assert config.read_text() != text
-    server = Server.start(directory, Ports.free())
-    with pytest.raises(ServerStartError, match="has an invalid parameter"):
-        server.wait_ready()
-    assert Server.running(directory) is None

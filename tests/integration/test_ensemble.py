@@ -29,6 +29,8 @@ from pipelines.errors import (
 )
 from pipelines.triton.supervision.model_processes import find_model_processes
 from tests.integration.conftest import (
+    MAX_BATCH_SIZE,
+    MAX_QUEUE_SIZE,
     MAX_SEQ_LEN,
     grpc_client,
     http_client,
@@ -127,12 +129,15 @@ def test_what_the_queue_does_not_take_is_refused_and_the_rest_is_answered(server
     def ask(number: int) -> Generation | DraftproofError:
         with grpc_client(server) as client:
             try:
-                return client.stream(replace(LONG, prompt=f"def f{number}("), "ensemble").result()
+                return client.stream(
+                    replace(LONG, prompt=f"def f{number}(", max_tokens=160), "ensemble"
+                ).result()
             except ServerBusyError as error:
                 return error
 
-    with ThreadPoolExecutor(40) as pool:
-        answers = list(pool.map(ask, range(40)))
+    num_asked = 2 * (MAX_BATCH_SIZE + MAX_QUEUE_SIZE)
+    with ThreadPoolExecutor(num_asked) as pool:
+        answers = list(pool.map(ask, range(num_asked)))
     assert any(isinstance(answer, Generation) for answer in answers)
     assert is_idle(server)
 
@@ -150,7 +155,8 @@ def test_what_a_client_left_runs_to_its_end_and_no_further(server: Server) -> No
         assert client.generate(CompletionRequest("x", max_tokens=4), "ensemble").output_ids
 
 
-@pytest.mark.parametrize("step", ["ensemble_steps", pytest.param("speculative", marks=pytest.mark.long)])
+@pytest.mark.long  # by day test_supervisor.py; test_two_pairs.py kills a pair's process
+@pytest.mark.parametrize("step", ["ensemble_steps", "speculative"])
 def test_a_dead_step_ends_its_requests_typed_and_is_replaced(step: str, render: Callable[..., Path]) -> None:
     """Triton itself would let the requests wait for ever. Afterwards the server still stops cleanly."""
     with ready_server(render("tiny-ensemble")) as server:

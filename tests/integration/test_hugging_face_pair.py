@@ -26,7 +26,11 @@ from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkp
 from tests.support.tiny_engines import TINY_CALIBRATION
 from tests.support.trained_tokenizers import sentencepiece_bpe
 
-pytestmark = [pytest.mark.triton, pytest.mark.filterwarnings("ignore")]  # warnings of transformers
+# By day tests/unit/build/test_hugging_face.py compiles such directories, and test_download.py by the command.
+pytestmark = [
+    *(pytest.mark.triton, pytest.mark.long),
+    pytest.mark.filterwarnings("ignore"),  # warnings of transformers
+]
 
 BUILD = """
 import sys
@@ -71,8 +75,8 @@ def write_pair(folder: Path, family: str) -> Path:
     "family",
     [
         "qwen3",
-        pytest.param("gemma2", marks=[pytest.mark.long, needs_compiler]),
-        pytest.param("gemma3_text", marks=pytest.mark.long),
+        pytest.param("gemma2", marks=needs_compiler),
+        "gemma3_text",
     ],
 )
 def test_two_directories_become_a_server_that_answers_as_the_target(family: str, tmp_path: Path) -> None:

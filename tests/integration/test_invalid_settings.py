@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from build.rendering.rendered_pair import calibration_file
+from pipelines.deploy.server import Server
 from pipelines.errors import ServerStartError
 from tests.integration.conftest import keep_models
 from tests.support.ready_server import ready_server
@@ -35,9 +36,11 @@ def calibration(tiny_pair: tuple[Path, Path]) -> Iterator[Path]:
 def words_of_refusal(directory: Path) -> str:
     with pytest.raises(ServerStartError) as refused, ready_server(directory):
         pass
+    assert Server.running(directory) is None
     return str(refused.value)
 
 
+@pytest.mark.long
 def test_a_calibration_that_cannot_be(directory: Path, calibration: Path) -> None:
     document = json.loads(calibration.read_text())
     document["acceptance_rates"][2] = 1.5
@@ -59,6 +62,7 @@ def test_a_rendered_draft_length_above_its_ceiling(directory: Path) -> None:
     assert "correct the recipe and run 'draftproof repository'" in words
 
 
+@pytest.mark.long
 def test_a_set_draft_length_that_is_none(directory: Path) -> None:
     path = directory / "draft_length.json"
     path.write_text('{"num_draft_tokens": "many"}')

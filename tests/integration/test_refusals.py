@@ -138,7 +138,7 @@ def every_place_taken(server: Server, model: str) -> Iterator[None]:
             while not is_over.is_set():
                 with contextlib.suppress(ServerBusyError):
                     client.generate(CompletionRequest("def main(", max_tokens=450, end_id=-1), model)
-                is_over.wait(0.05)  # so many clients take a free place at once all the same
+                is_over.wait(0.2)  # so many clients take a free place at once all the same
 
     askers = 2 * (MAX_BATCH_SIZE + MAX_QUEUE_SIZE)
     with ThreadPoolExecutor(askers) as pool:

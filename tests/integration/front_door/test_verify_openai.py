@@ -211,6 +211,7 @@ def test_a_draft_token_that_stands_is_found_without_token_ids(
     assert all(BEYOND_ROUNDING in each["summary"] for each in whole), printed
 
 
+@pytest.mark.long  # by day tests/unit/validation/test_distribution.py finds other distributions
 def test_a_server_that_does_not_sample_is_found(run: Callable[..., Run], door: Server) -> None:
     sampled = "--sampled", "24", *SIZE, "--num-prompts", "2"
     with fault_proxy(url_of(door), faults.always_choose_the_best) as url:

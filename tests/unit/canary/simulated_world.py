@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -247,7 +249,8 @@ class SimulatedWorld:
         state["number"] += 1
         rng = np.random.default_rng(state["number"])
         weights = table.weights(now_s)
-        arm: Arm = cast(Arm, rng.choice(list(weights), p=list(weights.values())))
+        place = bisect_right([*itertools.accumulate(weights.values())], rng.random())
+        arm: Arm = list(weights)[min(place, len(weights) - 1)]
         if arm == "candidate" or table.stable.socket == CANDIDATE:
             state["candidates"].append(now_s)
         common: dict[str, Any] = {
@@ -257,7 +260,7 @@ class SimulatedWorld:
             "key": str(state["number"]),
             "session_id": "" if self.asked_by is None else f"s{state['number'] % self.asked_by}",
             "oldest_open_at_s": now_s - self.open_for_s,
-            "band": rng.choice(list(_pools())),
+            "band": list(_pools())[rng.integers(len(_pools()))],
         }
         if arm == "candidate" and self.crash_at is not None and len(state["candidates"]) > self.crash_at:
             failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
