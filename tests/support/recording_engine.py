@@ -95,7 +95,8 @@ class RecordingEngine:
             inputs.block_indices[begin:end]
             for begin, end in zip(inputs.block_indices_begins, inputs.block_indices_begins[1:], strict=False)
         ]
-        contexts: list[bytes] = []
+        contexts: dict[int, bytes] = {}
+        wanted = set(inputs.logits_rows.tolist())
         spans = list(zip(inputs.subsequence_begins, inputs.subsequence_begins[1:], strict=False))
         for (begin, end), past, table in zip(spans, inputs.past_lens, tables, strict=True):
             for offset in range(end - begin):
@@ -110,10 +111,11 @@ class RecordingEngine:
             for offset in range(end - begin):
                 length = int(past) + offset + 1
                 assert length <= inputs.max_context_len
-                seen = np.stack((self._tokens[table].ravel()[:length], self._kinds[table].ravel()[:length]))
-                contexts.append(seen.tobytes())
+                if begin + offset in wanted:
+                    seen = (each[table].ravel()[:length].tobytes() for each in (self._tokens, self._kinds))
+                    contexts[begin + offset] = b"".join(seen)
         return (
-            np.stack([self._logits(contexts[row]) for row in inputs.logits_rows])
+            np.stack([self._logits(contexts[row]) for row in inputs.logits_rows.tolist()])
             if len(inputs.logits_rows)
             else np.empty((0, VOCAB_SIZE), np.float32)
         )

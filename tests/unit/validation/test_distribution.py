@@ -35,9 +35,18 @@ Fault = Callable[[Law, int], Law]
 
 
 @functools.cache
+def sums_of(fault: Fault, prompt: str, prefix: tuple[int, ...], position: int) -> Law:
+    return np.cumsum(fault(law_of(prompt, prefix), position))[:-1]
+
+
+@functools.cache
 def law_of(prompt: str, prefix: tuple[int, ...]) -> Law:
     key = [*map(ord, prompt), *prefix]
     return np.random.default_rng(key).dirichlet(np.full(VOCAB_SIZE, 0.25))
+
+
+def no_fault(law: Law, position: int) -> Law:
+    return law
 
 
 def shifted(total_variation: float, only_at: int | None = None) -> Fault:
@@ -57,8 +66,8 @@ def shifted(total_variation: float, only_at: int | None = None) -> Fault:
 class TableServer:
     """A server that answers from a table of distributions; each fault breaks one thing."""
 
-    fault: Fault = lambda law, position: law
-    ratio_fault: Fault = lambda law, position: law
+    fault: Fault = no_fault
+    ratio_fault: Fault = no_fault
     fixed_seed: int | None = None
     shares_noise: bool = False
     forgets_seed: bool = False
@@ -87,10 +96,8 @@ class TableServer:
         fault = self.ratio_fault if request.use_draft_logits else self.fault
         tokens: tuple[int, ...] = ()
         for position in range(request.max_tokens):
-            law = law_of(request.prompt, tokens[-1:])
-            if model == "generate":
-                law = fault(law, position)
-            tokens += (int(np.searchsorted(np.cumsum(law)[:-1], rng.random())),)
+            sums = sums_of(fault if model == "generate" else no_fault, request.prompt, tokens[-1:], position)
+            tokens += (int(np.searchsorted(sums, rng.random())),)
         seen = seed if self.tells_seed else None
         return Generation("", tokens, (), "length", 0, 0, 0, (), None, 0.0, seed=seen)
 
