@@ -80,10 +80,12 @@ bench-versions: .venv/run.stamp ## compare the speed and start-up of the checkou
 	@$(venv) -m benchmarks.versions --recipe "$(RECIPE)" --before "$(BEFORE)" $(ARGS)
 
 ##@ Test
+source_tests := $(addsuffix .py,$(addprefix tests/unit/repository/test_,architecture readme code_tables language))
+
 # More workers than cores, because tests with servers mostly wait; tests/support/distribution.py has their order.
 .PHONY: test
-test: .venv/test.stamp .venv/torch.stamp ## run the unit and integration tests
-	@$(venv) -m pytest tests -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+test: .venv/test.stamp .venv/torch.stamp ## run the unit and integration tests; those of the source are left to `check`
+	@$(venv) -m pytest tests $(addprefix --ignore=,$(source_tests)) -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 .PHONY: test-again
 test-again: .venv/test.stamp ## run what failed in `test` once more, each test alone; at most five, none that proves tokens right
@@ -128,7 +130,7 @@ check: .venv/test.stamp ## run the lint, format, type and architecture checks
 	@$(venv) -m ruff check
 	@$(venv) -m ruff format --check
 	@$(venv) -m mypy
-	@$(venv) -m pytest -q tests/unit/repository/test_architecture.py tests/unit/repository/test_readme.py tests/unit/repository/test_code_tables.py tests/unit/repository/test_language.py
+	@$(venv) -m pytest -q $(source_tests)
 
 .PHONY: size
 size: .venv/created.stamp ## count code lines by part, beside the budget of each

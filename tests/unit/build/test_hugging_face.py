@@ -33,14 +33,15 @@ from tests.golden.families import (
 )
 from tests.golden.make import compute_family
 
-# Each of these has a part that the others lack; a test below compiles them all.
+# Each of these has a part that the others lack; `make test-all` compiles them all.
 DIFFERENT = ("gemma2", "gemma3_text", "granite", "olmo2", "phi3", "qwen3")
-
-
-@pytest.mark.parametrize(
+EVERY_FAMILY = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name not in DIFFERENT)) for name in FAMILY_CONFIGS],
 )
+
+
+@EVERY_FAMILY
 def test_every_family_is_computed_as_by_transformers_and_keeps_the_row_rule(
     name: str, tmp_path: Path
 ) -> None:
@@ -74,7 +75,7 @@ def test_the_golden_results_are_those_of_transformers(name: str) -> None:
     assert greedy_of(name) == arrays["greedy"].tolist()
 
 
-@pytest.mark.parametrize("name", FAMILY_CONFIGS)
+@EVERY_FAMILY
 def test_the_plugin_fuses_every_family(name: str, tmp_path: Path) -> None:
     """Norms, rotary embedding, attention and INT8 projections are one node each, with nothing left over."""
     save_family(name, tmp_path / "checkpoint")

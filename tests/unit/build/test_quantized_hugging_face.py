@@ -79,7 +79,13 @@ def save_quantized(case: str, directory: Path) -> dict[str, Float32Array]:
     return quantize_checkpoint(directory, config, pack, *kept)
 
 
-@pytest.mark.parametrize("case", CASES)
+# By day test_row_rule.py has an engine of each form.
+BY_DAY = ("awq", "gptq-4-ordered", "fp8", "compressed-tensors")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] * (case not in BY_DAY)) for case in CASES]
+)
 def test_an_engine_computes_the_checkpoints_values_and_keeps_the_row_rule(case: str, tmp_path: Path) -> None:
     """The same family with these values in floating point is computed as by transformers."""
     ids = token_ids()

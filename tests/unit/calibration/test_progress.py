@@ -57,7 +57,9 @@ def test_the_turning_points_of_products_are_timed(
     assert costs.target.rows == costs.draft.rows == (1, 2, *between, 144)
 
 
-@pytest.mark.parametrize(("budget_s", "most_steps"), [(0.0, 30), (1e9, 1000)])
+@pytest.mark.parametrize(
+    ("budget_s", "most_steps"), [(0.0, 30), pytest.param(1e9, 1000, marks=pytest.mark.long)]
+)
 def test_answers_that_take_too_long_are_left_unfinished(
     budget_s: float, most_steps: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

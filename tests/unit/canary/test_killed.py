@@ -190,8 +190,8 @@ def left_behind(folder: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("last", "phase"),
     [
-        # Another test below kills a controller once in each of the phases before the decision.
-        pytest.param(last, phase, marks=[pytest.mark.long] * (phase in _BEFORE_THE_DECISION))
+        # `make test-all` kills a controller once in each of the other phases.
+        pytest.param(last, phase, marks=[pytest.mark.long] * (phase not in ("promoting", "rolling_back")))
         for last, phases in PHASES.items()
         for phase in phases
     ],
@@ -241,12 +241,12 @@ def run_alone(folder: str, last: str, pause_in: str) -> None:
 @pytest.mark.parametrize(
     ("phase", "last"),
     [
-        *((phase, "promoted") for phase in ("promoting", "paused")),
+        ("paused", "promoted"),
         *(
             pytest.param(phase, "promoted", marks=pytest.mark.long)
-            for phase in ("preflight", "loading", "cold_start", "shadow", "step/1", "step/2")
+            for phase in ("preflight", "loading", "cold_start", "shadow", "step/1", "step/2", "promoting")
         ),
-        ("shadow", "rolled_back"),
+        pytest.param("shadow", "rolled_back", marks=pytest.mark.long),
         ("rolling_back", "rolled_back"),
     ],
 )

@@ -42,7 +42,7 @@ def shard(hub: Hub) -> None:
     ).encode()
 
 
-@pytest.mark.parametrize("ignores_ranges", [False, True])
+@pytest.mark.parametrize("ignores_ranges", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_broken_connection_is_taken_up_by_range(try_pair: Try, hub: Hub, ignores_ranges: bool) -> None:
     hub.ignores_ranges = ignores_ranges
     hub.breaks_after = [100_000, 50_000]
@@ -102,6 +102,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_preflight_needs_no_weights(
     program: Callable[..., Outcome], recipe: Path, hub: Hub, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_quantization_names_a_file_that_the_recipe_keeps(
     assert done.code == 0 and "the recipe exists and is kept" in done.shown, done.error
 
 
+@pytest.mark.long
 def test_all_parts_of_a_split_file_are_downloaded(try_pair: Try, hub: Hub, files: dict[str, bytes]) -> None:
     hub.breaks_after = [3000]
     done = try_pair(f"{BIG}:Q4_K_M", f"{BIG}:q4_k_m")

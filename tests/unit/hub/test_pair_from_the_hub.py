@@ -37,6 +37,7 @@ def test_two_ids_become_a_recipe_with_commits(try_pair: Try, hub: Hub, tmp_path:
     assert TOKEN not in done.shown + done.error
 
 
+@pytest.mark.long
 def test_chat_templates_in_a_folder_are_downloaded(try_pair: Try, hub: Hub, tmp_path: Path) -> None:
     hub.repositories["org/Big"].files["additional_chat_templates/rag.jinja"] = b"{{ messages }}"
     assert try_pair().code == 0
@@ -55,6 +56,7 @@ def test_the_second_run_asks_the_hub_for_nothing(try_pair: Try, hub: Hub, tmp_pa
     assert done.code == 0, done.error
 
 
+@pytest.mark.long
 def test_another_revision_is_not_the_commit_in_the_recipe(try_pair: Try, hub: Hub, tmp_path: Path) -> None:
     other = HubRepository({**hub.repositories["org/Big"].files, "README.md": b"version 2"})
     hub.repositories["org/Big"].revisions["v2"] = other
@@ -173,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[Hub, Path], None], tuple[str, str], dict[str,
 }
 
 
-BY_DAY = ("gated", "missing", "offline", "a shard", "disk")
+BY_DAY = ("gated", "a shard", "disk")
 
 
 @pytest.mark.parametrize(
