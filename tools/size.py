@@ -40,7 +40,7 @@ PARTS = (
     Part("wire", 1_220, ("pipelines/wire/",)),
     Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
     Part("triton", 3_380, ("pipelines/triton/", "model_repository/")),
-    Part("front door", 4_330, ("pipelines/front_door/",)),
+    Part("front door", 4_375, ("pipelines/front_door/",)),
     Part("client", 930, ("pipelines/client/",)),
     Part("validation", 3_970, ("pipelines/validation/",)),
     Part("canary", 2_990, ("pipelines/canary/",)),
@@ -68,7 +68,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 66_280
+TEST_LINES = 66_480
 """The most lines of tests, with blank lines and comments."""
 
 

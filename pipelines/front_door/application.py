@@ -139,7 +139,7 @@ class FrontDoor:
         async def answer(request: web.Request) -> web.StreamResponse:
             with self.in_progress.one_more(), request[CLIENT].request():
                 content = await receive_body(request, self._settings.body_timeout_s)
-                body = await read_body(kind, content)
+                body = await read_body(kind, content, self._model.style(with_tools=True).calls)
                 check_model(body.model, self._model)
                 response = await endpoint(request, body, self._model, self._router)
                 await deliver(request, response)  # until then it counts, and a drain waits for it

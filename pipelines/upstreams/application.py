@@ -96,7 +96,7 @@ class Application:
         except EngineFailedError as error:
             return error_response(error, _BAD_GATEWAY)
         except web.HTTPNotFound:
-            return error_response(_not_passed_on(request), 404)
+            return error_response(_not_passed_on(request), 404, request)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.in_progress.is_draining else 200)
@@ -178,7 +178,7 @@ def _not_passed_on(request: web.Request) -> InvalidRequestError:
         "this path is not passed on",
         values=f"{request.method} {request.path!r}",
         limit=", ".join((*PATHS, "/v1/models")),
-        remedy="ask one of the servers itself",
+        remedy="ask one of the servers itself; a rollout judges answers of OpenAI's API",
     )
 
 

@@ -152,7 +152,8 @@ async def answer_message(
         DraftproofError: The request is invalid, or no answer could be had.
     """
     fields: dict[str, Any] = {"stop": list(body.stop_sequences), "logit_bias": body.logit_bias}
-    chat = await with_warnings(body.to_chat(max_tokens=body.max_tokens, stream=body.stream, **fields))
+    chat = body.to_chat(max_tokens=body.max_tokens, stream=body.stream, **fields)
+    chat = await with_warnings(chat, model.style(with_tools=True).calls)
     asked, new_reader = await message_request(chat, model, "messages")
     asked = replace(asked, max_tokens=min(asked.max_tokens, model.max_seq_len - len(asked.prompt_ids)))
     form = _MessageFormat(chat, model, asked, new_reader())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -9,10 +10,15 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from pipelines.front_door.messages.style import ARGUMENT_NAME, Tags
+from pipelines.front_door.messages.style import ARGUMENT_NAME, CallStyle, Tags
 from pipelines.front_door.messages.tools import Function, parameters_of
 
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+
+_ABOUT = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "type"}
+_OF_ALL = {"properties", "required", "additionalProperties", "$defs", "definitions"}
+_READ = _ABOUT | {"$ref", "anyOf", "oneOf"}
+_MOST_CHOICES = 100  # of one value; references may be circles
 
 _SPELLED = {"True": "true", "False": "false", "None": "null"}  # as templates write values of Python
 _TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
@@ -93,7 +99,9 @@ class TaggedArguments:
             self.is_done = True
             return "{}" if begin == "{" else "}", rest
         self._begin, self._end = ", ", ""
-        self._types = types_of(properties_of(self._schema).get(found[1], True), self._schema)
+        self._types = types_of(
+            properties_of(self._schema).get(found[1], self._schema.get("additionalProperties")), self._schema
+        )
         return f"{begin}{json.dumps(found[1], ensure_ascii=False)}: ", rest
 
     def _read_value(self, text: str) -> tuple[str, str]:
@@ -140,16 +148,33 @@ def types_of(schema: JsonValue, root: Mapping[str, JsonValue]) -> frozenset[str]
         schema: The schema.
         root: The schema that its references are in.
     """
-    schema = resolved(schema, root)
-    if not isinstance(schema, dict):
-        return TYPES
-    if values := values_of(schema):
-        return frozenset(map(_type, values))
-    choices = schema.get("anyOf", schema.get("oneOf"))
-    if isinstance(choices, list):
-        return frozenset().union(*(types_of(choice, root) for choice in choices))
-    kinds = schema.get("type", [*TYPES])
-    return frozenset(map(str, kinds if isinstance(kinds, list) else [kinds]))
+    return frozenset().union(*map(_own_types, choices_of(schema, root)))
+
+
+def choices_of(schema: JsonValue, root: Mapping[str, JsonValue]) -> list[dict[str, JsonValue]]:
+    """Return a schema and those that it chooses from, without references; {} if anything goes."""
+    found: list[dict[str, JsonValue]] = []
+    waiting = [schema]
+    while waiting and len(found) < _MOST_CHOICES:
+        each = resolved(waiting.pop(), root)
+        found.append(each if isinstance(each, dict) else {})
+        waiting += _choices(found[-1])
+    return found
+
+
+def unenforced_by(style: CallStyle | None, function: Function) -> list[str]:
+    """Return what of a function's schema the grammar of tags leaves out: most of what limits texts."""
+    if style is None or style.tags is None:
+        return []
+    root = parameters_of(function)
+    found = [f"{keyword} of the arguments" for keyword in sorted(root.keys() - _ABOUT - _OF_ALL)]
+    for name, schema in (properties_of(root) or {"others": root.get("additionalProperties")}).items():
+        if "string" in types_of(schema, root):
+            first, *others = choices_of(schema, root)
+            keywords = {*first, *itertools.chain(*others)} - _READ
+            keywords -= {"enum", "const"} if values_of(first) else set()
+            found += [f"{keyword} of {name[:64]}" for keyword in sorted(keywords)]
+    return found
 
 
 def values_of(schema: Mapping[str, JsonValue]) -> list[JsonValue]:
@@ -169,6 +194,19 @@ def resolved(schema: JsonValue, root: Mapping[str, JsonValue]) -> JsonValue:
             found = found.get(part) if isinstance(found, dict) else None
         schema = found
     return True
+
+
+def _choices(schema: Mapping[str, JsonValue]) -> list[JsonValue]:
+    found = schema.get("anyOf", schema.get("oneOf"))
+    return found if isinstance(found, list) and not values_of(schema) else []
+
+
+def _own_types(schema: Mapping[str, JsonValue]) -> frozenset[str]:
+    """Return the types of a schema, but for those of its choices."""
+    if values := values_of(schema):
+        return frozenset(map(_type, values))
+    kinds = schema.get("type", [] if _choices(schema) else [*TYPES])
+    return frozenset(map(str, kinds if isinstance(kinds, list) else [kinds]))
 
 
 def json_of(text: str, types: frozenset[str]) -> str:

@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.messages.answer_format import GuideTensors, enforceable, lark_of
-from pipelines.front_door.messages.arguments import properties_of, resolved, types_of, values_of
+from pipelines.front_door.messages.arguments import (
+    choices_of,
+    properties_of,
+    types_of,
+    unenforced_by,
+    values_of,
+)
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import (
     ARGS,
@@ -192,6 +197,13 @@ class _Writer:
     def _call(self, number: int, style: CallStyle, function: Function) -> str:
         """Return the item for a call of one function."""
         schema = schema_of(function)
+        if function.strict and (left_out := unenforced_by(style, function)):
+            raise InvalidRequestError(
+                "a strict schema cannot be enforced whole",
+                values=f"the function {function.name}: {', '.join(left_out)[:300]}",
+                limit=f"what a grammar of calls as {style.name} enforces",
+                remedy="leave these keywords out, or strict",
+            )
         if not style.arguments:
             call_id = f"({self._literal(CALL_ID)} /[A-Za-z0-9]{{9}}/)?"
             return f"{json.dumps(function.name)} {call_id} {self._literal(ARGS)} %json {schema}"
@@ -208,11 +220,12 @@ class _Writer:
         items = []
         for place, (name, each) in enumerate(properties.items()):
             rule = f"argument_{number}_{place}"
-            self._add(rule, f"/{SPACE}{tags.name(_escaped(name))}/ ({self._value(each, tags, schema)})")
+            self._add(rule, f"/{SPACE}{tags.name(_escaped(name))}/ ({self._value(each, tags, function)})")
             items.append(rule if isinstance(required, list) and name in required else f"{rule}?")
         if not properties and schema.get("additionalProperties") is not False:
             rule = f"argument_{number}"
-            self._add(rule, rf"/{SPACE}{tags.name(ARGUMENT_NAME)}/ ({self._value(True, tags, schema)})")
+            value = self._value(schema.get("additionalProperties"), tags, function)
+            self._add(rule, rf"/{SPACE}{tags.name(ARGUMENT_NAME)}/ ({value})")
             items.append(f"{rule}*")
         return " ".join([*items, f"/{SPACE}{_escaped(tags.all_end)}/"])
 
@@ -223,11 +236,12 @@ class _Writer:
         self._add("QUOTED", _without([twice], f"{begin}{_ANY}{end}{value_end}"))
         self._add("PLAIN", _without([begin + _ANY, f"{_ANY}{value_end}(?s:.+)"], _ANY + value_end))
 
-    def _value(self, schema: JsonValue, tags: Tags, root: Mapping[str, JsonValue]) -> str:
+    def _value(self, schema: JsonValue, tags: Tags, function: Function) -> str:
         """Return the item for one value, and what ends it: free text, or JSON for other types."""
-        types, found = types_of(schema, root), resolved(schema, root)
+        root = parameters_of(function)
+        types = types_of(schema, root)
         begin, end, value_end = map(_escaped, (*tags.quotes, tags.value_end))
-        if isinstance(found, dict) and (values := values_of(found)):
+        if values := values_of(choices_of(schema, root)[0]):
             written = [each if isinstance(each, str) else json.dumps(each) for each in values]
             each_of = "|".join(map(_escaped, written))
             return f"/({begin}({each_of}){end}|({each_of})){value_end}/"
@@ -236,7 +250,9 @@ class _Writer:
         inner: dict[str, JsonValue] = {**(schema if isinstance(schema, dict) else {})}
         inner |= {key: root[key] for key in ("$defs", "definitions") if key in root}
         spelled = [*(["True", "False"] if "boolean" in types else []), *(["None"] if "null" in types else [])]
-        choices = " | ".join([f"%json {enforceable(inner, strict=False)}", *map(json.dumps, spelled)])
+        choices = " | ".join(
+            [f"%json {enforceable(inner, strict=function.strict is True)}", *map(json.dumps, spelled)]
+        )
         return f"/{SPACE}/ ({choices}) /{SPACE}{value_end}/"
 
     def _until(self, mark: str, name: str) -> str:

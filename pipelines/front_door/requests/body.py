@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from typing import TypeVar
 
 from aiohttp import hdrs, web
@@ -11,6 +12,9 @@ from pydantic_core import from_json, to_json
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages.arguments import unenforced_by
+from pipelines.front_door.messages.style import CallStyle
+from pipelines.front_door.messages.tools import Function
 from pipelines.front_door.requests.fields import settle
 from pipelines.front_door.requests.sampling import SamplingFields
 from pipelines.text.guides import unenforced
@@ -44,35 +48,37 @@ async def receive_body(request: web.Request, within_s: float) -> bytes:
         raise web.HTTPBadRequest from None
 
 
-async def read_body(kind: type[_Body], content: bytes) -> _Body:
+async def read_body(kind: type[_Body], content: bytes, calls: CallStyle | None = None) -> _Body:
     """Fill a dataclass from a JSON body; ``null`` counts as absent.
 
     Args:
         kind: A dataclass with the decorator ``configuration.strict``.
         content: The body.
+        calls: How the model writes tool calls.
 
     Raises:
         InvalidRequestError: It is not a JSON object, or a field is unknown, missing, wrong or not supported.
     """
     is_quick = len(content) <= _QUICK_BYTES
     body = parse_body(kind, content) if is_quick else await asyncio.to_thread(parse_body, kind, content)
-    return await with_warnings(body) if isinstance(body, SamplingFields) else body
+    return await with_warnings(body, calls) if isinstance(body, SamplingFields) else body
 
 
-async def with_warnings(body: _Fields) -> _Fields:
+async def with_warnings(body: _Fields, calls: CallStyle | None) -> _Fields:
     """Return a request with warnings of what no grammar enforces of its schemas."""
     if schemas := tuple(body.schemas):
-        left_out = await asyncio.to_thread(_unenforced, schemas)
+        left_out = await asyncio.to_thread(_unenforced, schemas, body.functions, calls)
         body = dataclasses.replace(body, warnings=(*body.warnings, *left_out))
     return body
 
 
-def _unenforced(schemas: tuple[tuple[str, str], ...]) -> list[str]:
-    return [
-        f"the schema of {place} is not enforced whole: {reason}"
-        for place, schema in schemas
-        for reason in unenforced(schema)
-    ]
+def _unenforced(
+    schemas: Sequence[tuple[str, str]], functions: Sequence[Function], calls: CallStyle | None
+) -> list[str]:
+    found = [(place, reason) for place, schema in schemas for reason in unenforced(schema)]
+    for function in functions:
+        found += [(f"the function {function.name[:64]}", reason) for reason in unenforced_by(calls, function)]
+    return [f"the schema of {place} is not enforced whole: {reason}" for place, reason in found]
 
 
 def parse_body(kind: type[_Body], content: bytes) -> _Body:

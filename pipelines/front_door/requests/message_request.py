@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from pipelines import configuration
 from pipelines.front_door.messages.answer_format import content_guide
 from pipelines.front_door.messages.grammar import AnswerPlan, schema_of
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.tools import Function, calling_of
+from pipelines.front_door.messages.tools import calling_of
 from pipelines.front_door.requests.conversation import Conversation, chat_prompt
 from pipelines.front_door.requests.fields import IdleField
 from pipelines.front_door.requests.sampling import SamplingFields, sampling_request
@@ -48,11 +48,6 @@ class MessageFields(SamplingFields):
         """The places and texts of the schemas that the answer, and its calls, follow."""
         yield from super().schemas
         yield from ((f"the function {each.name[:64]}", schema_of(each)) for each in self.functions)
-
-    @property
-    @abstractmethod
-    def functions(self) -> Sequence[Function]:
-        """The functions that the model is told of."""
 
     @property
     @abstractmethod

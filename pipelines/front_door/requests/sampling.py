@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import secrets
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError, ModelNotFoundError
 from pipelines.front_door.messages.answer_format import guide_of_format
+from pipelines.front_door.messages.tools import Function
 from pipelines.front_door.served_model import ServedModel
 from pipelines.wire.request import OPENAI_FIELDS, CompletionRequest
 
@@ -133,6 +134,11 @@ class SamplingFields(PassedOn):  # type: ignore[misc]
         guide = guide_of_format(self.form)
         if guide is not None and guide[0] == "json_schema":
             yield self.form_field, guide[1]
+
+    @property
+    def functions(self) -> Sequence[Function]:
+        """The functions that the model is told of."""
+        return ()
 
     @property
     def guide_field(self) -> str:

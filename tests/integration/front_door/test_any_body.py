@@ -67,6 +67,58 @@ CONVERSATIONS = st.fixed_dictionaries(
     },
 )
 
+# Items of /v1/responses, each with keys of any of them, and functions with schemas of any keywords.
+_ITEM_KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "custom_tool_call",
+    "item_reference",
+)
+_PARTS = st.lists(
+    st.fixed_dictionaries({"type": st.sampled_from(["input_text", "x"])}, optional={"text": TEXTS})
+)
+_ITEM_KEYS = ("id", "call_id", "name", "arguments", "output", "content", "summary", "role", "input")
+ITEMS = st.fixed_dictionaries(
+    {"type": st.sampled_from(_ITEM_KINDS)},
+    optional={key: TEXTS | _PARTS | ANYTHING for key in _ITEM_KEYS},
+)
+_KEYWORDS = (
+    "type",
+    "enum",
+    "const",
+    "$ref",
+    "pattern",
+    "minLength",
+    "items",
+    "required",
+    "additionalProperties",
+)
+SCHEMAS = st.recursive(
+    st.fixed_dictionaries({"type": st.sampled_from(["object", "string", "array", "integer", "null"])}),
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "properties": st.dictionaries(TEXTS, inner, max_size=3),
+            "anyOf": st.lists(inner, max_size=3),
+            **{key: inner | TEXTS | ANYTHING for key in _KEYWORDS},
+        },
+    ),
+    max_leaves=8,
+)
+FUNCTIONS = st.fixed_dictionaries(
+    {"type": st.just("function"), "name": st.sampled_from(["f", "g.h", ""])},
+    optional={"parameters": SCHEMAS, "strict": st.booleans() | ANYTHING},
+)
+RESPONSES = st.fixed_dictionaries(
+    {"input": TEXTS | st.lists(ITEMS, max_size=3)},
+    optional={
+        "tools": st.lists(FUNCTIONS, max_size=2),
+        "tool_choice": st.sampled_from(["auto", "required", "none"]),
+    },
+)
+
 
 def posts(document: dict[str, Any]) -> dict[str, list[str]]:
     """Return the names of the fields of each path with a body."""
@@ -86,6 +138,8 @@ def requests(draw: st.DrawFn, fields: dict[str, list[str]]) -> tuple[str, bytes]
     changed = draw(st.dictionaries(st.sampled_from(fields[path]) | TEXTS, ANYTHING, max_size=4))
     if path.startswith("/v1/messages"):
         changed = draw(CONVERSATIONS) | (changed if draw(st.booleans()) else {})
+    elif path == "/v1/responses" and draw(st.booleans()):
+        changed |= draw(RESPONSES)
     body = json.dumps({**VALID.get(path, {}), **changed}).encode()
     kind = draw(st.sampled_from(["whole", "whole", "whole", "cut", "byte", "other"]))
     place = draw(st.integers(0, len(body) - 1))

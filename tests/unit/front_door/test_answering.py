@@ -20,6 +20,7 @@ from pipelines.client.generation import Chunk
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.application import FrontDoor
+from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.observing.exchange import Exchange
 from pipelines.front_door.serving import listen
 from pipelines.router.preprocessing import PromptLimits
@@ -42,6 +43,9 @@ class Model:
         self.can_parse = True
         self.limits = PromptLimits(self.vocabulary, self.max_seq_len)
         self.num_looked_up = 0
+
+    def style(self, *, with_tools: bool) -> MessageStyle:
+        return MessageStyle()
 
     def encode(self, text: str, **_: bool) -> list[int]:
         return list(text.encode())

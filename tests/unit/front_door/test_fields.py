@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.endpoints.completions import CompletionBody
 from pipelines.front_door.endpoints.responses import ResponsesBody
 from pipelines.front_door.errors import error_document
+from pipelines.front_door.messages.grammar import guide_of_answer
+from pipelines.front_door.messages.style import QWEN_XML, MessageStyle, Thinking
+from pipelines.front_door.messages.tools import Calling, Function
 from pipelines.front_door.requests.body import parse_body, read_body
 from pipelines.front_door.requests.fields import IDLE_FIELDS
 from pipelines.front_door.requests.sampling import sampling_request
@@ -112,6 +116,43 @@ def test_what_no_grammar_enforces_of_a_schema_is_told(kind: Any, fields: Any, to
     body = asyncio.run(read_body(kind, json.dumps({**LEAST[kind], **fields}).encode()))
     assert bool(body.warnings) is told
     assert all("not enforced whole: Unimplemented keys" in warning for warning in body.warnings)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "b", "title": "A"}}}, "pattern of a"),
+        (
+            {
+                "properties": {"a": {"anyOf": [{"enum": ["b"]}, {"$ref": "#/$defs/N"}]}},
+                "$defs": {"N": {"minLength": 1}},
+            },
+            "enum of a, minLength of a",
+        ),
+        (
+            {"additionalProperties": {"type": "string", "minLength": 1}, "minProperties": 1},
+            "minProperties of the arguments, minLength of others",
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/C"}}, "$defs": {"C": {"anyOf": [{"$ref": "#/$defs/C"}]}}},
+            "",
+        ),
+        (
+            {"properties": {"a": {"enum": ["b"], "type": "string"}, "c": {"type": "integer", "minimum": 1}}},
+            "",
+        ),
+    ],
+)
+def test_what_no_grammar_of_tags_enforces_is_told_or_refused_if_strict(parameters: Any, told: str) -> None:
+    tools = [{"function": {"name": "f", "parameters": parameters}}]
+    content = json.dumps({**LEAST[ChatBody], "tools": tools}).encode()
+    warnings = asyncio.run(read_body(ChatBody, content, QWEN_XML)).warnings
+    prefix = "the schema of the function f is not enforced whole: "
+    found = {warning.removeprefix(prefix) for warning in warnings if " of " in warning.removeprefix(prefix)}
+    assert found == {*filter(None, told.split(", "))}
+    strict = Calling((Function(name="f", parameters=parameters, strict=True),), "auto")
+    with pytest.raises(InvalidRequestError, match=told) if told else nullcontext():
+        guide_of_answer(MessageStyle(QWEN_XML), Thinking.NONE, strict, None)
 
 
 @pytest.mark.parametrize(

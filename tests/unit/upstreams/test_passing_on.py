@@ -96,8 +96,12 @@ def test_the_bytes_of_a_server_are_passed_on(path: str, stream: bool, pair: Pair
 def test_models_are_those_of_the_server_in_service(pair: Pair) -> None:
     models = httpx.get(f"{pair.service.url}/v1/models", trust_env=False).json()
     assert [each["id"] for each in models["data"]] == ["stand-in"]
-    unknown = httpx.post(f"{pair.service.url}/v1/embeddings", json={}, trust_env=False)
+    unknown, blocks = (
+        httpx.post(f"{pair.service.url}/v1/{path}", json={}, trust_env=False)
+        for path in ("embeddings", "messages")
+    )
     assert (unknown.status_code, unknown.json()["error"]["what"]) == (404, "this path is not passed on")
+    assert blocks.json()["type"] == "error" and "OpenAI's API" in blocks.json()["error"]["remedy"]
     assert unknown.json()["error"]["type"] == "invalid_request_error"
 
 
