@@ -39,6 +39,8 @@ GATHERED_ROWS = 8
 # Left free for fragmentation, the driver and CUDA contexts of other processes.
 RESERVE = 0.03
 
+LARGEST_FRACTION = 0.999  # KvCacheConfig asserts that it is below 1
+
 _WEIGHT_BYTES = {
     None: 2.0,
     "FP8": 1.0,
@@ -218,7 +220,11 @@ class _Share:
     def memory(self, tokens: int, free: int) -> EngineMemory:
         tokens = max(0, tokens)
         # Rounded up, so that the limit in tokens applies first; the reserve covers the difference.
-        fraction = min(1.0, math.ceil(1000 * tokens * self.per_token / free) / 1000) if free > 0 else 0.0
+        fraction = (
+            min(LARGEST_FRACTION, math.ceil(1000 * tokens * self.per_token / free) / 1000)
+            if free > 0
+            else 0.0
+        )
         return EngineMemory(
             role=self.role,
             devices=self.devices,

@@ -52,7 +52,7 @@ class TensorRtLlmEngine:
     pp_size: PositiveInt = 1
     gpu_device_ids: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
     kv_cache_dtype: Literal["model", "fp8"] = "model"
-    kv_cache_free_gpu_mem_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    kv_cache_free_gpu_mem_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     reduce_fusion: bool = False
 
     @property

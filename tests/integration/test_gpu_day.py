@@ -29,7 +29,7 @@ def machine_with_h100(folder: Path) -> GpuMachine:
     """The inside of a container of NVIDIA's image."""
     machine = GpuMachine(folder / "machine")
     machine.install("nvidia-smi", "mpirun")
-    machine.install_triton(serves=True)
+    machine.install_triton("serving_tritonserver")
     machine.set_gpus(H100)
     builder = StandInMachine(folder / "builder")
     (machine.programs / "trtllm-build").symlink_to(builder.install("1.2.1"))

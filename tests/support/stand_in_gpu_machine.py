@@ -1,7 +1,7 @@
 """Scripts that stand in for the programs of a GPU machine and refuse undocumented arguments.
 
-``nvidia-smi``, ``mpirun`` and NVIDIA's ``tritonserver`` each record
-their calls in the folder that ``STAND_IN_STATE`` names, and do the part of their work that tests can see.
+``nvidia-smi``, ``mpirun`` and NVIDIA's ``tritonserver`` each record their calls in the folder that
+``STAND_IN_STATE`` names, and do the part of their work that tests can see.
 Options are those of the manuals: Open MPI 4.1's ``mpirun(1)``, ``tritonserver --help``.
 """
 
@@ -44,12 +44,15 @@ class GpuMachine:
         for name in names:
             _write_program(self.programs / name, name)
 
-    def install_triton(self, *, serves: bool = False) -> None:
-        """NVIDIA's Triton, which only says that it is ready, or really serves on the stand-in backend."""
+    def install_triton(self, program: str = "tritonserver") -> None:
+        """NVIDIA's Triton, which only says that it is ready; with a prefix it also does what it says.
+
+        Args:
+            program: ``tritonserver``, ``serving_tritonserver`` or ``spawning_tritonserver``.
+        """
         (self.triton / "bin").mkdir(parents=True)
         (self.triton / "backends" / "tensorrtllm").mkdir(parents=True)
-        name = "serving_tritonserver" if serves else "tritonserver"
-        _write_program(self.triton / "bin" / "tritonserver", name)
+        _write_program(self.triton / "bin" / "tritonserver", program)
         (self.programs / "tritonserver").symlink_to(self.triton / "bin" / "tritonserver")
 
     def set_gpus(self, *lines: str) -> None:
@@ -110,6 +113,8 @@ def _mpirun(arguments: list[str]) -> int:
     parser.add_argument("-n", type=int, required=True)
     parser.add_argument("-x", action="append", default=[])
     parser.add_argument("--mca", nargs=2, action="append", default=[])
+    parser.add_argument("--bind-to", choices=("none", "core", "socket"), required=True)
+    parser.add_argument("--oversubscribe", action="store_true")
     parser.add_argument("--wdir", required=True)
     parser.add_argument("--allow-run-as-root", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -128,6 +133,16 @@ def _serving_tritonserver(arguments: list[str]) -> int:
     from tests.support import stand_in_nvidia_triton
 
     return stand_in_nvidia_triton.main(arguments)
+
+
+def _spawning_tritonserver(arguments: list[str]) -> int:
+    from tests.stand_in_tensorrt_llm.ranks import Orchestrator
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # before Open MPI's threads begin
+    orchestrator = Orchestrator()
+    code = _tritonserver(arguments)
+    orchestrator.end()
+    return code
 
 
 def _tritonserver(arguments: list[str]) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.deploy.gpus import INSTEAD
+from pipelines.deploy.process import processes_with
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import loading_options
@@ -71,7 +72,9 @@ def triton_command(
             limit="Open MPI starts TensorRT-LLM's ranks",
             remedy=f"use NVIDIA's container, which includes it; or {INSTEAD}",
         )
-    command = [mpirun, "-n", "1", "--wdir", str(REPOSITORY_ROOT)]
+    # By default Open MPI binds a single rank to one core, and with it the server and all its models, and has
+    # a slot for each core. The backend spawns a rank for each GPU of each engine, which may be more.
+    command = [mpirun, "-n", "1", "--bind-to", "none", "--oversubscribe", "--wdir", str(REPOSITORY_ROOT)]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
     # The time until SIGTERM reaches the server, and again until SIGKILL. The default of 1 s would abort the
@@ -99,7 +102,25 @@ def variables() -> dict[str, str]:
     return {
         "TRTLLM_ORCHESTRATOR": "1",  # the backend's mode (model_instance_state.cc)
         "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1",
+        # Nothing is sent to other servers, but the backend always prepares for it: twice 512 MB for each
+        # engine on each GPU, which the memory plan does not have. The unit is required (envUtils.cpp).
+        "TRTLLM_KVCACHE_TRANSFER_BUFFER_SIZE": "0B",
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
         "PYTHONPATH": str(REPOSITORY_ROOT),
     }
+
+
+def process_to_end(started: int, place: TritonPlace) -> int:
+    """Return the process that a signal to end belongs to: the server, also if ``mpirun`` has started it.
+
+    ``mpirun`` would pass the signal to the ranks of the engines too, which end at once. The server then waits
+    for them until it is killed.
+
+    Args:
+        started: Id of the process that we have started.
+        place: Sockets and shared memory of the server.
+    """
+    found = processes_with(place.shared_memory_prefix)
+    servers = {process.pid for process, words in found if b"--allow-http=false" in words}
+    return max(servers - {started}, default=started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 
 from pipelines.deploy.triton.command import ServerCommand
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.deploy.triton.nvidia_triton import process_to_end
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.time_limit import within
 from pipelines.triton.supervision.model_processes import kill_processes
@@ -75,7 +77,8 @@ class TritonProcess:
     async def stop(self, patience_s: float) -> None:
         """Terminate the process, and kill it after a timeout."""
         if not self.has_ended:
-            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_to_end(self._process.pid, self._place), signal.SIGTERM)
         with contextlib.suppress(asyncio.TimeoutError):
             await within(patience_s, asyncio.shield(self.ended))
         await self.clear()
