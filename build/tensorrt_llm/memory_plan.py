@@ -220,11 +220,7 @@ class _Share:
     def memory(self, tokens: int, free: int) -> EngineMemory:
         tokens = max(0, tokens)
         # Rounded up, so that the limit in tokens applies first; the reserve covers the difference.
-        fraction = (
-            min(LARGEST_FRACTION, math.ceil(1000 * tokens * self.per_token / free) / 1000)
-            if free > 0
-            else 0.0
-        )
+        share = math.ceil(1000 * tokens * self.per_token / free) / 1000 if free > 0 else 0.0
         return EngineMemory(
             role=self.role,
             devices=self.devices,
@@ -232,5 +228,5 @@ class _Share:
             workspace_bytes=self.workspace,
             kv_bytes_per_token=self.per_token,
             max_tokens_in_paged_kv_cache=tokens,
-            kv_cache_free_gpu_mem_fraction=self.fraction or fraction,
+            kv_cache_free_gpu_mem_fraction=self.fraction or min(LARGEST_FRACTION, share),
         )

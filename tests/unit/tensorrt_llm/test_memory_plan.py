@@ -19,6 +19,7 @@ from build.tensorrt_llm.memory_plan import (
 from build.tensorrt_llm.model_config import ModelConfig, read_model_config
 from build.tensorrt_llm.pair import Pair, read_pair
 from build.tensorrt_llm.settings import GPUS
+from pipelines.errors import RecipeError
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.model_configs import write_model
 from tests.unit.tensorrt_llm.test_preflight import broken_pair, with_models
@@ -129,6 +130,11 @@ def test_loaded_in_the_other_order_the_limits_in_tokens_still_fit(tmp_path: Path
         limit = engine.max_tokens_in_paged_kv_cache * engine.kv_bytes_per_token
         free -= min(by_fraction, limit)
     assert free >= 0
+
+
+def test_the_whole_memory_is_no_fraction_that_tensorrt_llm_takes(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="less than 1"):
+        broken_pair(tmp_path, {"target": {"tensorrt_llm": {"kv_cache_free_gpu_mem_fraction": 1}}}, {})
 
 
 def test_logits_of_drafts_and_of_the_decoder_have_room(tmp_path: Path) -> None:
