@@ -42,7 +42,7 @@ PARTS = (
     Part("triton", 3_380, ("pipelines/triton/", "model_repository/")),
     Part("front door", 4_375, ("pipelines/front_door/",)),
     Part("client", 930, ("pipelines/client/",)),
-    Part("validation", 3_970, ("pipelines/validation/",)),
+    Part("validation", 4_135, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_990, ("pipelines/canary/",)),
     Part("bench", 1_895, ("pipelines/bench/",)),
     Part("deploy", 2_050, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
@@ -68,7 +68,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 66_480
+TEST_LINES = 66_590
 """The most lines of tests, with blank lines and comments."""
 
 

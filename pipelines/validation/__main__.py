@@ -15,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import add_server_options
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.running_server import running_server
@@ -25,7 +26,8 @@ from pipelines.validation.exact.run import LEAST_PROMPTS
 from pipelines.validation.exact.sections import PASSES
 from pipelines.validation.openai import command
 from pipelines.validation.own import verify_own
-from pipelines.validation.report import add_report_options, show
+from pipelines.validation.reference import compare_with_reference
+from pipelines.validation.report import Report, add_report_options, show
 from pipelines.validation.size import MOST_PROMPTS, Size, add_size_options
 from pipelines.validation.stopping import stopped_early
 
@@ -47,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         page = options.html or run_directory(options.recipe) / "verify.html"
         with running_server(options.url, options.recipe) as url, stopped_early(size.minutes) as ends_at_s:
+            if options.reference:
+                section = compare_with_reference(url, options.recipe, prompts, print)
+                about = conditions("pipelines.validation", command_line, recipe=options.recipe)
+                return show(Report((section,)), about, page, as_json=options.json)
             asked = prompts, options.only, command_line
             report, context = verify_own(url, options.recipe, size, ends_at_s, *asked)
         return show(report, context, page, as_json=options.json, printed=PASSES)
@@ -67,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=("equality", "distribution"),
         default="",
         help="run one of the two parts: equality token by token, or the distribution of unseeded answers",
+    )
+    parser.add_argument(
+        "--reference",
+        action="store_true",
+        help="instead, compare greedy answers of the target with what transformers computes of the "
+        "checkpoint; needs torch",
     )
     add_report_options(parser, ".run/<recipe>/verify.html")
     parser.epilog = (

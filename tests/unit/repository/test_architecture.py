@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "validation": {
         *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
-        "time_left",
+        *("building", "time_left"),
     },
     "canary": {
         *("errors", "program", "manifest", "client", "deploy", "router", "text"),
@@ -85,12 +85,14 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "torch": (
         "tools/demo_pair/",
         "build/quantization/modelopt_worker.py",
+        "build/reference.py",
         "benchmarks/families/",
         "benchmarks/peers/programs/",
         "tests/",
     ),
     "transformers": (
         "build/quantization/modelopt_worker.py",
+        "build/reference.py",
         "benchmarks/families/",
         "benchmarks/peers/programs/",
         "tests/",

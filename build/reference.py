@@ -1,0 +1,130 @@
+"""Compute with transformers what a recipe's target should have answered: ``python -m build.reference``.
+
+``draftproof verify --reference`` runs this program. Weights are those of the recipe's checkpoint, in float32,
+before any quantization of ours. What it stores in integers or in GGUF's blocks is dequantized as the engines
+read it; which weight is which, and all that is computed, is the code of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
+from build.checkpoints.settings import read_json
+from build.command_line import add_runtime, print_line, recipe_parser, run_command
+from build.hub.pinned import pin_recipe
+from build.hugging_face.config import read_form
+from build.hugging_face.weights import Weights
+from build.hugging_face.write import write_hugging_face
+from build.recipe import EngineRecipe, Recipe, load_recipe
+from pipelines.errors import CheckpointError
+
+
+def load_reference(engine: EngineRecipe) -> Any:
+    """Load the checkpoint of an engine as a model of transformers, float32 on the CPU.
+
+    A network that the recipe grows is loaded as it was: growth does not change its function.
+
+    Raises:
+        CheckpointError: The checkpoint is missing or damaged.
+    """
+    directory = engine.checkpoint_directory
+    if "architecture" not in read_json(directory / "config.json"):
+        return _loaded(directory, engine)
+    network = network_from_checkpoint(read_checkpoint(directory))
+    with tempfile.TemporaryDirectory() as written:
+        write_hugging_face(Path(written), network, directory / "tokenizer.json", (0,))
+        return _loaded(Path(written), engine)
+
+
+def _loaded(directory: Path, engine: EngineRecipe) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = directory / "config.json"
+    form = read_form(read_json(path), path)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
+    if engine.yarn is not None:
+        config.rope_parameters = {**config.rope_parameters, "rope_type": "yarn", **asdict(engine.yarn)}
+    options = {"config": config, "dtype": torch.float32, "attn_implementation": "eager"}
+    if form is None:
+        return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **options).eval()
+    del config.quantization_config  # of libraries that are not installed
+    model, weights = AutoModelForCausalLM.from_config(**options).eval(), Weights(directory)
+    for name, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
+        if weights.has_floats(name):
+            values = weights.take(name, shape).to_float32()
+        else:
+            values = form.read(weights, name.removesuffix(".weight"), *shape)().to_float32()
+        parameter.data = torch.from_numpy(np.array(values))
+    return model
+
+
+def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compute log probabilities of answers.
+
+    Args:
+        recipe: The pair; its target answered.
+        texts: For each answer its ``prompt``, its ``answer`` and, for each token of that, other tokens that
+            are ``asked`` for.
+
+    Returns:
+        ``is_rounded``: whether the engine rounds numbers that the checkpoint has; ``rows``: for each token of
+        all answers, natural log probabilities: of the likeliest one, of its own, and of the others.
+
+    Raises:
+        CheckpointError: There is no torch, or the checkpoint cannot be used.
+    """
+    try:
+        import torch
+
+        model = load_reference(recipe.target)
+    except ImportError as error:
+        raise CheckpointError(
+            "the reference cannot be computed",
+            values=str(error),
+            limit="it is what torch and transformers compute of the checkpoint; nothing else here needs them",
+            remedy="run 'make modelopt', which installs both, and then --reference again",
+        ) from error
+    rows: list[list[float]] = []
+    for text in texts:
+        count, ids = len(text["answer"]), torch.tensor([text["prompt"] + text["answer"]])
+        with torch.no_grad():
+            logits = model(ids, use_cache=False, logits_to_keep=count + 1).logits[0, :-1]
+        for row, own, asked in zip(
+            torch.log_softmax(logits.double(), dim=-1), text["answer"], text["asked"], strict=True
+        ):
+            rows.append([float(row.max()), *row[[own, *asked]].tolist()])
+    print_line(f"reference: {len(texts)} answers computed with transformers")
+    return {"is_rounded": _is_rounded(recipe), "rows": rows}
+
+
+def _is_rounded(recipe: Recipe) -> bool:
+    target = recipe.target
+    raw = read_json(target.checkpoint_directory / "config.json")
+    stored = raw.get("quantization_config") or raw.get("quantization", {}).get("quant_algo")
+    keeps = target.quantization == "none" or (target.quantization == "checkpoint" and not stored)
+    cache = target.kv_cache.dtype if recipe.runtime == "embedded" else target.tensorrt_llm.kv_cache_dtype
+    return not keeps or target.lm_head != "checkpoint" or cache in ("int8", "fp8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; the last line of standard output is JSON."""
+    parser = recipe_parser("python -m build.reference", "Compute log probabilities with transformers.")
+    add_runtime(parser)
+    parser.add_argument("--texts", type=Path, required=True, help="file with the answers, JSON")
+    options = parser.parse_args(arguments)
+    recipe = pin_recipe(load_recipe(options.recipe, options.runtime))
+    return run_command(lambda: compute(recipe, json.loads(options.texts.read_text())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

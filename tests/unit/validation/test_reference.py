@@ -1,0 +1,102 @@
+"""Tests of the comparison with transformers: what passes, and the wrong targets that it must find."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.families.engines import BLOCKS, compile_network, greedy_tokens, log_softmax, prompt_logits
+from benchmarks.families.networks import save_model
+from build.networks.network import Network
+from build.networks.source import open_network
+from build.recipe import EngineRecipe, load_recipe
+from build.reference import compute
+from pipelines.errors import CheckpointError
+from pipelines.validation.reference import divergence, judge
+from tests.golden.families import token_ids
+from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint
+from tests.support.trained_tokenizers import sentencepiece_bpe
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of transformers
+
+
+def swapped(network: Network) -> Network:
+    def layer(index: int) -> object:
+        found = network.layer(index)
+        return dataclasses.replace(found, fc=found.gate, gate=found.fc)
+
+    return dataclasses.replace(network, layer=layer)
+
+
+def other_base(network: Network) -> Network:
+    layers = tuple(
+        dataclasses.replace(each, rotary=each.rotary and dataclasses.replace(each.rotary, base=5e5))
+        for each in network.config.layers
+    )
+    return dataclasses.replace(network, config=dataclasses.replace(network.config, layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("form", "plant", "expected"),
+    [
+        ("float", lambda network: network, "pass"),
+        ("awq", lambda network: network, "pass"),
+        ("float", swapped, "fail"),
+        ("float", other_base, "fail"),
+        ("awq", swapped, "fail"),
+    ],
+)
+def test_a_wrong_mapping_is_told_from_the_right_one(
+    form: str, plant: Callable[[Network], Network], expected: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    directory = tmp_path / "qwen3"
+    save_model("qwen3", directory)
+    sentencepiece_bpe().save(str(directory / "tokenizer.json"))
+    if form == "awq":
+        awq = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+        quantize_checkpoint(directory, awq, pack_awq)
+    engine = compile_network(tmp_path / "engine", plant(open_network(directory, 256).read()), "none")
+    prompt = token_ids()[:100]
+    answer = greedy_tokens(engine, prompt, 64)
+    assert len(BLOCKS) * 32 > 164
+    text = np.concatenate([prompt, np.array(answer, np.int32)])
+    server = log_softmax(prompt_logits(engine, text, 100))[99:-1]
+    tops = [np.argsort(-row)[:20] for row in server]
+    section = EngineRecipe(str(directory), quantization="none")
+    recipe = dataclasses.replace(load_recipe("demo"), target=section)
+    asked = [top.tolist() for top in tops]
+    found = compute(recipe, [{"prompt": prompt.tolist(), "answer": answer, "asked": asked}])
+    assert not found["is_rounded"]
+    gaps = [best - own for best, own, *_ in found["rows"]]
+    pairs = zip(found["rows"], server, tops, strict=True)
+    divergences = [divergence(row[2:], of_server[top].tolist()) for row, of_server, top in pairs]
+    assert judge(gaps, divergences, 0.01).verdict == judge(gaps, [], 0.01).verdict == expected
+    assert judge(gaps, divergences, None).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("gaps", "divergences", "tie", "verdict"),
+    [
+        ([0.0] * 90 + [0.5] * 10, [0.01] * 100, None, "pass"),
+        ([0.0] * 80 + [0.5] * 20, [0.01] * 100, None, "fail"),
+        ([0.0] * 100, [0.3] * 100, None, "fail"),
+        ([0.0] * 99 + [0.2], [], 0.3, "pass"),
+        ([0.0] * 99 + [0.4], [], 0.3, "fail"),
+        ([0.0] * 10, [], 0.3, "inconclusive"),
+        ([], [], None, "fail"),
+    ],
+)
+def test_bars(gaps: list[float], divergences: list[float], tie: float | None, verdict: str) -> None:
+    assert judge(gaps, divergences, tie).verdict == verdict
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(CheckpointError, match=r"(?s)torch.*make modelopt"):
+        compute(load_recipe("demo"), [])
