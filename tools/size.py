@@ -45,13 +45,13 @@ PARTS = (
     Part("validation", 4_135, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_990, ("pipelines/canary/",)),
     Part("bench", 1_895, ("pipelines/bench/",)),
-    Part("deploy", 2_050, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
+    Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 935, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
     Part("build", 6_395, ("build/",)),
     Part(
         "GPU track",
-        3_100,
+        3_220,
         (
             "build/tensorrt_llm/",
             "build/quantization/",
@@ -59,6 +59,7 @@ PARTS = (
             "build/llm_api.py",
             "build/rendering/tensorrt_llm_repository.py",
             "pipelines/triton/tensorrt_llm/",
+            "pipelines/deploy/gpu_doctor.py",
             "pipelines/deploy/gpus.py",
             "pipelines/deploy/triton/nvidia_triton.py",
         ),

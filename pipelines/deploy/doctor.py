@@ -8,14 +8,13 @@ import platform
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.available_resources import has_avx2_alone, processor_flags
-from pipelines.deploy.gpus import visible_gpus
+from pipelines.deploy.finding import Finding
+from pipelines.deploy.gpu_doctor import gpu_findings
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.install import REPOSITORY_ROOT, TritonInstall, shared_python
-from pipelines.deploy.triton.nvidia_triton import NvidiaTriton
 from pipelines.errors import DraftproofError
 
 MIN_MEMORY_BYTES = 4 * 2**30  # `demo` with three engines; demo-large needs about three times as much
@@ -25,32 +24,6 @@ MIN_GLIBC = (2, 35)
 
 NEEDS_SERVER = ("demo", "try", "serve", "verify", "bench")
 NEEDS_ENGINES = ("engines", "repository", *NEEDS_SERVER)
-MIN_SM = 80  # examples/draft_target_model/README.md of TensorRT-LLM: Ampere or newer
-MIN_SM_FP8 = 89
-
-READY = "engines can be built and served here"
-"""Text of the last finding if nothing is missing."""
-
-_NO_GPU = "GPU"
-_NO_BUILDER = "not on PATH"
-_WITHOUT_GPU = "quantize, preflight, engines --dry-run, and package work; engines and serve do not"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of one check.
-
-    Attributes:
-        name: What was checked.
-        value: What was found.
-        remedy: What to do; empty if nothing is wrong.
-        stops: Commands that do not work because of it; empty for a note.
-    """
-
-    name: str
-    value: str
-    remedy: str = ""
-    stops: tuple[str, ...] = ()
 
 
 def examine(ports: Ports) -> list[Finding]:
@@ -202,42 +175,3 @@ def _read(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def gpu_findings() -> list[Finding]:
-    """Return what was found, without changing anything or raising; the last finding is the conclusion."""
-    gpus, builder, triton = _gpus(), _builder(), NvidiaTriton.find()
-    server = Finding("NVIDIA's Triton", str(triton.binary) if triton else "not installed here")
-    findings = [*gpus, builder, server]
-    lacks = []
-    if gpus[0].name == _NO_GPU:
-        lacks.append("no GPU")
-    if builder.value == _NO_BUILDER:
-        lacks.append("no trtllm-build")
-    if triton is None:
-        lacks.append("no Triton with its backend")
-    works = f"{', '.join(lacks)}: {_WITHOUT_GPU}" if lacks else READY
-    return [*findings, Finding("tensorrt_llm", works)]
-
-
-def _gpus() -> list[Finding]:
-    try:
-        gpus = visible_gpus()
-    except DraftproofError as error:
-        if shutil.which("nvidia-smi") is None:
-            return [Finding(_NO_GPU, "none; the embedded runtime needs none")]
-        return [Finding(_NO_GPU, error.values, "check the driver; the embedded runtime needs no GPU")]
-    findings = []
-    for gpu in gpus:
-        value = f"{gpu.name}, {gpu.memory_mib / 1024:.0f} GiB, SM {gpu.sm}, driver {gpu.driver}"
-        remedy = ""
-        if gpu.sm < MIN_SM:
-            remedy = f"speculation with TensorRT-LLM needs SM {MIN_SM} or newer"
-        elif gpu.sm < MIN_SM_FP8:
-            remedy = f"FP8 needs SM {MIN_SM_FP8} or newer; INT8 recipes can be built"
-        findings.append(Finding(f"GPU {gpu.index}", value, remedy))
-    return findings
-
-
-def _builder() -> Finding:
-    return Finding("trtllm-build", shutil.which("trtllm-build") or _NO_BUILDER)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipelines.errors import ServerStartError
 
 INSTEAD = "use a machine with an NVIDIA GPU, or the embedded runtime: --runtime embedded"
-_FIELDS = ("index", "name", "memory.total", "compute_cap", "driver_version")
+_FIELDS = ("index", "name", "memory.total", "memory.free", "compute_cap", "driver_version")
 _TIMEOUT_S = 30  # without persistence mode, loading the driver takes seconds
 
 
@@ -22,6 +22,7 @@ class Gpu:
         index: Its number, as in ``gpu_device_ids``.
         name: Product name.
         memory_mib: Total memory, MiB.
+        free_mib: Memory that nobody uses, MiB.
         compute_capability: Compute capability, such as ``9.0``.
         driver: Version of the driver.
     """
@@ -29,6 +30,7 @@ class Gpu:
     index: int
     name: str
     memory_mib: int
+    free_mib: int
     compute_capability: str
     driver: str
 
@@ -97,9 +99,9 @@ def output_of(command: Sequence[str]) -> tuple[int, str]:
 
 
 def _parse(line: str) -> Gpu:
-    index, name, memory, capability, driver = (part.strip() for part in line.split(","))
+    index, name, memory, free, capability, driver = (part.strip() for part in line.split(","))
     float(capability)  # "[N/A]" if the driver does not support the field
-    return Gpu(int(index), name, int(memory), capability, driver)
+    return Gpu(int(index), name, int(memory), int(free), capability, driver)
 
 
 def _no_gpu(values: str) -> ServerStartError:

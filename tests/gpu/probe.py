@@ -20,7 +20,7 @@ from build.tensorrt_llm.memory_plan import plan_memory
 from build.tensorrt_llm.pair import read_pair
 from pipelines.client import Client, CompletionRequest
 from pipelines.command_line.running_server import known_key
-from pipelines.deploy.doctor import READY, gpu_findings
+from pipelines.deploy.gpu_doctor import READY, gpu_findings
 from pipelines.deploy.server import run_directory
 from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_CODES, run_program

@@ -22,7 +22,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
-H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0, 570.86.15"
+H100 = "NVIDIA H100 80GB HBM3, 81559, 81079, 9.0, 580.95.05"
 
 
 class GpuMachine:
@@ -102,7 +102,7 @@ def _nvidia_smi(arguments: list[str]) -> int:
     if query == "--query-gpu=index,memory.used":
         print("".join(f"{index}, 1024\n" for index, _ in enumerate(gpus.splitlines())), end="")
         return 0
-    assert query == "--query-gpu=index,name,memory.total,compute_cap,driver_version", arguments
+    assert query == "--query-gpu=index,name,memory.total,memory.free,compute_cap,driver_version", arguments
     print(gpus, end="")
     return 0
 

@@ -95,7 +95,7 @@ MISSING = {
     "no driver": (lambda machine: remove(machine, "nvidia-smi"), "nvidia-smi is not on PATH"),
     "broken driver": (break_driver, "couldn't communicate with the NVIDIA driver"),
     "no gpu": (lambda machine: machine.set_gpus(), "nvidia-smi lists no GPU"),
-    "odd driver": (lambda machine: machine.set_gpus("A100, [N/A], [N/A], 450"), "A100"),
+    "odd driver": (lambda machine: machine.set_gpus("A100, [N/A], [N/A], [N/A], 450"), "A100"),
     "no triton": (lambda machine: shutil.rmtree(machine.triton), "no tritonserver with backends/tensorrtllm"),
 }
 

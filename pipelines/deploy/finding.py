@@ -1,0 +1,22 @@
+"""What one check of the doctor found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        name: What was checked.
+        value: What was found.
+        remedy: What to do; empty if nothing is wrong.
+        stops: Commands that do not work because of it; empty for a note.
+    """
+
+    name: str
+    value: str
+    remedy: str = ""
+    stops: tuple[str, ...] = ()
