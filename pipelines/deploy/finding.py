@@ -1,4 +1,4 @@
-"""What one check of the doctor found."""
+"""Describe what one check of the doctor found."""
 
 from __future__ import annotations
 
