@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import sys
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -31,6 +33,9 @@ COROUTINE_WITHIN_S = 180.0
 os.environ["DRAFTPROOF_KEY"] = SERVER_KEY
 # Before torch is imported: its threads spin while they wait for each other, and several tests run at once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Each of thousands of clients would load the certificates of the world, which takes 40 ms.
+httpx._transports.default.create_ssl_context = cache(httpx._transports.default.create_ssl_context)
 
 # Workers that import the same modules, and the programs that tests start, read what one of them has compiled.
 sys.dont_write_bytecode = False

@@ -177,7 +177,6 @@ def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") 
         content=content,
         timeout=120,
         trust_env=False,
-        verify=False,  # certificates take long to load
         headers={"draftproof-key": server.key},
     )
 

@@ -99,21 +99,24 @@ def adaptive(server: Server) -> Iterator[None]:
     setting.unlink()
 
 
+# Each kind of sampling needs 24; by day test_parameters.py and the next test ask for each.
+@pytest.mark.parametrize("num_prompts", [12, pytest.param(24, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("adaptive")
 def test_the_proof_passes_and_counts(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    num_prompts: int, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "verify.html"
     files = ["--prompts", str(HELD_OUT), "--html", str(page)]
-    size = ["--num-prompts", "16", "--max-tokens", "5"]
+    size = ["--num-prompts", str(num_prompts), "--max-tokens", "5"]
     assert verify(["--url", grpc_url(server), "--quick", "--only", "equality", *size, "--json", *files]) == 0
     document = last_document(capsys.readouterr().out)
     assert document["verdict"] == "pass"
     equality, alone, covered, passes = document["sections"]
-    assert all(group["prompts"] >= 15 for group in equality["figures"]["groups"])
+    assert all(group["prompts"] >= num_prompts - 1 for group in equality["figures"]["groups"])
     assert all(group["tokens_with_log_probs"] for group in equality["figures"]["groups"])
-    assert all(group["prompt_tokens_with_log_probs"] for group in equality["figures"]["groups"])
-    assert alone["figures"]["tokens_compared"] > 280  # 320 minus what stop words cut off
+    for group in equality["figures"]["groups"]:
+        assert group["prompt_tokens_with_log_probs"] or num_prompts < 24
+    assert alone["figures"]["tokens_compared"] > 100  # minus what stop words cut off
     assert covered["figures"]["requests_cut_off"] > 20
     asked = passes["figures"]["passes"]
     most = MAX_BATCH_SIZE + MAX_QUEUE_SIZE

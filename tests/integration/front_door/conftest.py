@@ -140,14 +140,14 @@ def router(door: Server) -> Iterator[Client]:
 
 
 def get(server: Server, path: str) -> httpx.Response:
-    return httpx.get(f"{url_of(server)}{path}", timeout=_WITHIN_S, trust_env=False, verify=False)
+    return httpx.get(f"{url_of(server)}{path}", timeout=_WITHIN_S, trust_env=False)
 
 
 def post(server: Server, path: str, body: Any) -> httpx.Response:
     """Post a body, which may be no JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     url = f"{url_of(server)}{path}"
-    return httpx.post(url, content=content, timeout=_WITHIN_S, trust_env=False, verify=False)
+    return httpx.post(url, content=content, timeout=_WITHIN_S, trust_env=False)
 
 
 def events_of(server: Server, path: str, body: dict[str, Any]) -> list[Any]:
