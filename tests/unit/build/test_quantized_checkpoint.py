@@ -292,6 +292,7 @@ def test_calibration_pieces_are_counted_and_in_order(source: Path, tmp_path: Pat
     assert len({tuple(piece) for piece in found.pieces}) == 5
 
 
+@pytest.mark.long
 def test_the_built_in_text_is_enough_for_the_default(source: Path) -> None:
     found = read_calibration_text(Calibration(num_samples=512, seq_len=64), source / "tokenizer.json")
     assert found.num_tokens == 512 * 64 and found.name == "the standard library"
