@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,8 +76,14 @@ def random_weights(
     config: dict[str, Any], seed: int = 0, dtype: str = "BF16", scale: float = 1.0
 ) -> dict[str, Tensor]:
     """Return random unquantized weights for a config; projections preserve the variance of their inputs."""
+    document = json.dumps({**config, "quantization": {"quant_algo": None}}, sort_keys=True)
+    return dict(_random_weights(document, seed, dtype, scale))
+
+
+@lru_cache(maxsize=32)  # most tests ask for the same
+def _random_weights(document: str, seed: int, dtype: str, scale: float) -> dict[str, Tensor]:
     rng = np.random.default_rng(seed)
-    parsed = parse_config({**config, "quantization": {"quant_algo": None}}, Path("config.json"))
+    parsed = parse_config(json.loads(document), Path("config.json"))
     hidden = parsed.hidden_size
 
     def normal(shape: tuple[int, ...], deviation: float) -> Tensor:
@@ -102,6 +109,8 @@ def random_weights(
         for name in LINEARS:
             shape = linear_shape(parsed, name)
             tensors[f"{prefix}{name}.weight"] = normal(shape, 1.5 * scale / shape[1] ** 0.5)
+    for tensor in tensors.values():
+        tensor.data.flags.writeable = False  # others get them, too
     return tensors
 
 

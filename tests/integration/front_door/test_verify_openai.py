@@ -21,7 +21,7 @@ from tests.support.fault_proxy import Fault, Sometimes, fault_proxy
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
-NUM_PROMPTS, MAX_TOKENS = 8, 10
+NUM_PROMPTS, MAX_TOKENS = 12, 10
 SIZE = "--num-prompts", str(NUM_PROMPTS), "--max-tokens", str(MAX_TOKENS), "--num-at-once", "3"
 BEYOND_ROUNDING = "differ by more than any rounding"
 FEATURES = ("stop words", "structured output", "required tool calls", "offered tools", "long prompts")
