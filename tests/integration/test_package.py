@@ -55,6 +55,7 @@ def ports_options(ports: Ports) -> list[str]:
     return [text for name, port in asdict(ports).items() for text in (f"--{name}-port", str(port))]
 
 
+@pytest.mark.long
 def test_a_package_is_served_and_answers_as_its_pair(
     packaged: tuple[Path, Path], server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:

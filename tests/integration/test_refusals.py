@@ -104,7 +104,7 @@ def post_or_raise(server: Server, body: dict[str, Any], model: str) -> None:
     ("transport", "model"),
     [
         ("grpc", "generate"),
-        ("http", "generate_target"),
+        pytest.param("http", "generate_target", marks=pytest.mark.long),
         pytest.param("grpc", "generate_target", marks=pytest.mark.long),
         pytest.param("http", "generate", marks=pytest.mark.long),
     ],

@@ -246,6 +246,7 @@ def test_a_pair_that_is_asked_without_pause_can_be_unloaded(served: Served) -> N
     assert len(tokens_of(server, "speculative", 8)) == 8
 
 
+@pytest.mark.long
 def test_a_pair_that_cannot_be_loaded_is_named_and_harms_nobody(served: Served) -> None:
     server, api, model = served.server, served.api, served.model
     config = server.directory / "model_repository" / model / "config.pbtxt"
@@ -297,6 +298,7 @@ def test_what_is_asked_again_is_done_once(served: Served) -> None:
     assert server.is_ready()
 
 
+@pytest.mark.long
 def test_a_server_that_starts_again_loads_no_pair_on_trial(
     render: Callable[..., Path], other_draft: tuple[Path, Path]
 ) -> None:

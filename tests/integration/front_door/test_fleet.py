@@ -26,7 +26,9 @@ from tests.integration.front_door.conftest import MODEL
 from tests.support.front_door_alone import FrontDoorAlone, front_door_alone
 from tests.support.ready_server import ready_server
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("fleet")]
+# By day test_resumption.py continues answers on another server, and tests/unit/front_door/test_fleet.py has
+# stand-ins that die, hang and drain.
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("fleet"), pytest.mark.long]
 
 _WITHIN_S = 120.0
 LARGE = {"prompt": "def f(", "max_tokens": 480, "ignore_eos": True, "logprobs": 20, "return_token_ids": True}
@@ -161,12 +163,10 @@ def test_a_killed_server_spoils_no_answer(servers: tuple[Server, Server], fleet:
     assert httpx.get(f"{fleet.url}/health", timeout=_WITHIN_S, trust_env=False).status_code == 503
 
 
-@pytest.mark.long  # tests/unit/front_door/test_fleet.py has a stand-in that hangs
 def test_a_stopped_server_spoils_no_answer(servers: tuple[Server, Server], fleet: FrontDoorAlone) -> None:
     check_answers_survive(servers, fleet, stop)
     assert num_continued(fleet) > 0
 
 
-@pytest.mark.long  # tests/unit/front_door/test_fleet.py has a stand-in that drains
 def test_a_drained_server_spoils_no_answer(servers: tuple[Server, Server], fleet: FrontDoorAlone) -> None:
     check_answers_survive(servers, fleet, drain)

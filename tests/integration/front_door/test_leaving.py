@@ -60,6 +60,7 @@ def http_post(body: bytes, length: int | None = None) -> bytes:
     return head.encode() + body
 
 
+@pytest.mark.long  # by day tests/unit/front_door/test_delivery.py has such clients
 def test_clients_that_never_read_are_disconnected_and_hold_up_nobody(impatient: Server) -> None:
     body = {**LONG, "stream": True, "n": 2, "logprobs": 20, "return_token_ids": True}
     expected = events_of(impatient, "/v1/completions", LONG)

@@ -102,6 +102,7 @@ def test_a_gateway_that_is_killed_leaves_neither_processes_nor_shared_memory(
         assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix}*")))
 
 
+@pytest.mark.long  # by day test_haproxy.py drains a server under streams
 def test_a_drain_finishes_what_runs_and_refuses_the_rest(
     new_door: Callable[..., AbstractContextManager[Server]],
 ) -> None:

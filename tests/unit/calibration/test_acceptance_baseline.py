@@ -132,6 +132,7 @@ def test_other_prompts_are_measured_again_and_only_those_that_are_kept_for_it(
     assert output.read_bytes() == before
 
 
+@pytest.mark.long
 def test_conversations_are_measured_in_the_targets_template_and_refused_without_one(
     pair: tuple[Path, Path],
     tmp_path: Path,
