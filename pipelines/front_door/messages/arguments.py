@@ -6,19 +6,22 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import JsonValue
 
 from pipelines.front_door.messages.style import ARGUMENT_NAME, CallStyle, Tags
 from pipelines.front_door.messages.tools import Function, parameters_of
 
+Schema: TypeAlias = "Mapping[str, JsonValue]"
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
 _ABOUT = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "type"}
 _OF_ALL = {"properties", "required", "additionalProperties", "$defs", "definitions"}
 _READ = _ABOUT | {"$ref", "anyOf", "oneOf"}
-_MOST_CHOICES = 100  # of one value; references may be circles
+_LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}  # of numbers
+_OF_BARE = _READ | _OF_ALL | _LIMITS | {"enum", "const", "items"}
+_MOST_PARTS = 200  # of a schema; references may be circles
 
 _SPELLED = {"True": "true", "False": "false", "None": "null"}  # as templates write values of Python
 _TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
@@ -99,9 +102,8 @@ class TaggedArguments:
             self.is_done = True
             return "{}" if begin == "{" else "}", rest
         self._begin, self._end = ", ", ""
-        self._types = types_of(
-            properties_of(self._schema).get(found[1], self._schema.get("additionalProperties")), self._schema
-        )
+        schema = properties_of(self._schema).get(found[1], self._schema.get("additionalProperties"))
+        self._types = types_of(schema, self._schema)
         return f"{begin}{json.dumps(found[1], ensure_ascii=False)}: ", rest
 
     def _read_value(self, text: str) -> tuple[str, str]:
@@ -128,6 +130,43 @@ class TaggedArguments:
         return json_of(value, types), rest
 
 
+class BareArguments:
+    """Reads an object like JSON with bare keys and quotes of its own, behind its brace; texts arrive whole.
+
+    Attributes:
+        is_done: Whether the arguments have ended.
+
+    Args:
+        quote: What stands around texts.
+    """
+
+    def __init__(self, quote: str) -> None:
+        self.is_done = False
+        self._depth = 0  # of braces
+        self._begin = "{"
+        mark, bare = re.escape(quote), r"[^{}\[\],:<]+"
+        parts = (rf"{mark}(?P<text>(?s:.*?)){mark}", f"(?P<key>{bare}):", rf"(?P<bare>{bare})(?=[,}}\]])")
+        self._part = re.compile(rf"\s*(?:{'|'.join(parts)}|(?P<mark>[{{}}\[\],]))")
+
+    def read(self, text: str) -> tuple[str, str]:
+        """Return the next piece of JSON, and the text that is not read yet; see ``JsonArguments.read``."""
+        pieces = []
+        text, self._begin = self._begin + text, ""
+        while not self.is_done and (part := self._part.match(text)) is not None:
+            text = text[part.end() :]
+            pieces.append(self._json_of(str(part.lastgroup), part[str(part.lastgroup)]))
+        return "".join(pieces), text
+
+    def _json_of(self, kind: str, part: str) -> str:
+        if kind == "bare":
+            return json_of(part, TYPES)
+        if kind != "mark":
+            return json.dumps(part, ensure_ascii=False) + (": " if kind == "key" else "")
+        self._depth += (part == "{") - (part == "}")
+        self.is_done = not self._depth
+        return ", " if part == "," else part
+
+
 def divided(text: str, mark: str) -> tuple[str, str]:
     """Return the text before what may become a mark, and the rest."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
@@ -135,55 +174,62 @@ def divided(text: str, mark: str) -> tuple[str, str]:
     return text[: len(text) - num_begun], text[len(text) - num_begun :]
 
 
-def properties_of(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def properties_of(schema: Schema) -> dict[str, JsonValue]:
     """Return the schemas of the properties of an object."""
     found = schema.get("properties")
     return found if isinstance(found, dict) else {}
 
 
-def types_of(schema: JsonValue, root: Mapping[str, JsonValue]) -> frozenset[str]:
+def types_of(schema: JsonValue, root: Schema) -> frozenset[str]:
     """Return the JSON types that a schema allows, perhaps more than it does.
 
     Args:
         schema: The schema.
         root: The schema that its references are in.
     """
-    return frozenset().union(*map(_own_types, choices_of(schema, root)))
+    return frozenset().union(*map(own_types, choices_of(schema, root)))
 
 
-def choices_of(schema: JsonValue, root: Mapping[str, JsonValue]) -> list[dict[str, JsonValue]]:
-    """Return a schema and those that it chooses from, without references; {} if anything goes."""
-    found: list[dict[str, JsonValue]] = []
+def choices_of(schema: JsonValue, root: Schema, *, is_deep: bool = False) -> list[Schema]:
+    """Return a schema and those that it chooses from, without references; {} if anything goes.
+
+    Args:
+        schema: The schema.
+        root: The schema that its references are in.
+        is_deep: Return the schemas of its parts, too.
+    """
+    found: list[Schema] = []
     waiting = [schema]
-    while waiting and len(found) < _MOST_CHOICES:
-        each = resolved(waiting.pop(), root)
+    while waiting and len(found) < _MOST_PARTS:
+        each = resolved(waiting.pop(0), root)
         found.append(each if isinstance(each, dict) else {})
-        waiting += _choices(found[-1])
+        inner = [*properties_of(found[-1]).values(), found[-1].get("items")] if is_deep else []
+        waiting += [*_choices(found[-1]), *filter(None, inner)]
     return found
 
 
 def unenforced_by(style: CallStyle | None, function: Function) -> list[str]:
-    """Return what of a function's schema the grammar of tags leaves out: most of what limits texts."""
-    if style is None or style.tags is None:
+    """Return what of a function's schema the grammar of tags or bare keys leaves out: what limits texts."""
+    if style is None or not (style.tags or style.quote):
         return []
     root = parameters_of(function)
     found = [f"{keyword} of the arguments" for keyword in sorted(root.keys() - _ABOUT - _OF_ALL)]
     for name, schema in (properties_of(root) or {"others": root.get("additionalProperties")}).items():
-        if "string" in types_of(schema, root):
-            first, *others = choices_of(schema, root)
-            keywords = {*first, *itertools.chain(*others)} - _READ
-            keywords -= {"enum", "const"} if values_of(first) else set()
+        if style.quote or "string" in types_of(schema, root):
+            parts = choices_of(schema, root, is_deep=bool(style.quote))
+            keywords = {*itertools.chain(*parts)} - (_OF_BARE if style.quote else _READ)
+            keywords -= {"enum", "const"} if values_of(parts[0]) else set()
             found += [f"{keyword} of {name[:64]}" for keyword in sorted(keywords)]
     return found
 
 
-def values_of(schema: Mapping[str, JsonValue]) -> list[JsonValue]:
+def values_of(schema: Schema) -> list[JsonValue]:
     """Return the values that a schema names with ``enum`` or ``const``."""
     found = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return found if isinstance(found, list) else []
 
 
-def resolved(schema: JsonValue, root: Mapping[str, JsonValue]) -> JsonValue:
+def resolved(schema: JsonValue, root: Schema) -> JsonValue:
     """Return what a reference names; other schemas as they are."""
     for _ in range(32):  # references may be circles
         reference = schema.get("$ref") if isinstance(schema, dict) else None
@@ -196,16 +242,16 @@ def resolved(schema: JsonValue, root: Mapping[str, JsonValue]) -> JsonValue:
     return True
 
 
-def _choices(schema: Mapping[str, JsonValue]) -> list[JsonValue]:
+def _choices(schema: Schema) -> list[JsonValue]:
     found = schema.get("anyOf", schema.get("oneOf"))
     return found if isinstance(found, list) and not values_of(schema) else []
 
 
-def _own_types(schema: Mapping[str, JsonValue]) -> frozenset[str]:
+def own_types(schema: Schema) -> frozenset[str]:
     """Return the types of a schema, but for those of its choices."""
     if values := values_of(schema):
         return frozenset(map(_type, values))
-    kinds = schema.get("type", [] if _choices(schema) else [*TYPES])
+    kinds = schema.get("type", [] if _choices(schema) else ["object"] if "properties" in schema else [*TYPES])
     return frozenset(map(str, kinds if isinstance(kinds, list) else [kinds]))
 
 

@@ -19,14 +19,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
+from pipelines.front_door.messages import arguments
 from pipelines.front_door.messages.answer_format import GuideTensors, enforceable, lark_of
-from pipelines.front_door.messages.arguments import (
-    choices_of,
-    properties_of,
-    types_of,
-    unenforced_by,
-    values_of,
-)
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import (
     ARGS,
@@ -131,6 +125,7 @@ class _Writer:
 
     def __init__(self, style: MessageStyle, thinking: Thinking) -> None:
         self.rules: list[str] = []
+        self._names: dict[str, str] = {}  # of rules for bare values, by their schemas
         self._style = style
         self._thinking = thinking
         self._think_begin, self._think_end = style.thoughts or (THINK_BEGIN, THINK_END)
@@ -182,6 +177,8 @@ class _Writer:
             )
         if style.tags is not None:
             self._add_texts(style.tags)
+        if style.quote:
+            self._add_bare(style.quote)
         calls = [self._call(number, style, each) for number, each in enumerate(calling.functions)]
         self._add("call", " | ".join(calls))
         if style.is_bare:
@@ -197,7 +194,7 @@ class _Writer:
     def _call(self, number: int, style: CallStyle, function: Function) -> str:
         """Return the item for a call of one function."""
         schema = schema_of(function)
-        if function.strict and (left_out := unenforced_by(style, function)):
+        if function.strict and (left_out := arguments.unenforced_by(style, function)):
             raise InvalidRequestError(
                 "a strict schema cannot be enforced whole",
                 values=f"the function {function.name}: {', '.join(left_out)[:300]}",
@@ -211,12 +208,14 @@ class _Writer:
         end = f" {self._literal(style.end)}" if style.end else ""
         if style.tags is not None:
             return f"HEAD_{number} {self._tagged(number, style.tags, function)}{end}"
+        if style.quote:
+            return f"HEAD_{number} {self._members(parameters_of(function), parameters_of(function))}{end}"
         return rf"HEAD_{number} %json {schema} /{SPACE}\}}/{end}"
 
     def _tagged(self, number: int, tags: Tags, function: Function) -> str:
         """Return the item for the arguments of a function, in the order of its schema."""
         schema = parameters_of(function)
-        required, properties = schema.get("required"), properties_of(schema)
+        required, properties = schema.get("required"), arguments.properties_of(schema)
         items = []
         for place, (name, each) in enumerate(properties.items()):
             rule = f"argument_{number}_{place}"
@@ -239,9 +238,9 @@ class _Writer:
     def _value(self, schema: JsonValue, tags: Tags, function: Function) -> str:
         """Return the item for one value, and what ends it: free text, or JSON for other types."""
         root = parameters_of(function)
-        types = types_of(schema, root)
+        types = arguments.types_of(schema, root)
         begin, end, value_end = map(_escaped, (*tags.quotes, tags.value_end))
-        if values := values_of(choices_of(schema, root)[0]):
+        if values := arguments.values_of(arguments.choices_of(schema, root)[0]):
             written = [each if isinstance(each, str) else json.dumps(each) for each in values]
             each_of = "|".join(map(_escaped, written))
             return f"/({begin}({each_of}){end}|({each_of})){value_end}/"
@@ -250,10 +249,58 @@ class _Writer:
         inner: dict[str, JsonValue] = {**(schema if isinstance(schema, dict) else {})}
         inner |= {key: root[key] for key in ("$defs", "definitions") if key in root}
         spelled = [*(["True", "False"] if "boolean" in types else []), *(["None"] if "null" in types else [])]
-        choices = " | ".join(
-            [f"%json {enforceable(inner, strict=function.strict is True)}", *map(json.dumps, spelled)]
-        )
+        plain = f"%json {enforceable(inner, strict=function.strict is True)}"
+        choices = " | ".join([plain, *map(json.dumps, spelled)])
         return f"/{SPACE}/ ({choices}) /{SPACE}{value_end}/"
+
+    def _add_bare(self, quote: str) -> None:
+        """Add the rules for texts and any values like JSON with bare keys."""
+        plain = enforceable({"type": ["number", "boolean", "null"]}, strict=True)
+        self._add("BARE", _without([f"{_ANY}{_escaped(quote)}{_ANY}"]))
+        self._add("quote", self._literal(quote))
+        self._add("text", "quote BARE? quote")
+        self._add("pair", '/[^{}\\[\\],:<"\\n]{1,64}/ ":" anything')
+        self._add("pairs", '(pair ("," pair)*)? "}"')
+        self._add("anything", f'text | %json {plain} | "{{" pairs | "[" (anything ("," anything)*)? "]"')
+
+    def _bare(self, schema: JsonValue, root: arguments.Schema) -> str:
+        """Return the rule for a value like JSON with bare keys."""
+        key = f"{id(root)} {json.dumps(schema)}"
+        if key in self._names:  # also inside itself
+            return self._names[key]
+        rule = self._names[key] = f"value_{len(self._names)}"
+        items = []
+        for part in arguments.choices_of(schema, root):
+            kinds, values = arguments.own_types(part), arguments.values_of(part)
+            texts = [json.dumps(each, ensure_ascii=False) for each in values if isinstance(each, str)]
+            items += [f"quote {text} quote" for text in texts]
+            if kinds == arguments.TYPES:
+                items, kinds = [*items, "anything"], frozenset()
+            if "string" in kinds and not values:
+                items.append("text")
+            if "array" in kinds:
+                each = self._bare(part.get("items"), root)
+                items.append(f'"[" ({each} ("," {each})*)? "]"')
+            if "object" in kinds:
+                items.append(f'"{{" {self._members(part, root)}')
+            if plain := sorted(kinds - {"string", "array", "object"}):
+                items.append(f"%json {enforceable({**part, 'type': [*plain]}, strict=False)}")
+        self._add(rule, " | ".join(items or ["text"]))
+        return rule
+
+    def _members(self, schema: arguments.Schema, root: arguments.Schema) -> str:
+        """Return the item for the members of an object behind its brace, in the order of the alphabet."""
+        required, properties = schema.get("required"), arguments.properties_of(schema)
+        if not properties and schema.get("additionalProperties") is not False:
+            return "pairs"
+        first = rest = ""
+        for name, each in sorted(properties.items(), key=lambda item: item[0].lower(), reverse=True):
+            pair = f"{json.dumps(f'{name}:', ensure_ascii=False)} {self._bare(each, root)}"
+            is_required = isinstance(required, list) and name in required
+            rule = f"members_{len(self.rules)}"
+            self._add(rule, f'"," {pair} {rest}' + ("" if is_required else f" | {rest}"))
+            first, rest = f"{pair} {rest}" + ("" if is_required else f" | {first}"), rule
+        return f'({first}) "}}"' if first else '"}"'
 
     def _until(self, mark: str, name: str) -> str:
         """Return the item for free text up to a mark and the mark itself."""

@@ -11,7 +11,7 @@ import secrets
 import string
 from collections.abc import Callable, Iterator, Sequence
 
-from pipelines.front_door.messages.arguments import JsonArguments, TaggedArguments, divided
+from pipelines.front_door.messages.arguments import BareArguments, JsonArguments, TaggedArguments, divided
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
 from pipelines.front_door.messages.style import NAME, THINK_BEGIN, THINK_END, CallStyle, Thinking
 from pipelines.front_door.messages.tools import Function
@@ -62,7 +62,7 @@ class MessageReader:
         self._num_received = 0  # characters
         self._is_ended = False
         self._has_thought = False
-        self._arguments: JsonArguments | TaggedArguments = JsonArguments()
+        self._arguments: JsonArguments | TaggedArguments | BareArguments = JsonArguments()
         self._read_more = {
             Thinking.NONE: self._read_begin,
             Thinking.POSSIBLE: self._read_think_begin,
@@ -140,8 +140,9 @@ class MessageReader:
         head = re.search(self._style.head(f"({NAME})"), self._text)
         if head is not None:
             self._text = self._text[head.end() :]
-            tags, function = self._style.tags, self._functions.get(head[1])
-            self._arguments = JsonArguments() if tags is None else TaggedArguments(tags, function)
+            self._arguments = BareArguments(self._style.quote) if self._style.quote else JsonArguments()
+            if self._style.tags is not None:
+                self._arguments = TaggedArguments(self._style.tags, self._functions.get(head[1]))
             self._read_more = self._read_arguments
             yield CallBegin(self._new_id(self._style), head[1])
 

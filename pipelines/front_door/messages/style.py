@@ -64,6 +64,8 @@ class CallStyle:
         is_mistral: Ids of calls have nine letters and digits.
         around_name: What stands before and behind the name of the function, if the call is no JSON.
         tags: The tags of the arguments; None if they have none.
+        quote: What stands around texts in arguments like JSON with bare keys; "" if they are none. The first
+            brace belongs to ``around_name``.
     """
 
     name: str
@@ -75,11 +77,12 @@ class CallStyle:
     is_mistral: bool = False
     around_name: tuple[str, str] | None = None
     tags: Tags | None = None
+    quote: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """The texts of calls that may be special tokens."""
-        return self.mark, self.end, *((CALL_ID, ARGS) if not self.arguments else ())
+        return self.mark, self.end, self.quote, *((CALL_ID, ARGS) if not self.arguments else ())
 
     def openings(self, names: Iterable[str]) -> list[list[str]]:
         """Return what an answer begins with that is a call, in pieces between which spaces may stand."""
@@ -117,7 +120,8 @@ MINICPM = CallStyle(
     around_name=("", '">'),
     tags=Tags('<param name="', '">', "</param>", ("<![CDATA[", "]]>"), "</function>"),
 )
-CALL_STYLES = (HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES, QWEN_XML, MINICPM)
+GEMMA_4 = CallStyle("gemma4", "<|tool_call>", end="<tool_call|>", around_name=("call:", "{"), quote='<|"|>')
+CALL_STYLES = (HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES, QWEN_XML, MINICPM, GEMMA_4)
 
 _JSON_CALL = r'\{{\\?"name\\?"\s*:.*\\?"{}\\?"\s*:'  # in a string of the template, perhaps escaped
 _OTHER_CALLS = ("<function=", "<arg_key>")  # GLM has the latter
@@ -184,6 +188,8 @@ def _call_style(source: str) -> CallStyle | None:
         return QWEN_XML
     if MINICPM.tags is not None and MINICPM.mark in source and MINICPM.tags.before_name in source:
         return MINICPM
+    if GEMMA_4.mark in source:
+        return GEMMA_4
     if HERMES.mark in source:
         is_json = _writes(source, HERMES) and not any(mark in source for mark in _OTHER_CALLS)
         return HERMES if is_json else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
 from typing import TypeVar
 
 from aiohttp import hdrs, web
@@ -14,7 +13,6 @@ from pipelines import configuration
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.arguments import unenforced_by
 from pipelines.front_door.messages.style import CallStyle
-from pipelines.front_door.messages.tools import Function
 from pipelines.front_door.requests.fields import settle
 from pipelines.front_door.requests.sampling import SamplingFields
 from pipelines.text.guides import unenforced
@@ -66,18 +64,16 @@ async def read_body(kind: type[_Body], content: bytes, calls: CallStyle | None =
 
 async def with_warnings(body: _Fields, calls: CallStyle | None) -> _Fields:
     """Return a request with warnings of what no grammar enforces of its schemas."""
-    if schemas := tuple(body.schemas):
-        left_out = await asyncio.to_thread(_unenforced, schemas, body.functions, calls)
+    if next(body.schemas, None) is not None:
+        left_out = await asyncio.to_thread(_unenforced, body, calls)
         body = dataclasses.replace(body, warnings=(*body.warnings, *left_out))
     return body
 
 
-def _unenforced(
-    schemas: Sequence[tuple[str, str]], functions: Sequence[Function], calls: CallStyle | None
-) -> list[str]:
-    found = [(place, reason) for place, schema in schemas for reason in unenforced(schema)]
-    for function in functions:
-        found += [(f"the function {function.name[:64]}", reason) for reason in unenforced_by(calls, function)]
+def _unenforced(body: SamplingFields, calls: CallStyle | None) -> list[str]:
+    found = [(place, reason) for place, schema in body.schemas for reason in unenforced(schema)]
+    for each in body.functions:
+        found += [(f"the function {each.name[:64]}", reason) for reason in unenforced_by(calls, each)]
     return [f"the schema of {place} is not enforced whole: {reason}" for place, reason in found]
 
 

@@ -19,7 +19,7 @@ from pipelines.front_door.endpoints.completions import CompletionBody
 from pipelines.front_door.endpoints.responses import ResponsesBody
 from pipelines.front_door.errors import error_document
 from pipelines.front_door.messages.grammar import guide_of_answer
-from pipelines.front_door.messages.style import QWEN_XML, MessageStyle, Thinking
+from pipelines.front_door.messages.style import GEMMA_4, QWEN_XML, MessageStyle, Thinking
 from pipelines.front_door.messages.tools import Calling, Function
 from pipelines.front_door.requests.body import parse_body, read_body
 from pipelines.front_door.requests.fields import IDLE_FIELDS
@@ -39,6 +39,8 @@ bad_words structured_outputs priority request_id logits_processors return_tokens
 cache_salt kv_transfer_params vllm_xargs max_repetition_pattern_size min_repetition_pattern_size
 repetition_min_count repetition_detection use_beam_search add_special_tokens logit_bias seed stop n echo
 """
+_ITEM = {"properties": {"b": {"type": "string", "maxLength": 3}, "c": {"type": "integer", "minimum": 1}}}
+NESTED: dict[str, Any] = {"properties": {"a": {"type": "array", "minItems": 1, "items": _ITEM}}}
 VLLM_CHAT = """
 include_reasoning add_generation_prompt continue_final_message documents chat_template chat_template_kwargs
 mm_processor_kwargs thinking_token_budget
@@ -121,6 +123,7 @@ def test_what_no_grammar_enforces_of_a_schema_is_told(kind: Any, fields: Any, to
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [
+        (NESTED, "maxLength of a, minItems of a"),
         ({"properties": {"a": {"type": "string", "pattern": "b", "title": "A"}}}, "pattern of a"),
         (
             {
@@ -146,13 +149,14 @@ def test_what_no_grammar_enforces_of_a_schema_is_told(kind: Any, fields: Any, to
 def test_what_no_grammar_of_tags_enforces_is_told_or_refused_if_strict(parameters: Any, told: str) -> None:
     tools = [{"function": {"name": "f", "parameters": parameters}}]
     content = json.dumps({**LEAST[ChatBody], "tools": tools}).encode()
-    warnings = asyncio.run(read_body(ChatBody, content, QWEN_XML)).warnings
+    style = GEMMA_4 if parameters is NESTED else QWEN_XML
+    warnings = asyncio.run(read_body(ChatBody, content, style)).warnings
     prefix = "the schema of the function f is not enforced whole: "
     found = {warning.removeprefix(prefix) for warning in warnings if " of " in warning.removeprefix(prefix)}
     assert found == {*filter(None, told.split(", "))}
     strict = Calling((Function(name="f", parameters=parameters, strict=True),), "auto")
     with pytest.raises(InvalidRequestError, match=told) if told else nullcontext():
-        guide_of_answer(MessageStyle(QWEN_XML), Thinking.NONE, strict, None)
+        guide_of_answer(MessageStyle(style), Thinking.NONE, strict, None)
 
 
 @pytest.mark.parametrize(

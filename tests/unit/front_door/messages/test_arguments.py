@@ -1,4 +1,4 @@
-"""Tests of arguments in tags: the types of the schema, streamed, cut off anywhere."""
+"""Tests of arguments that are no JSON: the types of the schema, streamed, cut off anywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.front_door.messages.message import CallArguments, read_arguments
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.style import MINICPM, QWEN_XML, CallStyle, Thinking
+from pipelines.front_door.messages.style import GEMMA_4, MINICPM, QWEN_XML, CallStyle, Thinking
 from pipelines.front_door.messages.tools import Calling, Function
 from tests.unit.front_door.messages.cases import TOOLS, message_style, written
 from tests.unit.front_door.messages.test_message_grammar import follows, guide_of_answer
@@ -18,13 +18,20 @@ EDIT = Function(
     name="edit",
     parameters={
         "type": "object",
-        "$defs": {"Place": {"type": "object", "properties": {"line": {"type": "integer"}}}},
+        "$defs": {
+            "Place": {"type": "object", "properties": {"line": {"type": "integer"}}},
+            "Tree": {
+                "properties": {"in": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}},
+                "type": "object",
+            },
+        },
         "properties": {
             "code": {"type": "string"},
             "at": {"$ref": "#/$defs/Place"},
             "lines": {"type": "array", "items": {"type": ["integer", "null"]}},
             "force": {"type": "boolean"},
             "mode": {"enum": ["add", "cut\n<b>"]},
+            "tree": {"$ref": "#/$defs/Tree"},
             "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         },
         "required": ["code", "at"],
@@ -36,9 +43,10 @@ VALUES = {
     "lines": [1, None],
     "force": True,
     "mode": "cut\n<b>",
+    "tree": {"in": [{"in": []}, {}]},
     "note": "5",
 }
-STYLES = pytest.mark.parametrize("style", [QWEN_XML, MINICPM], ids=lambda style: style.name)
+STYLES = pytest.mark.parametrize("style", [QWEN_XML, MINICPM, GEMMA_4], ids=lambda style: style.name)
 
 
 def arguments_of(style: CallStyle, pieces: list[str]) -> str:
@@ -55,7 +63,7 @@ def test_values_have_the_types_of_the_schema(style: CallStyle, note: str | None)
     guide = guide_of_answer(message_style(style), Thinking.NONE, Calling((EDIT, *TOOLS), "auto"), None)
     assert follows(guide, text) == "whole"
     found = json.loads(arguments_of(style, [text]))
-    expected = None if note == "null" else note  # a text "null" cannot be told from none
+    expected = None if note == "null" and style.tags else note  # without quotes, the text cannot be told
     assert found == {**values, "note": expected}
 
 
@@ -76,7 +84,16 @@ def test_a_call_may_be_cut_off_anywhere_and_arrive_in_any_pieces(style: CallStyl
 @STYLES
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("code", None), ("at", 5), ("lines", ["a"]), ("force", "yes"), ("mode", "none"), ("other", "1")],
+    [
+        ("at", None),
+        ("code", None),
+        ("at", 5),
+        ("lines", ["a"]),
+        ("force", "yes"),
+        ("mode", "none"),
+        ("other", "1"),
+        ("tree", {"in": [{"in": [3]}]}),
+    ],
 )
 def test_the_grammar_allows_no_value_of_another_type(style: CallStyle, name: str, value: object) -> None:
     guide = guide_of_answer(message_style(style), Thinking.NONE, Calling((EDIT, *TOOLS), "auto"), None)

@@ -26,6 +26,7 @@ GLM = "{{ '<tool_call>' + name + '<arg_key>' }}"
         (ALL["tools_qwen_xml"], "qwen3_xml", True),
         (TEMPLATES["chatml"] + "{{ '<parameter=' + name + '>' }}", "qwen3_xml", True),
         (ALL["tools_minicpm"], "minicpm5", True),
+        (ALL["tools_gemma_4"], "gemma4", True),
         (GLM, None, False),
     ],
 )
