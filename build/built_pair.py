@@ -59,6 +59,13 @@ def build_pair(recipe: Recipe, report: Callable[[str], None]) -> BuiltPair:
         check_prompts(recipe)
     recipe = fetch_checkpoints(recipe, report)
     engines = build_engines(recipe, ENGINES, report)
+    if "bundle" in engines:
+        raise RecipeError(
+            "this version of TensorRT-LLM is served by NVIDIA's own servers, without a repository of ours",
+            values=f"tensorrt_llm.version={recipe.tensorrt_llm.version}",
+            limit="engines, which 1.2.1 builds last",
+            remedy=f"in {recipe.tensorrt_llm.container} run sh {engines['serve']}, or sh {engines['triton']}",
+        )
     draft, target = Path(engines["draft"]), Path(engines["target"])
     if recipe.runtime == "tensorrt_llm":
         return BuiltPair(recipe, draft, target, plan_memory(read_pair(recipe, ENGINES)))

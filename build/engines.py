@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from build.bundle import build_bundle, check_bundle
 from build.checkpoints.engine_texts import engine_text_digests
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.digests import file_digests
@@ -31,6 +32,7 @@ from build.operators.library import COMPILER, has_compiler, source_digest
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
+from build.tensorrt_llm.versions import serves_checkpoints
 from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
 from pipelines.errors import EngineLoadError, RecipeError
 from pipelines.manifest import EngineFiles, sha256_file, sha256_json
@@ -240,7 +242,8 @@ def build_engines(
     """
     recipe = fetch_checkpoints(recipe, report)
     if recipe.runtime == "tensorrt_llm":
-        return build_tensorrt_llm_engines(recipe, engines, report)
+        bundled = serves_checkpoints(recipe.tensorrt_llm.version)
+        return (build_bundle if bundled else build_tensorrt_llm_engines)(recipe, engines, report)
     started = time.monotonic()
     sources = dict(zip(("draft", "target"), check_recipe(recipe, engines), strict=True))
     vocab_size = sources["target"].network.config.vocab_size  # whose tokens the draft proposes
@@ -306,6 +309,8 @@ def check_engines(
     Raises:
         EngineLoadError: The recipe has no engines.
     """
+    if recipe.runtime == "tensorrt_llm" and serves_checkpoints(recipe.tensorrt_llm.version):
+        return check_bundle(engines / recipe.name)
     found = [path for role in ("draft", "target") for path in (engines / recipe.name).glob(f"{role}-*")]
     result: dict[str, list[str]] = {"whole": [], "damaged": []}
     for directory in sorted(path for path in found if path.is_dir()):

@@ -10,6 +10,8 @@ checked instead.
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -27,13 +29,16 @@ from pipelines.atomic_file import write_whole
 from pipelines.errors import RecipeError
 
 # What DecodingBaseConfig.from_dict looks up (llmapi/llm_args.py of 2025), and the literal that later versions
-# compare with (@00043967). Which release candidate of 1.3 changed it is not known.
+# compare with (@00043967).
 _DECODING_TYPES = {
     (1, 0): "DraftTarget",
     (1, 1): "DraftTarget",
     (1, 2): "DraftTarget",
     (1, 3): "Draft_Target",
+    (1, 4): "Draft_Target",
 }
+# 1.3.0rc3 was read. Which candidate after it has the literal is not known, but not many can lie between.
+_EARLY_CANDIDATE = re.compile(r"1\.3\.0rc[0-3]")
 # The older name of speculative_model, which is still an alias of it, so that every version accepts it.
 _DRAFT_KEY = "speculative_model_dir"
 
@@ -66,7 +71,7 @@ def decoding_type(version: str) -> str:
     Raises:
         RecipeError: The version is not one whose source was read.
     """
-    spelling = _DECODING_TYPES.get(release(version))
+    spelling = _DECODING_TYPES.get((1, 2) if _EARLY_CANDIDATE.fullmatch(version) else release(version))
     if spelling is None:
         known = ", ".join(f"{major}.{minor}" for major, minor in _DECODING_TYPES)
         raise RecipeError(
@@ -116,15 +121,25 @@ def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
         "max_batch_size": serving.max_batch_size,
         "max_num_tokens": max(serving.max_num_tokens, serving.max_seq_len),
         "max_seq_len": serving.max_seq_len,
-        # Speculation with two models does not overlap (docs features/speculative-decoding.md @ea58e7cf).
+        # Speculation with two models does not overlap (docs features/speculative-decoding.md @ea58e7cf), and
+        # the guide still has it where draft and target share one engine.
         "disable_overlap_scheduler": True,
         "kv_cache_config": cache,
         "speculative_config": {
             "decoding_type": decoding_type(version),
             "max_draft_len": serving.num_draft_tokens or serving.max_draft_len,
             _DRAFT_KEY: _model(recipe, "draft"),
+            **_sampling(version),
         },
     }
+
+
+def _sampling(version: str) -> dict[str, bool]:
+    """Return the switches without which a request with a draft is answered as if it had asked for less."""
+    # "If true, allows non-greedy sampling when speculation is used" (llm_args.py of 1.3.0rc3).
+    switches = {"allow_advanced_sampling": True} if release(version) >= (1, 3) else {}
+    # Without it penalties are ignored, later refused (NVIDIA/TensorRT-LLM#17701, August 2026).
+    return {**switches, "enable_penalty": True} if release(version) >= (1, 4) else switches
 
 
 def triton_model(recipe: Recipe, version: str) -> dict[str, Any]:
@@ -141,6 +156,36 @@ def triton_model(recipe: Recipe, version: str) -> dict[str, Any]:
         # @0ebb1536). Without decoupled, the model refuses to stream (its model.py @044a90d2).
         "triton_config": {"max_batch_size": 0, "decoupled": True},
     }
+
+
+def check_loadable(recipe: Recipe) -> None:
+    """Check that a recipe says what exactly is served, and how.
+
+    Raises:
+        RecipeError: The container has no digest, or a quantization would have to be applied.
+    """
+    container = recipe.tensorrt_llm.container
+    if "@sha256:" not in container:
+        raise RecipeError(
+            "a bundle needs its container by digest",
+            values=f"tensorrt_llm.container={container}",
+            limit="NAME@sha256:DIGEST, because tags move",
+            remedy="docker inspect --format '{{index .RepoDigests 0}}' IMAGE prints it",
+        )
+    for role, engine in (("draft", recipe.draft), ("target", recipe.target)):
+        if engine.quantization not in ("none", "checkpoint"):
+            raise RecipeError(
+                "the PyTorch backend loads checkpoints as they are",
+                values=f"{role}.quantization={engine.quantization}",
+                limit="none, or checkpoint for one that ModelOpt's export_hf_checkpoint has written",
+                remedy="export it with ModelOpt, name its folder, and set quantization: checkpoint",
+            )
+
+
+def exported_quantization(directory: Path) -> str:
+    """Return the algorithm that ModelOpt's ``export_hf_checkpoint`` names, such as FP8; ``none`` without."""
+    path = directory / "hf_quant_config.json"
+    return str(json.loads(path.read_bytes())["quantization"]["quant_algo"]) if path.is_file() else "none"
 
 
 def _note(recipe: Recipe) -> str:

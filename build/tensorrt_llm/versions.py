@@ -41,6 +41,11 @@ def release(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def serves_checkpoints(version: str) -> bool:
+    """Return whether a version serves checkpoints by its PyTorch backend, and builds no engines."""
+    return release(version) >= (1, 3)
+
+
 def image_version(image: str) -> str | None:
     """Return the version in one of NVIDIA's images, ``unknown`` if it is too new; None for other images."""
     found = _IMAGE.fullmatch(image)

@@ -2,8 +2,9 @@
 
 Sources are files of the public repository NVIDIA/TensorRT-LLM: ``llmapi/llm_args.py`` and
 ``commands/serve.py`` at 00043967 and 00209af1; for 1.2 ``DecodingBaseConfig.from_dict`` of late 2025, whose
-commit is not known. They were read, not imported: the package needs CUDA, and its wheel comes from an index
-of NVIDIA's own. The classes of upstream refuse unknown keys (``StrictBaseModel``), so this table does too.
+commit is not known; for 1.3 also a copy of 1.3.0rc3; for 1.4 the names in its guide and in #17701. They were
+read, not imported: the package needs CUDA, and its wheel comes from an index of NVIDIA's own. The classes of
+upstream refuse unknown keys (``StrictBaseModel``), so this table does too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CACHE: Mapping[str, Any] = {
 }
 
 
-def _arguments(decoding_type: str) -> Mapping[str, Any]:
+def _arguments(decoding_type: str, *switches: str) -> Mapping[str, Any]:
     return {
         "model": Field(str),
         "backend": Field(str, words=("pytorch",)),
@@ -47,11 +48,16 @@ def _arguments(decoding_type: str) -> Mapping[str, Any]:
             "max_draft_len": _SIZE,
             # In 1.3 an alias of speculative_model.
             "speculative_model_dir": Field(str),
+            **{switch: Field(bool) for switch in switches},
         },
     }
 
 
-LLM_ARGUMENTS = {"1.2": _arguments("DraftTarget"), "1.3": _arguments("Draft_Target")}
+LLM_ARGUMENTS = {
+    "1.2": _arguments("DraftTarget"),
+    "1.3": _arguments("Draft_Target", "allow_advanced_sampling"),
+    "1.4": _arguments("Draft_Target", "allow_advanced_sampling", "enable_penalty"),
+}
 """Release -> what its ``LLM()`` takes, as nested tables of fields."""
 
 TRITON_CONFIG = {"max_batch_size": Field(int, least=0, most=0), "decoupled": Field(bool)}

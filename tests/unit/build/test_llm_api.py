@@ -58,7 +58,9 @@ def test_every_recipe_is_rendered_for_both_generations(name: str, tmp_path: Path
         ("1.1.0", "DraftTarget"),
         ("1.2.0rc8", "DraftTarget"),
         ("1.2.1", "DraftTarget"),
+        ("1.3.0rc3", "DraftTarget"),
         ("1.3.0rc17", "Draft_Target"),
+        ("1.4.0rc1", "Draft_Target"),
     ],
 )
 def test_the_spelling_follows_the_version(version: str, spelling: str, tmp_path: Path) -> None:
@@ -66,9 +68,11 @@ def test_the_spelling_follows_the_version(version: str, spelling: str, tmp_path:
     assert documents(tmp_path, version)[1]["speculative_config"]["decoding_type"] == spelling
 
 
-@pytest.mark.parametrize("version", ["0.21.0", "1.4.0", "unknown"])
+@pytest.mark.parametrize("version", ["0.21.0", "1.5.0", "unknown"])
 def test_a_version_that_nobody_read_is_refused(version: str) -> None:
-    with pytest.raises(RecipeError, match=f"version {version}; known: 1.0, 1.1, 1.2, 1.3; .*llm_args.py"):
+    with pytest.raises(
+        RecipeError, match=f"version {version}; known: 1.0, 1.1, 1.2, 1.3, 1.4; .*llm_args.py"
+    ):
         decoding_type(version)
 
 
@@ -108,6 +112,6 @@ def test_the_version_that_is_installed_decides(
     machine.install("1.3.0", "trtllm-serve")
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["version"] == "1.3.0"
-    machine.install("1.4.0", "trtllm-serve")
+    machine.install("1.5.0", "trtllm-serve")
     assert main(arguments) == 1
-    assert "version 1.4.0" in capsys.readouterr().err
+    assert "version 1.5.0" in capsys.readouterr().err
