@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import httpx
+
 from build.recipe import REPOSITORY_ROOT, load_recipe
 from build.tensorrt_llm.memory_plan import plan_memory
 from build.tensorrt_llm.pair import read_pair
@@ -88,6 +90,32 @@ def sampling(recipe: str, url: str) -> Finding:
     return Finding("pass", "sampled requests are drafted for, and so are greedy ones afterwards", seen)
 
 
+def traps(recipe: str, url: str) -> Finding:
+    """Ask an OpenAI-compatible server of TensorRT-LLM's PyTorch backend what its speculation may ignore.
+
+    Penalties are ignored by versions before ``enable_penalty``, and requests without a seed may share a
+    stream of random numbers (NVIDIA/TensorRT-LLM#17701, #19487).
+    """
+    with httpx.Client(base_url=url, timeout=120) as server:
+        model = server.get("/v1/models").json()["data"][0]["id"]
+
+        def text(**fields: Any) -> str:
+            body = {"model": model, "prompt": "One, two, one, two, one,", "max_tokens": 48, **fields}
+            answer = server.post("/v1/completions", json=body)
+            return answer.json()["choices"][0]["text"] if answer.is_success else f"HTTP {answer.status_code}"
+
+        plain, penalized = text(temperature=0), text(temperature=0, frequency_penalty=2.0)
+        samples = [text(temperature=1.0) for _ in range(_SAMPLES)]
+    ignored = [
+        *(["penalties"] if plain == penalized else []),
+        *(["the randomness of requests without a seed"] if len(set(samples)) < _SAMPLES else []),
+    ]
+    seen = {"plain": plain, "penalized": penalized, "samples": samples}
+    if ignored:
+        return Finding("fail", f"the server ignores {' and '.join(ignored)}", seen)
+    return Finding("pass", "penalties change answers, and samples differ", seen)
+
+
 def _drafted(client: Client, request: CompletionRequest) -> int | str:
     """Return the draft tokens of an answer, or the words of its failure."""
     try:
@@ -100,6 +128,7 @@ PROBES: Mapping[str, Callable[[str, str], Finding]] = {
     "machine": machine,
     "memory": memory,
     "sampling": sampling,
+    "traps": traps,
 }
 """By name: recipe, address of the server -> finding."""
 
