@@ -32,6 +32,7 @@ _PLAYGROUND_FILES = {
     "/": ("index.html", "text/html"),
     "/playground.css": ("playground.css", "text/css"),
     "/playground.js": ("playground.js", "text/javascript"),
+    "/markdown.js": ("markdown.js", "text/javascript"),
 }
 _PLAYGROUND_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -1,39 +1,35 @@
-// Asks the front door twice, with speculation and by the target alone, and shows who wrote each token.
+// A chat with the served model; a page that continues texts if the model has no chat template.
+// An answer shows who wrote its tokens, and beside it what the target alone answers, if one asks for that.
 "use strict";
 
 const SOURCES = ["draft_model", "lookup", "grammar", "target"];
 const element = (id) => document.getElementById(id);
-let running = null; // the AbortController of the requests in progress
-let isChat = false;
+let model = null; // as GET /v1/models describes it
+let running = null; // the AbortController of the request in progress
 let conversation = [];
 
-function headers() {
+function make(tag, className, ...children) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.append(...children);
+  return made;
+}
+
+async function send(path, content, signal) {
   const key = element("key").value.trim();
-  return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
-}
-
-function number(id) {
-  const text = element(id).value;
-  return text === "" ? undefined : Number(text);
-}
-
-function body(asked, seed, more) {
-  return {
-    ...asked,
-    temperature: number("temperature"),
-    max_tokens: number("max-tokens"),
-    seed,
-    stream: true,
-    stream_options: { include_usage: true },
-    return_token_sources: true,
-    ...more,
-  };
-}
-
-// Fields of a request whose answer must follow the schema, if there is one.
-function form() {
-  const schema = element("schema").value.trim();
-  return schema ? { structured_outputs: { json: JSON.parse(schema) } } : {};
+  const response = await fetch(path, {
+    method: content ? "POST" : "GET",
+    headers: { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) },
+    body: content && JSON.stringify(content),
+    signal,
+  }).catch((error) => {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. Start it again with 'draftproof serve'.");
+  });
+  if (response.ok) return response;
+  if (response.status === 401) element("settings").open = true; // the field of the key is there
+  const said = await response.json().catch(() => null);
+  throw new Error(said?.error?.message ?? `The server answered ${response.status} ${response.statusText}.`);
 }
 
 // Yields the data of each event of a stream.
@@ -53,174 +49,257 @@ async function* events(response) {
 }
 
 class Answer {
-  constructor(section) {
-    this.output = section.querySelector("pre");
-    this.figures = section.querySelector("dl");
-    this.shares = section.querySelector(".shares");
-    this.text = "";
+  constructor(name, asked) {
+    this.asked = asked;
+    this.written = ""; // by the model, with the marks of its thoughts
+    this.content = "";
+    this.thoughts = "";
+    this.runs = []; // where in `written` the tokens of one author end
     this.counts = Object.fromEntries(SOURCES.map((source) => [source, 0]));
-    this.began = performance.now();
-    this.first = null;
-    this.last = null;
-    this.seed = null;
+    this.times = {};
     this.reason = "";
-    this.speculation = null;
-    this.output.replaceChildren();
-    this.show();
+    this.body = make("div", "");
+    this.figures = make("p", "figures");
+    this.section = make("section", "", make("b", "role", name), this.body, this.figures);
+    this.section.ariaLabel = name;
   }
 
   get tokens() {
     return Object.values(this.counts).reduce((sum, count) => sum + count, 0);
   }
 
-  // The first chunk's tokens are what the time to the first token pays for.
+  // The first event's tokens are what the time to the first token pays for.
   get perSecond() {
-    return this.last > this.first ? (1000 * (this.tokens - this.inFirst)) / (this.last - this.first) : null;
+    const { first, last } = this.times;
+    return last > first ? (1000 * (this.tokens - this.inFirst)) / (last - first) : null;
+  }
+
+  // Adds what arrives, until the end or an error.
+  async receive(signal) {
+    this.times.began = performance.now();
+    this.section.ariaBusy = "true";
+    const timer = setInterval(() => this.show(), 100);
+    try {
+      const path = this.asked.messages ? "v1/chat/completions" : "v1/completions";
+      for await (const event of events(await send(path, this.asked, signal))) this.take(event);
+    } catch (error) {
+      if (error.name !== "AbortError") throw error;
+      this.reason = "stopped";
+    } finally {
+      clearInterval(timer);
+      this.reason ||= "error";
+      this.section.ariaBusy = "false";
+      this.show();
+    }
   }
 
   take(event) {
     if (event.error) throw new Error(event.error.message);
-    if (event.metrics) this.speculation = event.metrics.speculative_decoding;
+    this.usage = event.usage ?? this.usage;
+    this.speculation = event.metrics?.speculative_decoding ?? this.speculation;
     for (const choice of event.choices) {
-      for (const run of choice.token_sources ?? []) {
-        this.counts[run.source] += run.num_tokens;
-        const span = document.createElement("span");
-        span.className = run.source;
-        span.textContent = run.text;
-        this.output.append(span);
-        this.text += run.text;
+      for (const { source, num_tokens, text } of choice.token_sources ?? []) {
+        this.counts[source] += num_tokens;
+        this.written += text;
+        this.runs.push({ source, end: this.written.length });
+        this.times.last = performance.now();
       }
-      if (choice.token_sources?.length) {
-        this.last = performance.now();
-        if (this.first === null) {
-          this.first = this.last;
-          this.inFirst = this.tokens;
-        }
+      if (this.times.first === undefined && this.tokens) {
+        this.times.first = this.times.last;
+        this.inFirst = this.tokens;
       }
-      this.seed = choice.seed ?? this.seed;
+      this.content += choice.text ?? choice.delta?.content ?? "";
+      this.thoughts += choice.delta?.reasoning_content ?? "";
       this.reason = choice.finish_reason ?? this.reason;
+      this.isNew = true;
     }
-    this.show();
+  }
+
+  // Returns the nodes of a piece of the content, a span for each author.
+  coloured(begin, end) {
+    const made = document.createDocumentFragment();
+    const place = this.written.indexOf(this.content, this.thoughts.length);
+    if (place < 0) return new Text(this.content.slice(begin, end));
+    let at = begin;
+    for (const { source, end: runEnd } of this.runs) {
+      const until = Math.min(end, runEnd - place);
+      if (until > at) made.append(make("span", source, this.content.slice(at, until)));
+      at = Math.max(at, until);
+    }
+    made.append(this.content.slice(at, end));
+    return made;
   }
 
   show() {
-    const drafted = this.tokens - this.counts.target;
-    const figures = {
-      "Tokens": this.tokens,
-      "Tokens/s": this.perSecond?.toFixed(1) ?? "-",
-      "First token": this.first === null ? "-" : `${(this.first - this.began).toFixed(0)} ms`,
-      "From drafts": this.tokens ? `${((100 * drafted) / this.tokens).toFixed(0)} %` : "-",
-      "Acceptance": this.speculation ? this.speculation.draft_acceptance_rate.toFixed(2) : "-",
-      "Ended by": this.reason || "-",
-    };
-    this.figures.replaceChildren(
-      ...Object.entries(figures).map(([name, value]) => {
-        const [group, term, said] = ["div", "dt", "dd"].map((tag) => document.createElement(tag));
-        term.textContent = name;
-        said.textContent = value;
-        group.append(term, said);
-        return group;
-      }),
-    );
-    this.shares.replaceChildren(
-      ...SOURCES.filter((source) => this.counts[source]).map((source) => {
-        const bar = document.createElement("span");
-        bar.className = source;
-        bar.style.flexGrow = this.counts[source];
-        return bar;
-      }),
-    );
+    this.figures.textContent = this.summary();
+    if (!this.isNew) return;
+    this.isNew = false;
+    const page = document.documentElement;
+    const isAtEnd = page.scrollTop + window.innerHeight > page.scrollHeight - 40;
+    const leaf = (begin, end) => this.coloured(begin, end);
+    const shown = this.asked.messages
+      ? markdown(this.content, leaf)
+      : make("div", "", leaf(0, this.content.length));
+    shown.className = this.asked.messages ? "text markdown" : "text";
+    if (this.thoughts) {
+      this.thinking ??= make("details", "quiet", make("summary", "", "Thoughts"), make("div", "text"));
+      this.thinking.lastChild.textContent = this.thoughts;
+      shown.prepend(this.thinking);
+    }
+    this.body.replaceChildren(shown);
+    if (isAtEnd) page.scrollTop = page.scrollHeight;
+  }
+
+  summary() {
+    const { began, first } = this.times;
+    const seconds = (time) => `${((time - began) / 1000).toFixed(2)} s`;
+    if (first === undefined) return this.reason || `computing the prompt, ${seconds(performance.now())}`;
+    const cached = this.usage?.prompt_tokens_details?.cached_tokens;
+    const parts = [
+      `${this.tokens} tokens`,
+      this.perSecond && `${this.perSecond.toFixed(1)} tokens/s`,
+      `first token after ${seconds(first)}`,
+      cached && `${cached} of ${this.usage.prompt_tokens} prompt tokens cached`,
+      `${(100 - (100 * this.counts.target) / this.tokens).toFixed(0)} % from drafts`,
+      this.speculation && `draft_acceptance_rate ${this.speculation.draft_acceptance_rate.toFixed(2)}`,
+      this.reason && `finish_reason ${this.reason}`,
+    ];
+    return parts.filter(Boolean).join(" · ");
   }
 }
 
-async function ask(section, asked, seed, more, signal) {
-  const answer = new Answer(element(section));
-  const response = await fetch(asked.messages ? "v1/chat/completions" : "v1/completions", {
-    method: "POST",
-    headers: headers(),
-    body: JSON.stringify(body(asked, seed, more)),
-    signal,
-  });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  for await (const event of events(response)) answer.take(event);
-  return answer;
-}
-
-function showConversation() {
-  element("conversation").hidden = element("clear").hidden = !isChat || !conversation.length;
-  element("conversation").replaceChildren(
-    ...conversation.map(({ role, content }) => {
-      const item = document.createElement("li");
-      const name = document.createElement("b");
-      name.textContent = role;
-      item.append(name, content);
-      return item;
-    }),
-  );
-}
-
-function verdict(pair, alone) {
-  const same = pair.text === alone.text ? "The same text." : "THE TEXTS DIFFER.";
-  const ratio = pair.perSecond / alone.perSecond;
-  return Number.isFinite(ratio) ? `${same} ${ratio.toFixed(2)} times the tokens per second.` : same;
-}
-
-async function run() {
+// Runs work that can be stopped; says what went wrong.
+async function attempt(work) {
+  if (running) return;
   running = new AbortController();
-  element("run").disabled = true;
-  element("stop").disabled = false;
+  element("send").ariaDisabled = "true";
+  element("stop").ariaDisabled = "false";
   element("error").hidden = true;
-  element("verdict").textContent = "";
-  new Answer(element("alone"));
-  const content = element("prompt").value;
-  const messages = [...conversation, { role: "user", content }];
   try {
-    const asked = { ...(isChat ? { messages } : { prompt: content }), ...form() };
-    const pair = await ask("speculative", asked, number("seed"), {}, running.signal);
-    if (isChat) {
-      conversation = [...messages, { role: "assistant", content: pair.text }];
-      element("prompt").value = "";
-      showConversation();
-    }
-    if (element("compare").checked) {
-      const alone = await ask("alone", asked, pair.seed, { arm: "control" }, running.signal);
-      element("verdict").textContent = verdict(pair, alone);
-    }
+    await work(running.signal);
   } catch (error) {
-    element("error").textContent = error.name === "AbortError" ? "Stopped." : error.message;
+    element("error").textContent = error.message;
     element("error").hidden = false;
   } finally {
     running = null;
-    element("run").disabled = false;
-    element("stop").disabled = true;
+    element("send").ariaDisabled = "false";
+    element("stop").ariaDisabled = "true";
   }
 }
 
-function choose(chat) {
-  isChat = chat;
-  element("tab-chat").setAttribute("aria-selected", String(chat));
-  element("tab-completion").setAttribute("aria-selected", String(!chat));
-  element("prompt-label").textContent = chat ? "Message" : "Text to continue";
-  showConversation();
+function number(id) {
+  const text = element(id).value;
+  return text === "" ? undefined : Number(text);
 }
 
-async function showModel() {
-  const response = await fetch("v1/models", { headers: headers() });
-  if (response.ok) element("model").textContent = (await response.json()).data[0].id;
+// Returns the body of a request; the seed is drawn here, so that the target alone can be given the same.
+function request(said) {
+  const schema = element("schema").value.trim();
+  let json;
+  try {
+    json = schema ? JSON.parse(schema) : undefined;
+  } catch (error) {
+    throw new Error(`structured_outputs.json is not JSON: ${error.message}.`);
+  }
+  const system = element("system").value.trim();
+  const before = system ? [{ role: "system", content: system }] : [];
+  return {
+    ...(model.chat ? { messages: [...before, ...conversation, { role: "user", content: said }] } : { prompt: said }),
+    max_tokens: number("max_tokens"),
+    temperature: number("temperature"),
+    seed: number("seed") ?? Math.floor(Math.random() * 2 ** 53),
+    structured_outputs: json && { json },
+    stream: true,
+    stream_options: { include_usage: true },
+    return_token_sources: true,
+  };
+}
+
+async function ask(signal) {
+  await showModel(signal);
+  const prompt = element("prompt");
+  const said = prompt.value;
+  const asked = request(said);
+  const turns = conversation;
+  const answer = new Answer(model.chat ? "assistant" : "continuation", asked);
+  const question = make("li", "user", make("b", "role", model.chat ? "user" : "prompt"), make("div", "text", said));
+  const reply = make("li", "", make("div", "answers", answer.section));
+  if (!model.chat) element("conversation").replaceChildren();
+  element("conversation").append(question, reply);
+  if (model.chat) prompt.value = "";
+  reply.scrollIntoView({ block: "nearest" });
+  try {
+    await answer.receive(signal);
+  } finally {
+    if (answer.tokens) {
+      turns.push({ role: "user", content: said }, { role: "assistant", content: answer.content });
+      addComparison(answer, reply);
+    } else if (answer.reason === "stopped" || answer.reason === "error") {
+      question.remove(); // nothing was answered: the text can be sent again
+      reply.remove();
+      prompt.value ||= said;
+    }
+  }
+}
+
+// Adds the button that asks the target alone.
+function addComparison(answer, reply) {
+  const button = make("button", "compare", "Compare with the target alone");
+  const verdict = make("p", "verdict");
+  button.type = "button";
+  verdict.ariaLive = "polite";
+  button.addEventListener("click", () => attempt(async (signal) => {
+    const isPart = answer.reason === "stopped" || answer.reason === "error";
+    const alone = new Answer("target alone", {
+      ...answer.asked,
+      arm: "control",
+      max_tokens: isPart ? answer.tokens : answer.asked.max_tokens,
+    });
+    answer.section.parentNode.replaceChildren(answer.section, alone.section);
+    verdict.textContent = "";
+    await alone.receive(signal);
+    if (alone.reason !== "stopped") verdict.textContent = compared(answer, alone, isPart);
+  }));
+  reply.append(button, verdict);
+}
+
+function compared(answer, alone, isPart) {
+  const [one, other] = [answer, alone].map(({ thoughts, content }) => thoughts + content);
+  if (isPart ? !other.startsWith(one) : one !== other) return "THE TEXTS DIFFER.";
+  const ratio = answer.perSecond / alone.perSecond;
+  return Number.isFinite(ratio) ? `The same text, ${ratio.toFixed(2)} times the tokens per second.` : "The same text.";
+}
+
+async function showModel(signal) {
+  if (model) return;
+  model = (await (await send("v1/models", null, signal)).json()).data[0];
+  element("model").textContent = model.id;
+  element("temperature").placeholder = model.default_sampling_params?.temperature ?? "";
+  if (model.chat) return;
+  document.body.classList.add("completion");
+  element("prompt-label").textContent = "Text to continue";
+  element("send").textContent = "Continue";
+  element("max_tokens").value ||= 160;
 }
 
 element("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!running) run();
+  attempt(ask);
+});
+element("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  event.preventDefault();
+  attempt(ask);
 });
 element("stop").addEventListener("click", () => running?.abort());
 element("clear").addEventListener("click", () => {
+  running?.abort();
   conversation = [];
-  showConversation();
+  element("conversation").replaceChildren();
+  element("prompt").focus();
 });
-element("tab-chat").addEventListener("click", () => choose(true));
-element("tab-completion").addEventListener("click", () => choose(false));
-element("key").addEventListener("change", showModel);
-new Answer(element("speculative"));
-new Answer(element("alone"));
-showModel();
+element("colours").addEventListener("change", (event) => {
+  document.body.classList.toggle("coloured", event.target.checked);
+});
+element("key").addEventListener("change", () => showModel().catch(() => {})); // sending says what is wrong
+attempt(showModel);

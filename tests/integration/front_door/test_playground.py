@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server
-from tests.integration.front_door.conftest import MODEL, get, url_of
+from tests.integration.front_door.conftest import MODEL, get, post, url_of
 from tests.support.headless_browser import Browser, find_browser
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
-PROMPT = "def area(radius):\n"
+MESSAGE = "def area(radius):\n"
 
 
 @pytest.fixture
@@ -27,6 +30,13 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
+@pytest.fixture
+def page(browser: Browser, door: Server) -> Browser:
+    browser.open(f"{url_of(door)}/")
+    wait_for(browser, f"document.getElementById('model').textContent === '{MODEL}'")
+    return browser
+
+
 def wait_for(browser: Browser, script: str) -> None:
     deadline_s = time.monotonic() + 120
     while not browser.value(script):
@@ -34,82 +44,156 @@ def wait_for(browser: Browser, script: str) -> None:
         time.sleep(0.05)
 
 
-def ask(browser: Browser, prompt: str, num_tokens: int) -> None:
-    browser.value(f"""document.getElementById("prompt").value = {prompt!r};
-        document.getElementById("max-tokens").value = {num_tokens};
-        document.getElementById("run").click()""")
+def fill(browser: Browser, **values: Any) -> None:
+    for field, value in values.items():
+        browser.value(f"document.getElementById('{field}').value = {json.dumps(value)}")
 
 
-def text_of(browser: Browser, section: str) -> str:
-    return str(browser.value(f"document.querySelector('#{section} pre').textContent"))
+def press_ctrl_enter(browser: Browser) -> None:
+    browser.value("""document.getElementById("prompt").focus();
+        document.activeElement.dispatchEvent(
+            new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true, bubbles: true }))""")
 
 
-IS_DONE = "!document.getElementById('run').disabled && document.getElementById('stop').disabled"
+def texts(browser: Browser, selector: str) -> list[str]:
+    found = browser.value(f"[...document.querySelectorAll({selector!r})].map(each => each.textContent)")
+    return list(found)
 
 
-def test_it_colours_the_answer_of_the_router_and_compares_the_target_alone(
-    browser: Browser, door: Server, router: Client
-) -> None:
-    browser.open(f"{url_of(door)}/")
-    wait_for(browser, f"document.getElementById('model').textContent === '{MODEL}'")
-    ask(browser, PROMPT, 90)
-    wait_for(browser, "document.getElementById('verdict').textContent")
-    wait_for(browser, IS_DONE)
-    expected = router.generate(CompletionRequest(PROMPT, max_tokens=90), "router")
-    assert text_of(browser, "speculative") == text_of(browser, "alone") == expected.text
-    assert "The same text." in browser.value("document.getElementById('verdict').textContent")
-    drafted = browser.value(
-        "[...document.querySelectorAll('#speculative pre .draft_model, #speculative pre .lookup')].length"
+IS_DONE = "document.getElementById('stop').ariaDisabled === 'true'"
+ERROR = "document.getElementById('error')"
+
+
+def test_a_chat_keeps_its_history_and_the_focus(page: Browser, door: Server) -> None:
+    fill(page, system="Be short.", max_tokens=20, temperature=0.75, seed=3)
+    page.value("""window.bodies = []; const asked = window.fetch;
+        window.fetch = (path, options) => { bodies.push(options.body); return asked(path, options); }""")
+    for number, said in enumerate(("Hello", "<b>again</b>"), start=1):
+        fill(page, prompt=said)
+        press_ctrl_enter(page)
+        wait_for(page, f"document.querySelectorAll('.compare').length === {number}")
+        wait_for(page, IS_DONE)
+        assert page.value("document.activeElement.id") == "prompt"
+        assert page.value("document.activeElement.value") == ""
+    assert texts(page, ".user .text") == ["Hello", "<b>again</b>"]
+    body = json.loads(page.value("bodies[1]"))
+    assert [each["role"] for each in body["messages"]] == ["system", "user", "assistant", "user"]
+    assert (body["temperature"], body["max_tokens"], body["seed"]) == (0.75, 20, 3)
+    plain = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+    answered = post(door, "/v1/chat/completions", plain).json()["choices"][0]["message"]["content"]
+    assert page.value("document.querySelectorAll('section')[1].querySelector('.text').textContent.trim()")
+    assert page.value(
+        f"markdown({json.dumps(answered)}, (b, e) => {json.dumps(answered)}.slice(b, e))"
+        ".textContent === document.querySelectorAll('.markdown')[1].textContent"
     )
-    assert (drafted > 0) == any(expected.accepted_mask)
-    assert browser.value("[...document.querySelectorAll('#alone pre :not(.target)')].length") == 0
-    asked = [each for each in browser.complaints if not each.startswith(f"asked for {url_of(door)}/")]
+    assert page.value(f"{ERROR}.hidden")
+    asked = [each for each in page.complaints if not each.startswith(f"asked for {url_of(door)}/")]
     assert [each for each in asked if "data:" not in each] == []
+    page.value("document.getElementById('clear').click()")
+    assert texts(page, "#conversation li") == []
 
 
-def test_what_a_schema_forces_is_coloured(browser: Browser, door: Server) -> None:
-    browser.open(f"{url_of(door)}/")
+def test_who_wrote_each_token_and_the_target_alone(page: Browser) -> None:
+    fill(page, prompt=MESSAGE, max_tokens=90)
+    press_ctrl_enter(page)
+    wait_for(page, "document.querySelector('.compare')")
+    page.value("document.querySelector('.compare').click()")
+    wait_for(page, "document.querySelector('.verdict').textContent")
+    assert "The same text" in texts(page, ".verdict")[0]
+    one, other = texts(page, "section .text")
+    assert one == other
+    sources = page.value(
+        "[...document.querySelectorAll('section')].map(section => "
+        "[...new Set([...section.querySelectorAll('span')].map(each => each.className))])"
+    )
+    assert set(sources[0]) >= {"target", "draft_model"} and sources[1] == ["target"]
+    coloured = "getComputedStyle(document.querySelector('.text .target')).backgroundColor"
+    shown = page.value(coloured)
+    page.value("document.getElementById('colours').click()")
+    assert page.value(coloured) != shown
+
+
+def test_what_a_schema_forces_is_coloured(page: Browser) -> None:
     schema = {"properties": {"a_long_name_of_a_field": {"enum": [1, 2]}}, "additionalProperties": False}
     schema |= {"type": "object", "required": list(schema["properties"])}
-    browser.value(f"document.getElementById('schema').value = {json.dumps(json.dumps(schema))}")
-    ask(browser, PROMPT, 90)
-    wait_for(browser, "document.getElementById('verdict').textContent")
-    forced = browser.value(
-        "[...document.querySelectorAll('#speculative .grammar')].map(e => e.textContent).join('')"
-    )
+    fill(page, prompt=MESSAGE, max_tokens=90, schema=json.dumps(schema))
+    press_ctrl_enter(page)
+    wait_for(page, "document.querySelector('.compare')")
+    forced = "".join(texts(page, ".text .grammar"))
     assert len(forced) > 8 and set(forced) <= set(json.dumps(schema))
-    assert json.loads(text_of(browser, "speculative"))["a_long_name_of_a_field"] in (1, 2)
-    assert text_of(browser, "speculative") == text_of(browser, "alone")
-    browser.value("document.getElementById('schema').value = '{'")
-    ask(browser, PROMPT, 90)
-    wait_for(browser, "document.getElementById('error').textContent.includes('JSON')")
+    assert json.loads(texts(page, "section .text")[0])["a_long_name_of_a_field"] in (1, 2)
+    fill(page, prompt=MESSAGE, schema="{")
+    press_ctrl_enter(page)
+    wait_for(page, f"{ERROR}.textContent.startsWith('structured_outputs.json is not JSON: ')")
 
 
-def test_chat_keeps_the_conversation(browser: Browser, door: Server) -> None:
-    browser.open(f"{url_of(door)}/")
-    browser.value("document.getElementById('tab-chat').click()")
-    for number, message in enumerate(("Hello", "<b>again</b>"), start=1):
-        ask(browser, message, 20)
-        wait_for(browser, f"document.querySelectorAll('#conversation li').length === {2 * number}")
-        wait_for(browser, IS_DONE)
-    said = browser.value("document.querySelectorAll('#conversation li')[2].textContent")
-    assert said == "user<b>again</b>"
-    assert browser.value("document.getElementById('error').hidden")
-
-
-def test_an_answer_can_be_stopped_and_an_error_is_shown(browser: Browser, door: Server) -> None:
-    browser.open(f"{url_of(door)}/")
+def test_stop_keeps_the_answer_and_an_error_keeps_the_message(page: Browser) -> None:
     # In the page, because the whole answer may arrive before the browser is told to click.
-    browser.value("""new MutationObserver((_, observer) => {
+    page.value("""const observer = new MutationObserver(() => {
+            if (!document.querySelector("section .text")) return;
             observer.disconnect();
             document.getElementById("stop").click();
-        }).observe(document.querySelector("#speculative pre"), { childList: true })""")
-    ask(browser, PROMPT, 480)
-    wait_for(browser, "document.getElementById('error').textContent")
-    wait_for(browser, IS_DONE)
-    assert browser.value("document.getElementById('error').textContent") == "Stopped."
-    ask(browser, PROMPT, 100_000)
-    wait_for(browser, "document.getElementById('error').textContent.includes('max_tokens')")
+        }); observer.observe(document.getElementById("conversation"), { childList: true, subtree: true })""")
+    fill(page, prompt=MESSAGE, max_tokens=480)
+    press_ctrl_enter(page)
+    wait_for(page, f"{IS_DONE} && document.querySelector('.compare')")
+    assert "finish_reason stopped" in texts(page, ".figures")[0]
+    assert page.value("conversation.length") == 2 and page.value(f"{ERROR}.hidden")
+    page.value("document.querySelector('.compare').click()")
+    wait_for(page, "document.querySelector('.verdict').textContent")
+    assert "The same text" in texts(page, ".verdict")[0]
+    fill(page, prompt="kept", max_tokens=100_000)
+    press_ctrl_enter(page)
+    wait_for(page, f"{ERROR}.textContent.includes('max_tokens')")
+    wait_for(page, IS_DONE)
+    assert page.value("document.getElementById('prompt').value") == "kept"
+    assert len(texts(page, "#conversation > li")) == 2
+
+
+def test_a_base_model_continues_texts(
+    browser: Browser, door_pair: tuple[Path, Path], new_door: Callable[..., AbstractContextManager[Server]]
+) -> None:
+    chat = door_pair[1] / "chat.json"
+    template = chat.read_bytes()
+    chat.unlink()
+    try:
+        with new_door() as server:
+            browser.open(f"{url_of(server)}/")
+            wait_for(browser, "document.body.classList.contains('completion')")
+            fill(browser, prompt=MESSAGE, temperature=0)
+            press_ctrl_enter(browser)
+            wait_for(browser, f"{IS_DONE} && document.querySelector('.compare')")
+            with Client.connect(f"grpc://127.0.0.1:{server.ports.grpc}") as client:
+                expected = client.generate(CompletionRequest(MESSAGE, max_tokens=160))
+            assert texts(browser, "section .text") == [expected.text]
+            assert browser.value("document.getElementById('prompt').value") == MESSAGE
+    finally:
+        chat.write_bytes(template)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("one\ntwo\n\nthree", "<p>one\ntwo</p><p>three</p>"),
+        ("# A *b*\n###### C", "<h3>A <em>b</em></h3><h6>C</h6>"),
+        ("a **b `c**` d** `` e`f ``", "<p>a <strong>b <code>c**</code> d</strong> <code> e`f </code></p>"),
+        ("**a `b`** ** c", "<p><strong>a <code>b</code></strong> ** c</p>"),
+        ("2 * 3 * 4, **open, `open, a_b_c", "<p>2 * 3 * 4, **open, `open, a_b_c</p>"),
+        ("```py\n  x = '<b>'\n\n# y\n```\nz", "<pre><code>  x = '&lt;b&gt;'\n\n# y\n</code></pre><p>z</p>"),
+        ("```\nnot closed", "<pre><code>not closed\n</code></pre>"),
+        ("````\n```\n````", "<pre><code>```\n</code></pre>"),
+        ("- a\n- b\n  - c\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"),
+        ("3. a\n\n   more\n   ```\n   x\n   ```\n4. b\n- c",
+         '<ol start="3"><li>a<p>more</p><pre><code>x\n</code></pre></li><li>b</li></ol><ul><li>c</li></ul>'),
+        ("<img src=x onerror=alert(1)> &amp;", "<p>&lt;img src=x onerror=alert(1)&gt; &amp;amp;</p>"),
+        ("***\n**\n\n`", "<hr><p>**</p><p>`</p>"),
+    ],
+)  # fmt: skip
+def test_markdown(browser: Browser, text: str, expected: str) -> None:
+    source = Path("pipelines/front_door/playground/markdown.js").read_text(encoding="utf-8")
+    browser.value(source + "; undefined")
+    given = json.dumps(text)
+    assert browser.value(f"markdown({given}, (b, e) => new Text({given}.slice(b, e))).innerHTML") == expected
 
 
 @pytest.mark.parametrize("width", [1280, 390])

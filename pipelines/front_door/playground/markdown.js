@@ -1,0 +1,87 @@
+// Shows what models write as Markdown: paragraphs, headings, lists, fenced and inline code, bold and italic.
+// Everything works on places in the text, and `leaf(begin, end)` makes the nodes: text never becomes markup.
+"use strict";
+
+const FENCE = /^(\s*)(`{3,}|~{3,})/;
+const HEADING = /^(#{1,6})\s+(?=\S)/;
+const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(?=\S)/;
+const RULE = /^\s*([-*_])(?:\s*\1){2,}\s*$/;
+const INLINE = /(`+)([^`]|[^`][^]*?[^`])\1(?!`)|\*\*(?=\S)((?:`[^`]*`|[^`])*?(?:[^`\s]|`[^`]*`))\*\*(?!\*)|\*([^\s*]|[^\s*][^*]*[^\s*])\*(?!\*)/g;
+
+function linesOf(text) {
+  let begin = 0;
+  return text.split("\n").map((line) => {
+    const found = { line, begin, end: begin + line.length };
+    begin = found.end + 1;
+    return found;
+  });
+}
+
+// Appends bold, italic and code, and the text between them.
+function addInline(parent, text, begin, end, leaf) {
+  let place = begin;
+  for (const match of text.slice(begin, end).matchAll(INLINE)) {
+    const [whole, ticks, code, bold] = match;
+    const mark = ticks?.length ?? (bold === undefined ? 1 : 2);
+    const child = document.createElement(ticks ? "code" : mark === 2 ? "strong" : "em");
+    const at = begin + match.index;
+    parent.append(leaf(place, at), child);
+    place = at + whole.length;
+    if (code === undefined) addInline(child, text, at + mark, place - mark, leaf);
+    else child.append(leaf(at + mark, place - mark));
+  }
+  parent.append(leaf(place, end));
+}
+
+// Returns the element of a text, which may break off anywhere.
+function markdown(text, leaf) {
+  const root = document.createElement("div");
+  const lines = linesOf(text);
+  const lists = []; // those that are open, with the indentation of their marks and their last item
+
+  const add = (parent, tag) => parent.appendChild(document.createElement(tag));
+  // Returns the place of a block: what is indented further than the mark of an item belongs to it.
+  const parentAt = (indent) => {
+    while (lists.length && lists.at(-1).indent >= indent) lists.pop();
+    return lists.at(-1)?.item ?? root;
+  };
+  const isBlock = (line) => !line.trim() || [FENCE, HEADING, ITEM, RULE].some((form) => form.test(line));
+
+  for (let number = 0; number < lines.length; number += 1) {
+    const { line, begin, end } = lines[number];
+    const indent = line.length - line.trimStart().length;
+    let match;
+    if (!line.trim()) continue;
+    if ((match = FENCE.exec(line))) {
+      const code = add(add(parentAt(indent), "pre"), "code");
+      for (number += 1; number < lines.length; number += 1) {
+        const inside = lines[number];
+        if (inside.line.trimStart().startsWith(match[2]) && /^\s*[`~]+\s*$/.test(inside.line)) break;
+        const left = Math.min(indent, inside.line.length - inside.line.trimStart().length);
+        code.append(leaf(inside.begin + left, inside.end), "\n");
+      }
+    } else if (RULE.test(line)) {
+      add(parentAt(0), "hr");
+    } else if ((match = HEADING.exec(line))) {
+      const heading = add(parentAt(0), `h${Math.min(6, match[1].length + 2)}`);
+      addInline(heading, text, begin + match[0].length, end, leaf);
+    } else if ((match = ITEM.exec(line))) {
+      const tag = match[2] ? "ol" : "ul";
+      const parent = parentAt(indent + 1);
+      let open = lists.at(-1);
+      if (open?.indent !== indent || open.list.localName !== tag) {
+        if (open?.indent === indent) lists.pop();
+        open = { indent, list: add(open?.indent === indent ? parentAt(indent) : parent, tag) };
+        if (match[2]) open.list.start = Number(match[2]);
+        lists.push(open);
+      }
+      open.item = add(open.list, "li");
+      addInline(open.item, text, begin + match[0].length, end, leaf);
+    } else {
+      let last = end;
+      while (number + 1 < lines.length && !isBlock(lines[number + 1].line)) last = lines[++number].end;
+      addInline(add(parentAt(indent), "p"), text, begin + indent, last, leaf);
+    }
+  }
+  return root;
+}
