@@ -96,7 +96,7 @@ def test_a_chat_keeps_its_history_and_the_focus(page: Browser, door: Server) -> 
 def test_who_wrote_each_token_and_the_target_alone(page: Browser) -> None:
     fill(page, prompt=MESSAGE, max_tokens=90)
     press_ctrl_enter(page)
-    wait_for(page, "document.querySelector('.compare')")
+    wait_for(page, "!!document.querySelector('.compare')")
     page.value("document.querySelector('.compare').click()")
     wait_for(page, "document.querySelector('.verdict').textContent")
     assert "The same text" in texts(page, ".verdict")[0]
@@ -118,7 +118,7 @@ def test_what_a_schema_forces_is_coloured(page: Browser) -> None:
     schema |= {"type": "object", "required": list(schema["properties"])}
     fill(page, prompt=MESSAGE, max_tokens=90, schema=json.dumps(schema))
     press_ctrl_enter(page)
-    wait_for(page, "document.querySelector('.compare')")
+    wait_for(page, "!!document.querySelector('.compare')")
     forced = "".join(texts(page, ".text .grammar"))
     assert len(forced) > 8 and set(forced) <= set(json.dumps(schema))
     assert json.loads(texts(page, "section .text")[0])["a_long_name_of_a_field"] in (1, 2)
@@ -136,7 +136,7 @@ def test_stop_keeps_the_answer_and_an_error_keeps_the_message(page: Browser) -> 
         }); observer.observe(document.getElementById("conversation"), { childList: true, subtree: true })""")
     fill(page, prompt=MESSAGE, max_tokens=480)
     press_ctrl_enter(page)
-    wait_for(page, f"{IS_DONE} && document.querySelector('.compare')")
+    wait_for(page, f"{IS_DONE} && !!document.querySelector('.compare')")
     assert "finish_reason stopped" in texts(page, ".figures")[0]
     assert page.value("conversation.length") == 2 and page.value(f"{ERROR}.hidden")
     page.value("document.querySelector('.compare').click()")
@@ -162,7 +162,7 @@ def test_a_base_model_continues_texts(
             wait_for(browser, "document.body.classList.contains('completion')")
             fill(browser, prompt=MESSAGE, temperature=0)
             press_ctrl_enter(browser)
-            wait_for(browser, f"{IS_DONE} && document.querySelector('.compare')")
+            wait_for(browser, f"{IS_DONE} && !!document.querySelector('.compare')")
             with Client.connect(f"grpc://127.0.0.1:{server.ports.grpc}") as client:
                 expected = client.generate(CompletionRequest(MESSAGE, max_tokens=160))
             assert texts(browser, "section .text") == [expected.text]
