@@ -15,6 +15,14 @@ function make(tag, className, ...children) {
   return made;
 }
 
+// Changes the conversation; whoever reads its end goes on doing so.
+function atEnd(change) {
+  const page = document.documentElement;
+  const isAtEnd = page.scrollTop + window.innerHeight > page.scrollHeight - 40;
+  change();
+  if (isAtEnd) page.scrollTop = page.scrollHeight;
+}
+
 async function send(path, content, signal) {
   const key = element("key").value.trim();
   const response = await fetch(path, {
@@ -134,8 +142,6 @@ class Answer {
     this.figures.textContent = this.summary();
     if (!this.isNew) return;
     this.isNew = false;
-    const page = document.documentElement;
-    const isAtEnd = page.scrollTop + window.innerHeight > page.scrollHeight - 40;
     const leaf = (begin, end) => this.coloured(begin, end);
     const shown = this.asked.messages
       ? markdown(this.content, leaf)
@@ -146,8 +152,7 @@ class Answer {
       this.thinking.lastChild.textContent = this.thoughts;
       shown.prepend(this.thinking);
     }
-    this.body.replaceChildren(shown);
-    if (isAtEnd) page.scrollTop = page.scrollHeight;
+    atEnd(() => this.body.replaceChildren(shown));
   }
 
   summary() {
@@ -227,7 +232,7 @@ async function ask(signal) {
   if (!model.chat) element("conversation").replaceChildren();
   element("conversation").append(question, reply);
   if (model.chat) prompt.value = "";
-  reply.scrollIntoView({ block: "nearest" });
+  document.documentElement.scrollTop = document.documentElement.scrollHeight;
   try {
     await answer.receive(signal);
   } finally {
@@ -260,7 +265,7 @@ function addComparison(answer, reply) {
     await alone.receive(signal);
     if (alone.reason !== "stopped") verdict.textContent = compared(answer, alone, isPart);
   }));
-  reply.append(button, verdict);
+  atEnd(() => reply.append(button, verdict));
 }
 
 function compared(answer, alone, isPart) {
