@@ -19,6 +19,7 @@ USUAL: dict[str, tuple[str, str]] = {
     "try": ("pipelines.demo.own_pair", "the same with a pair of your own, directories or ids of the hub"),
     "serve": (_DEPLOY, "start a server, building what it lacks, and wait until it is ready"),
     "ask": ("pipelines.client.__main__", "ask a server to continue a text"),
+    "chat": ("pipelines.command_line.chat", "talk to the target in the terminal"),
     "ready": (_DEPLOY, "wait until the server is ready"),
     "stop": (_DEPLOY, "stop the server"),
     "verify": ("pipelines.validation.__main__", "prove that answers are those of the target alone"),

@@ -17,8 +17,8 @@ from typing import Any
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.client import Client, CompletionRequest
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
+from pipelines.command_line.live_text import segments
 from pipelines.command_line.prompt_files import read_prompts
-from pipelines.demo.live_text import segments
 from pipelines.text.vocabulary import Vocabulary
 
 _TOKENIZER = Path("engines/demo_pair/target/tokenizer.json")

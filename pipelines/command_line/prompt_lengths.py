@@ -37,7 +37,7 @@ def fitting_prompts(prompts: Prompts, client: Client, num_more: int) -> Prompts:
     if folder is None or not (folder / "tokenizer.json").is_file():
         return prompts.with_note("their lengths are unknown: the target's tokenizer is not on this machine")
     counted = count_tokens(prompts, read_tokenizer(folder))
-    most = _max_seq_len(client)
+    most = max_seq_len(client)
     if most is None:
         return counted
     kept = counted.keep(lambda prompt: (prompt.num_tokens or 0) + num_more <= most)
@@ -98,7 +98,8 @@ def encode_prompts(
     return ids
 
 
-def _max_seq_len(client: Client) -> int | None:
+def max_seq_len(client: Client) -> int | None:
+    """Return the most tokens of prompt and answer together; None if the server does not say."""
     try:
         return int(client.model_parameters("speculative")["max_seq_len"])
     except (DraftproofError, KeyError, ValueError):  # an older server, or none of ours

@@ -21,12 +21,12 @@ from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.command_line.chat_prompts import as_messages, last_words
+from pipelines.command_line.live_text import LiveText, segments
 from pipelines.command_line.options import add_prompts_option, whole_number
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_directories, known_key
-from pipelines.demo.live_text import LiveText, segments
 from pipelines.demo.summary import Pair, Verdict, as_document, ask_pair, figures_of, table, verdict_of
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server

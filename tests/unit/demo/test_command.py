@@ -12,9 +12,9 @@ import pytest
 
 from pipelines.client import Chunk, CompletionRequest, Generation
 from pipelines.client.generation import SpeculationCounts
+from pipelines.command_line.live_text import LiveText, Segment, segments
 from pipelines.command_line.prompts import Prompt
 from pipelines.demo import __main__ as command
-from pipelines.demo.live_text import LiveText, Segment, segments
 from pipelines.demo.summary import Pair, as_document, figures_of, table, verdict_of
 from pipelines.errors import EngineFailedError, PortInUseError
 from pipelines.text.vocabulary import Vocabulary

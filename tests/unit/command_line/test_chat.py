@@ -1,0 +1,137 @@
+"""Tests of ``draftproof chat`` with a stand-in for the server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pipelines.client import Chunk, CompletionRequest
+from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
+from pipelines.command_line import chat as command
+from pipelines.errors import ServerBusyError
+from pipelines.text.chat_template import ChatTemplate
+from tests.conftest import REPOSITORY_ROOT
+
+TEMPLATE = "{% for each in messages %}[{{ each.role }}]{{ each.content }}{% endfor %}"
+ENGINE = REPOSITORY_ROOT / "engines/demo_pair/target"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class StandIn:
+    """A server that answers with the number of the request, two tokens at a time."""
+
+    def __init__(self, fails: Any = None) -> None:
+        self.asked: list[tuple[str, CompletionRequest]] = []
+        self.fails = fails
+
+    def __enter__(self) -> StandIn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def model_parameters(self, model: str) -> dict[str, str]:
+        return {"target_engine_dir": str(ENGINE), "max_seq_len": "64"}
+
+    @contextmanager
+    def stream(self, request: CompletionRequest, model: str) -> Iterator[Iterator[Chunk]]:
+        self.asked.append((model, request))
+        yield self._chunks()
+
+    def _chunks(self) -> Iterator[Chunk]:
+        for mask in ((True, False), (False, True)):
+            yield Chunk("ab", (66, 67), mask, "", 0.0, 2)
+            if self.fails is not None and len(self.asked) == 1:
+                raise self.fails
+
+
+@pytest.fixture
+def converse(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(
+        server: StandIn, lines: str, *options: str, terminal: bool = False, has_template: bool = True
+    ) -> tuple[int, str]:
+        out = Terminal() if terminal else io.StringIO()
+        texts = iter(lines.splitlines())
+
+        def typed(prompt: str) -> str:
+            line = next(texts, None)
+            if line is None:
+                raise EOFError
+            return line
+
+        @contextmanager
+        def running(url: str, recipe: str) -> Iterator[str]:
+            yield url
+
+        monkeypatch.setattr("builtins.input", typed)
+        monkeypatch.setattr(command.sys, "stdin", Terminal() if terminal else io.StringIO(lines))
+        monkeypatch.setattr(command.sys, "stdout", out)
+        monkeypatch.setattr(command, "running_server", running)
+        monkeypatch.setattr(command.Client, "connect", lambda url: server)
+        if has_template:
+            monkeypatch.setattr(
+                ChatTemplate, "read", lambda engine: ChatTemplate({"default": TEMPLATE}, {}, ())
+            )
+        return command.main(["--url", "grpc://stand-in:1", *options]), out.getvalue()
+
+    return run
+
+
+def prompts(server: StandIn) -> list[str]:
+    return [request.prompt for _, request in server.asked]
+
+
+def test_a_pipe_gets_the_answers_alone_and_the_history_is_kept(converse: Any) -> None:
+    server = StandIn()
+    code, out = converse(server, "one\n\ntwo\n/reset\nthree\n/reset new\nfour\n", "--system", "short")
+    assert (code, out) == (0, "abab\n" * 4)
+    assert prompts(server) == [
+        "[system]short[user]one",
+        "[system]short[user]one[assistant]abab[user]two",
+        "[system]short[user]three",
+        "[system]new[user]four",
+    ]
+    request = server.asked[0][1]
+    assert (request.add_special_tokens, request.parse_special_tokens) == (False, True)
+    assert 0 < request.max_tokens < 64
+
+
+def test_the_target_alone_gets_the_same_request(converse: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server = StandIn()
+    assert converse(server, "/compare\none\n/compare\n", "--temperature", "0.7")[0] == 0
+    (first, asked), (second, again) = server.asked
+    assert (first, second, asked) == (SPECULATIVE, TARGET_ALONE, again) and asked.seed is not None
+    said = capsys.readouterr().err
+    assert "there is no whole answer" in said and said.endswith("the target alone:\nthe same text\n")
+
+
+def test_draft_tokens_are_green_on_a_terminal_only(converse: Any) -> None:
+    assert converse(StandIn(), "one", terminal=True)[1].count("\x1b[32m") == 2
+    assert "\x1b" not in converse(StandIn(), "one")[1]
+
+
+def test_ctrl_c_keeps_what_there_is(converse: Any) -> None:
+    server = StandIn(KeyboardInterrupt())
+    assert converse(server, "one\n/compare\ntwo\n", terminal=True)[0] == 0
+    assert prompts(server) == ["[user]one", "[user]one[assistant]ab[user]two"]
+
+
+def test_an_error_ends_a_pipe_but_not_a_terminal(converse: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for terminal, code, asked in ((False, 1, 1), (True, 0, 2)):
+        server = StandIn(ServerBusyError("busy"))
+        assert converse(server, "one\ntwo\n", terminal=terminal)[0] == code
+        assert prompts(server) == ["[user]one", "[user]two"][:asked]
+        assert "error: busy" in capsys.readouterr().err.lower()
+
+
+def test_a_base_model_is_refused(converse: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert converse(StandIn(), "one", has_template=False) == (1, "")
+    assert "no chat template" in capsys.readouterr().err
