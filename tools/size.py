@@ -40,13 +40,13 @@ PARTS = (
     Part("wire", 1_220, ("pipelines/wire/",)),
     Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
     Part("triton", 3_380, ("pipelines/triton/", "model_repository/")),
-    Part("front door", 4_440, ("pipelines/front_door/",)),
+    Part("front door", 4_450, ("pipelines/front_door/",)),
     Part("client", 930, ("pipelines/client/",)),
     Part("validation", 4_135, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_990, ("pipelines/canary/",)),
     Part("bench", 1_895, ("pipelines/bench/",)),
     Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
-    Part("command line", 935, ("pipelines/command_line/", "pipelines/demo/")),
+    Part("command line", 1_030, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
     Part("build", 6_455, ("build/",)),
     Part(
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 66_700
+TEST_LINES = 66_960
 """The most lines of tests, with blank lines and comments."""
 
 

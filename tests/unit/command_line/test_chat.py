@@ -77,9 +77,8 @@ def converse(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(command, "running_server", running)
         monkeypatch.setattr(command.Client, "connect", lambda url: server)
         if has_template:
-            monkeypatch.setattr(
-                ChatTemplate, "read", lambda engine: ChatTemplate({"default": TEMPLATE}, {}, ())
-            )
+            template = ChatTemplate({"default": TEMPLATE}, {}, ())
+            monkeypatch.setattr(ChatTemplate, "read", lambda engine: template)
         return command.main(["--url", "grpc://stand-in:1", *options]), out.getvalue()
 
     return run
