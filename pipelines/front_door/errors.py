@@ -63,6 +63,9 @@ _OVERLOADED = 529  # in place of 503
 _ANTHROPICS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 """Status -> Anthropic's type, where it is not OpenAI's or ``api_error``."""
 
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+"""Field -> what tells Anthropic's clients to do without it."""
+
 _AGAIN = "send the request again later, or to another server"
 
 
@@ -126,6 +129,8 @@ def error_body(error: DraftproofError, request: web.Request | None = None, statu
         kind = document["error"]["type"].replace("server_error", "api_error")
         kind = _ANTHROPICS.get(status or status_of(error), kind)
         document = {"type": "error", "error": document["error"] | {"type": kind}}
+        if details := _DETAILS.get(document["error"]["param"]):
+            document["error"]["details"] = details
         document["request_id"] = request[EXCHANGE].request_id
     return to_json(document)
 

@@ -231,6 +231,18 @@ async def test_what_cannot_be_done_is_refused_by_name() -> None:
                 assert status == 400 and named in document["error"]["message"], (named, document)
 
 
+async def test_the_tool_runner_of_anthropics_package_learns_to_do_without_a_thread() -> None:
+    # anthropic 2.14 begins so, and sends the request again without it if the details of the error say so.
+    body = {"model": "m", "max_tokens": 60, "messages": [USER], "tools": [TOOL]}
+    async with open_door() as door:
+        for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+            status, document = await door.post({**body, "thread": thread}, "/v1/messages?beta=true")
+            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            assert (status, document["error"]["details"]) == (400, details)
+        assert "details" not in (await door.post({**body, "n": 2}))[1]["error"]
+        assert (await door.post(body))[0] == 200
+
+
 async def test_errors_have_anthropics_types_and_statuses(tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys.json", "alice", 1, 500)
     async with open_door(keys=str(tmp_path / "keys.json"), max_body_bytes=3000) as door:
