@@ -63,8 +63,8 @@ _OVERLOADED = 529  # in place of 503
 _ANTHROPICS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 """Status -> Anthropic's type, where it is not OpenAI's or ``api_error``."""
 
-_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
-"""Field -> what tells Anthropic's clients to do without it."""
+_MORE = {"thread": {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}}
+"""Field -> keys of Anthropic's error that tell its clients to do without it."""
 
 _AGAIN = "send the request again later, or to another server"
 
@@ -99,14 +99,13 @@ def error_document(error: DraftproofError) -> dict[str, Any]:
     param = named[0][:_LONGEST_PART] if named and isinstance(error, InvalidRequestError) else None
     error = _without_internals(error, status)
     parts = [_cut(part) for part in (error.what, error.values, error.limit, error.remedy)]
-    names = ("what", "values", "limit", "remedy")
     return {
         "error": {
             "message": "; ".join(filter(None, parts)),
             "type": kind,
             "param": param,
             "code": code,
-            **dict(zip(names, parts, strict=True)),
+            **dict(zip(("what", "values", "limit", "remedy"), parts, strict=True)),
         }
     }
 
@@ -126,12 +125,10 @@ def error_body(error: DraftproofError, request: web.Request | None = None, statu
     """
     document = error_document(error)
     if is_anthropics(request):
-        kind = document["error"]["type"].replace("server_error", "api_error")
-        kind = _ANTHROPICS.get(status or status_of(error), kind)
-        document = {"type": "error", "error": document["error"] | {"type": kind}}
-        if details := _DETAILS.get(document["error"]["param"]):
-            document["error"]["details"] = details
-        document["request_id"] = request[EXCHANGE].request_id
+        found = document["error"] | _MORE.get(document["error"]["param"], {})
+        kind = found["type"].replace("server_error", "api_error")
+        found["type"] = _ANTHROPICS.get(status or status_of(error), kind)
+        document = {"type": "error", "error": found, "request_id": request[EXCHANGE].request_id}
     return to_json(document)
 
 
