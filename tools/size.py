@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 66_960
+TEST_LINES = 67_400
 """The most lines of tests, with blank lines and comments."""
 
 
