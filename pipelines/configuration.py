@@ -164,7 +164,7 @@ def _explained(
     what = _WHAT.get(found["type"], "a value has the wrong type")
     if found["type"] in (_UNKNOWN, _MISSING):
         known = _keys(kind, sections)
-        near = difflib.get_close_matches(str(key), known, 1, cutoff=0.5)
+        near = difflib.get_close_matches(str(key), known, 1, cutoff=0.6)
         if found["type"] == _MISSING:
             remedy = "add it"
         else:

@@ -172,7 +172,7 @@ def _response_to_http(
             what,
             values=f"{request.method} {request.path!r}",
             limit=limit,
-            remedy="see docs/reference/openai.md",
+            remedy="GET /openapi.json lists all paths",
         ),
         error.status,
         request,

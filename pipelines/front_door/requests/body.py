@@ -20,7 +20,7 @@ from pipelines.time_limit import within
 
 _QUICK_BYTES = 16 << 10  # take less than a millisecond; larger bodies are read on another thread
 _MAX_VALUES = 100_000  # objects, lists and keys; each holds the interpreter up for microseconds
-_REMEDY = "send a JSON object with the fields of docs/reference/openai.md"
+_REMEDY = "send a JSON object with the fields that GET /openapi.json lists"
 
 _Body = TypeVar("_Body")
 _Fields = TypeVar("_Fields", bound=SamplingFields)
@@ -101,7 +101,7 @@ def parse_body(kind: type[_Body], content: bytes) -> _Body:
             remedy=_REMEDY,
         )
     given = {name: value for name, value in document.items() if value is not None}
-    remedy = "correct it; docs/reference/openai.md lists the fields"
+    remedy = "correct it; GET /openapi.json lists the fields"
     if not issubclass(kind, SamplingFields):
         return configuration.parse_json(kind, to_json(given), InvalidRequestError, remedy)
     settled, warnings = settle(given, {field.name for field in dataclasses.fields(kind)})

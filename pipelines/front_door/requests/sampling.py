@@ -257,7 +257,7 @@ def check_choices(num_prompts: int, n: int) -> None:
             "n is out of range",
             values=f"n={n}, {num_prompts} prompts",
             limit=f"n at least 1, and at most {MAX_CHOICES} answers of one request",
-            remedy="send several requests",
+            remedy="send n=1, or leave it out" if n < 1 else "send several requests",
         )
 
 
