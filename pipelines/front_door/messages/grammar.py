@@ -21,12 +21,14 @@ from pydantic import JsonValue
 from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.messages import arguments
 from pipelines.front_door.messages.answer_format import GuideTensors, enforceable, lark_of
+from pipelines.front_door.messages.harmony import HarmonyReader, harmony_guide
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import (
     ARGS,
     ARGUMENT_NAME,
     CALL_ID,
     CALL_STYLES,
+    HARMONY,
     SPACE,
     THINK_BEGIN,
     THINK_END,
@@ -35,7 +37,7 @@ from pipelines.front_door.messages.style import (
     Tags,
     Thinking,
 )
-from pipelines.front_door.messages.tools import Calling, Function, parameters_of
+from pipelines.front_door.messages.tools import Calling, Function, parameters_of, schema_of
 
 _ANY = "(?s:.*)"
 
@@ -63,7 +65,7 @@ class AnswerPlan:
                 "the model calls no tools",
                 values=f"tools={', '.join(function.name for function in self.calling.functions)[:200]}",
                 limit="a chat template that writes calls as one of "
-                + ", ".join(known.name for known in CALL_STYLES),
+                + ", ".join(known.name for known in (*CALL_STYLES, HARMONY)),
                 remedy="serve a model with such a template, or leave tools out",
             )
 
@@ -82,6 +84,8 @@ class AnswerPlan:
 
     def new_reader(self, thinking: Thinking) -> MessageReader:
         """Return a reader of one answer."""
+        if self.style.calls is HARMONY:
+            return HarmonyReader(thinking)
         is_structured = self.content is not None or self.calling is None or self.calling.mode == "required"
         functions = self.calling.functions if self.calling is not None else ()
         marks = self.style.thoughts
@@ -109,6 +113,8 @@ def guide_of_answer(
     Raises:
         InvalidRequestError: The content's guide cannot stand behind thoughts or beside tools.
     """
+    if style.calls is HARMONY and thinking is Thinking.POSSIBLE:
+        return harmony_guide(style, calling, content)
     if calling is None and (content is None or thinking is Thinking.NONE):
         return content
     writer = _Writer(style, thinking)
@@ -322,11 +328,6 @@ class _Writer:
 
     def _add(self, name: str, body: str) -> None:
         self.rules.append(f"{name}: {body}")
-
-
-def schema_of(function: Function) -> str:
-    """Return the schema of a function's arguments as its grammar has it."""
-    return enforceable({"type": "object", **parameters_of(function)}, strict=function.strict is True)
 
 
 def _without(excluded: list[str], included: str = _ANY) -> str:

@@ -121,6 +121,11 @@ MINICPM = CallStyle(
     tags=Tags('<param name="', '">', "</param>", ("<![CDATA[", "]]>"), "</function>"),
 )
 GEMMA_4 = CallStyle("gemma4", "<|tool_call>", end="<tool_call|>", around_name=("call:", "{"), quote='<|"|>')
+HARMONY_MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>")
+HARMONY = CallStyle("harmony", "".join(HARMONY_MARKS))
+"""That of gpt-oss, whose messages have channels; see ``messages.harmony``."""
+_HARMONY_THOUGHTS = ("<|channel|>analysis<|message|>", "<|end|>")
+
 CALL_STYLES = (HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES, QWEN_XML, MINICPM, GEMMA_4)
 
 _JSON_CALL = r'\{{\\?"name\\?"\s*:.*\\?"{}\\?"\s*:'  # in a string of the template, perhaps escaped
@@ -155,7 +160,10 @@ class MessageStyle:
             special_names: Ids of the special tokens by their names.
         """
         calls = _call_style(source)
-        thoughts = next((marks for marks in _THOUGHTS if marks[1] in source), None)
+        if calls is HARMONY and not special_names.keys() >= {*HARMONY_MARKS}:
+            calls = None
+        others = next((marks for marks in _THOUGHTS if marks[1] in source), None)
+        thoughts = _HARMONY_THOUGHTS if calls is HARMONY else others
         takes_objects = "tojson" in source or (calls is not None and calls.around_name is not None)
         style = cls(calls, thoughts, special_names, "developer" in source, takes_objects)
         return replace(style, special={name: special_names[name] for name in style.special_marks()})
@@ -182,6 +190,8 @@ class Thinking(Enum):
 
 
 def _call_style(source: str) -> CallStyle | None:
+    if all(mark in source for mark in ("<|channel|>", "functions.", "<|call|>")):
+        return HARMONY
     if MISTRAL_LIST.mark in source:
         return MISTRAL_NAMES if ARGS in source else MISTRAL_LIST
     if QWEN_XML.tags is not None and QWEN_XML.tags.before_name in source and QWEN_XML.mark in source:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages.answer_format import enforceable
 from pipelines.front_door.messages.style import NAME
 
 _NO_PARAMETERS: dict[str, JsonValue] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -104,6 +105,11 @@ def tools_for_template(functions: Sequence[Function]) -> list[dict[str, Any]]:
 def parameters_of(function: Function) -> dict[str, JsonValue]:
     """Return the JSON schema of the arguments of a function."""
     return _NO_PARAMETERS if function.parameters is None else function.parameters
+
+
+def schema_of(function: Function) -> str:
+    """Return the schema of a function's arguments as its grammar has it."""
+    return enforceable({"type": "object", **parameters_of(function)}, strict=function.strict is True)
 
 
 def _allowed(functions: Sequence[Function], choice: dict[str, JsonValue], is_parallel: bool) -> Calling:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.messages.message import read_arguments
-from pipelines.front_door.messages.style import MessageStyle, Thinking
+from pipelines.front_door.messages.style import HARMONY, MessageStyle, Thinking
 from pipelines.front_door.messages.tools import Function, tools_for_template
 from pipelines.front_door.requests.prompts import TokenIds, encode
 from pipelines.front_door.served_model import ServedModel
@@ -129,6 +129,8 @@ def _for_template(message: Message, number: int, style: MessageStyle) -> Message
         found["tool_calls"] = _calls(message["tool_calls"], f"{name}.tool_calls", style)
     elif role == "assistant":
         found["content"] = found.get("content") or ""  # templates write null as a text
+    if style.calls is HARMONY and not found.get("content"):  # its template takes one of them
+        found["thinking"] = found.get("reasoning_content")
     return {key: value for key, value in found.items() if value is not None or key == "content"}
 
 

@@ -11,9 +11,9 @@ from pydantic import JsonValue
 
 from pipelines import configuration
 from pipelines.front_door.messages.answer_format import content_guide
-from pipelines.front_door.messages.grammar import AnswerPlan, schema_of
+from pipelines.front_door.messages.grammar import AnswerPlan
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.tools import calling_of
+from pipelines.front_door.messages.tools import calling_of, schema_of
 from pipelines.front_door.requests.conversation import Conversation, chat_prompt
 from pipelines.front_door.requests.fields import IdleField
 from pipelines.front_door.requests.sampling import SamplingFields, sampling_request

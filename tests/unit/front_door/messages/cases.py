@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pipelines.front_door.messages.style import (
     GEMMA_4,
+    HARMONY_MARKS,
     HERMES,
     LLAMA_3,
     MINICPM,
@@ -27,6 +28,7 @@ THOUGHTS = ("<think>", "</think>")
 SPECIAL = (
     *("</s>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     *("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+    *HARMONY_MARKS,
 )
 """The names that are special tokens in published models; ``<tool_call>`` and ``<think>`` are text there."""
 
@@ -48,6 +50,7 @@ COMPILER = GrammarCompiler(
     lambda: lambda text: TOKENIZER.encode(text, add_special_tokens=False),
 )
 _IDS = {name.decode(): token_id for token_id, name in TOKENIZER.vocabulary.special.items()}
+HARMONY_IDS = {name: _IDS[name] for name in HARMONY_MARKS}
 
 WEATHER = Function(
     name="get_weather",
