@@ -123,7 +123,7 @@ MINICPM = CallStyle(
 GEMMA_4 = CallStyle("gemma4", "<|tool_call>", end="<tool_call|>", around_name=("call:", "{"), quote='<|"|>')
 HARMONY_MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>")
 HARMONY = CallStyle("harmony", "".join(HARMONY_MARKS))
-"""That of gpt-oss, whose messages have channels; see ``messages.harmony``."""
+"""Read and write calls as gpt-oss does, whose messages have channels; see ``messages.harmony``."""
 _HARMONY_THOUGHTS = ("<|channel|>analysis<|message|>", "<|end|>")
 
 CALL_STYLES = (HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES, QWEN_XML, MINICPM, GEMMA_4)
