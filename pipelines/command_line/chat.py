@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     text = "Talk to the target of a server; draft tokens are green on a terminal."
     parser = argparse.ArgumentParser(prog="draftproof chat", description=text, epilog=_HELP)
-    parser.add_argument("--url", default="", help="grpc://host:port of a server on this machine")
+    parser.add_argument("--url", default="", help="grpc://host:port, with DRAFTPROOF_KEY_FILE set")
     parser.add_argument("--recipe", default="", help="recipe of the server (default: of one that runs)")
     parser.add_argument("--system", default="", help="system prompt (default: none)")
     parser.add_argument("--max-tokens", type=whole_number(0), default=0, help="0: all that fit (%(default)s)")
