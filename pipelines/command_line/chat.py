@@ -24,7 +24,7 @@ from pipelines.command_line.live_text import LiveText, Segment, segments
 from pipelines.command_line.options import whole_number
 from pipelines.command_line.prompt_lengths import max_seq_len, read_tokenizer
 from pipelines.command_line.prompts import TokenSwitches
-from pipelines.command_line.running_server import engine_directories, running_server
+from pipelines.command_line.running_server import running_server
 from pipelines.deploy.server import Server
 from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_PASS, run_program
@@ -129,7 +129,7 @@ def _converse(options: argparse.Namespace) -> int:
     given = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     sampling = CompletionRequest("", **given, seed=secrets.randbits(32))
     with running_server(options.url, recipe) as url, Client.connect(url) as client:
-        engine = engine_directories(client).get("target", Path())
+        engine = Path(client.model_parameters("speculative").get("target_engine_dir", ""))
         known = ChatTemplate.read(engine), read_tokenizer(engine)
         chat = Chat(client, *known, sampling, [{"role": "system", "content": options.system}])
         for line in filter(None, map(str.strip, _lines())):
