@@ -1,0 +1,146 @@
+"""Run upstream's ``trtllm-build`` on stand-ins: ``python -m tests.upstream_builder.run SOURCE EXAMPLE OPTIONS...``.
+
+SOURCE is a source tree of TensorRT-LLM, EXAMPLE an .npy file of token ids. With one rank, the logits of the
+network after each of these tokens are written beside the engine, as ``logits.npy``.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers  # noqa: F401  imported before modules are replaced
+
+_UNUSED = (
+    *("tensorrt_llm.bindings", "tensorrt_llm._torch", "tensorrt_llm.executor", "tensorrt_llm.inputs"),
+    *("tensorrt_llm.llmapi.llm_args", "tensorrt_llm.llmapi.utils", "tensorrt_llm.runtime.generation"),
+    *("tensorrt_llm.quantization.utils.fp8_utils", "tensorrt_llm.quantization.quantize_by_modelopt"),
+)
+"""Modules of upstream that a builder of decoders does not call."""
+
+_HOLLOW = ("tensorrt_llm", "tensorrt_llm.llmapi", "tensorrt_llm.runtime")
+"""Packages whose ``__init__`` is not run, because it imports the whole runtime."""
+
+
+class _Word(str, enum.Enum):
+    __str__ = str.__str__
+
+
+class _Meta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unused
+
+    def __or__(cls, other: Any) -> Any:
+        return cls
+
+    def __int__(cls) -> int:
+        return 0
+
+    __ror__ = __or__
+
+
+class Unused(metaclass=_Meta):
+    """Any class, function or value of a module that is not used."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unused()
+
+    def __call__(self, *arguments: Any, **_: Any) -> Any:
+        return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else Unused()
+
+
+class _UnusedModule(types.ModuleType):
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unused
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds those, and whatever upstream's files import that is not installed."""
+
+    def __init__(self, source: Path, *, is_last: bool) -> None:
+        self._source, self._is_last = str(source), is_last
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        is_unused = any(name == each or name.startswith(f"{each}.") for each in _UNUSED)
+        if is_unused if not self._is_last else self._is_asked_by_upstream():
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def _is_asked_by_upstream(self) -> bool:
+        frame = sys._getframe(2)
+        while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        return frame.f_code.co_filename.startswith(self._source)
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _UnusedModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def install(source: Path) -> None:
+    """Make upstream's package importable."""
+    sys.meta_path[:] = [_Finder(source, is_last=False), *sys.meta_path, _Finder(source, is_last=True)]
+    sys.modules["tensorrt"] = importlib.import_module("tests.upstream_builder.tensorrt")
+    words: Any = types.ModuleType("strenum")
+    words.StrEnum = _Word
+    sys.modules["strenum"] = words
+    for name in _HOLLOW:
+        package = types.ModuleType(name)
+        package.__path__ = [str(source / name.replace(".", "/"))]
+        sys.modules[name] = package
+    cuda: Any = torch.cuda
+    cuda.device_count = lambda: 1
+    cuda.set_device = lambda device: None
+    cuda.get_device_properties = lambda device: types.SimpleNamespace(major=9, minor=0, name="H100")
+    cuda.get_device_capability = lambda *_: (9, 0)
+    operations: Any = torch.ops.trtllm
+    # A GPU's order of weights; the stand-in of the plugin reads them in the plain one.
+    operations.preprocess_weights_for_mixed_gemm = lambda weights, *_: weights
+    operations.pack_int8_tensor_to_packed_int4 = lambda weights: weights[..., ::2]
+    operations.unpack_int4_packed_tensor_to_int8 = lambda weights: weights.repeat_interleave(2, dim=-1)
+
+
+def main(arguments: list[str]) -> int:
+    """Build, and write the logits."""
+    source, example, *options = arguments
+    install(Path(source))
+    standing_in: Any = sys.modules["tensorrt"]
+    ids = torch.from_numpy(np.load(example))
+    places = torch.arange(len(ids))
+    # As a batch of as many sequences as tokens, so that each token's logits are gathered.
+    standing_in.EXAMPLE |= {"input_ids": ids, "position_ids": places, "last_token_ids": places + 1}
+    build: Any = importlib.import_module("tensorrt_llm.commands.build")
+    build.mpi_world_size = lambda: 1
+    sys.argv = ["trtllm-build", *options]
+    build.main()
+    outputs = {tensor.name: tensor.value.numpy() for tensor in standing_in.NETWORKS[0].outputs}
+    np.save(Path(options[options.index("--output_dir") + 1]) / "logits.npy", outputs["logits"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
