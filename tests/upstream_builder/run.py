@@ -1,4 +1,4 @@
-"""Run upstream's ``trtllm-build`` on stand-ins: ``python -m tests.upstream_builder.run SOURCE EXAMPLE OPTIONS...``.
+"""Run upstream's ``trtllm-build``: ``python -m tests.upstream_builder.run SOURCE EXAMPLE OPTION...``
 
 SOURCE is a source tree of TensorRT-LLM, EXAMPLE an .npy file of token ids. With one rank, the logits of the
 network after each of these tokens are written beside the engine, as ``logits.npy``.
@@ -68,7 +68,7 @@ class Unused(metaclass=_Meta):
 
 
 class _UnusedModule(types.ModuleType):
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -105,6 +105,10 @@ def install(source: Path) -> None:
     """Make upstream's package importable."""
     sys.meta_path[:] = [_Finder(source, is_last=False), *sys.meta_path, _Finder(source, is_last=True)]
     sys.modules["tensorrt"] = importlib.import_module("tests.upstream_builder.tensorrt")
+    process = types.SimpleNamespace(memory_info=lambda: types.SimpleNamespace(rss=0), children=lambda **_: [])
+    numbers: Any = types.ModuleType("psutil")
+    numbers.__spec__, numbers.Process = importlib.machinery.ModuleSpec("psutil", None), lambda: process
+    sys.modules["psutil"] = numbers
     words: Any = types.ModuleType("strenum")
     words.StrEnum = _Word
     sys.modules["strenum"] = words

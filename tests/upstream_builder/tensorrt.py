@@ -1,8 +1,8 @@
 """Stand in for the package ``tensorrt``: a network is computed with torch while it is defined.
 
 So shapes need no rules of their own: inputs have the sizes of an example, and every layer has values. Floats
-of all types are computed in float32; a tensor's ``dtype`` is what TensorRT would have, and layers check it as a
-strongly typed network does. Weights may be filled in after the definition, so ``build_serialized_network``
+of all types are computed in float32; a tensor's ``dtype`` is what TensorRT would have, and layers check it as
+a strongly typed network does. Weights may be filled in after the definition, so ``build_serialized_network``
 computes all layers anew. Only what the builder uses of decoders is here; anything else is an AttributeError.
 Names are TensorRT's.
 """
@@ -54,11 +54,12 @@ def _enum(name: str, words: str) -> Any:
 
 LayerType = _enum(
     "LayerType",
-    "CONVOLUTION CAST ACTIVATION POOLING LRN SCALE SOFTMAX DECONVOLUTION CONCATENATION ELEMENTWISE PLUGIN UNARY "
-    "PADDING SHUFFLE REDUCE TOPK GATHER MATRIX_MULTIPLY RAGGED_SOFTMAX CONSTANT IDENTITY PLUGIN_V2 SLICE SHAPE "
-    "PARAMETRIC_RELU RESIZE TRIP_LIMIT RECURRENCE ITERATOR LOOP_OUTPUT SELECT FILL QUANTIZE DEQUANTIZE CONDITION "
-    "CONDITIONAL_INPUT CONDITIONAL_OUTPUT SCATTER EINSUM ASSERTION ONE_HOT NON_ZERO GRID_SAMPLE NMS "
-    "REVERSE_SEQUENCE NORMALIZATION PLUGIN_V3 SQUEEZE UNSQUEEZE CUMULATIVE DYNAMIC_QUANTIZE",
+    "CONVOLUTION CAST ACTIVATION POOLING LRN SCALE SOFTMAX DECONVOLUTION CONCATENATION ELEMENTWISE "
+    "PLUGIN UNARY PADDING SHUFFLE REDUCE TOPK GATHER MATRIX_MULTIPLY RAGGED_SOFTMAX CONSTANT "
+    "IDENTITY PLUGIN_V2 SLICE SHAPE PARAMETRIC_RELU RESIZE TRIP_LIMIT RECURRENCE ITERATOR "
+    "LOOP_OUTPUT SELECT FILL QUANTIZE DEQUANTIZE CONDITION CONDITIONAL_INPUT CONDITIONAL_OUTPUT "
+    "SCATTER EINSUM ASSERTION ONE_HOT NON_ZERO GRID_SAMPLE NMS REVERSE_SEQUENCE NORMALIZATION "
+    "PLUGIN_V3 SQUEEZE UNSQUEEZE CUMULATIVE DYNAMIC_QUANTIZE",
 )
 ElementWiseOperation = _enum(
     "ElementWiseOperation",
