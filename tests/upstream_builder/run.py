@@ -1,6 +1,7 @@
-"""Run upstream's ``trtllm-build``: ``python -m tests.upstream_builder.run SOURCE EXAMPLE OPTION...``
+"""Run upstream's ``trtllm-build``: ``python -m tests.upstream_builder.run SOURCE EXAMPLE COMMANDS``
 
-SOURCE is a source tree of TensorRT-LLM, EXAMPLE an .npy file of token ids. With one rank, the logits of the
+SOURCE is a source tree of TensorRT-LLM, EXAMPLE an .npy file of token ids, COMMANDS a JSON file of lists
+of options. With one rank, the logits of the
 network after each of these tokens are written beside the engine, as ``logits.npy``.
 """
 
@@ -10,6 +11,8 @@ import enum
 import importlib
 import importlib.abc
 import importlib.machinery
+import json
+import os
 import sys
 import types
 from pathlib import Path
@@ -32,6 +35,10 @@ _HOLLOW = ("tensorrt_llm", "tensorrt_llm.llmapi", "tensorrt_llm.runtime")
 
 class _Word(str, enum.Enum):
     __str__ = str.__str__
+
+    @staticmethod
+    def _generate_next_value_(name: str, *_: Any) -> str:
+        return name
 
 
 class _Meta(type):
@@ -129,8 +136,8 @@ def install(source: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Build, and write the logits."""
-    source, example, *options = arguments
+    """Run each command of a JSON file in a child of its own, and write the logits."""
+    source, example, commands = arguments
     install(Path(source))
     standing_in: Any = sys.modules["tensorrt"]
     ids = torch.from_numpy(np.load(example))
@@ -139,11 +146,18 @@ def main(arguments: list[str]) -> int:
     standing_in.EXAMPLE |= {"input_ids": ids, "position_ids": places, "last_token_ids": places + 1}
     build: Any = importlib.import_module("tensorrt_llm.commands.build")
     build.mpi_world_size = lambda: 1
-    sys.argv = ["trtllm-build", *options]
-    build.main()
-    outputs = {tensor.name: tensor.value.numpy() for tensor in standing_in.NETWORKS[0].outputs}
-    np.save(Path(options[options.index("--output_dir") + 1]) / "logits.npy", outputs["logits"])
-    return 0
+    codes = []
+    for options in json.loads(Path(commands).read_text(encoding="utf-8")):
+        child = os.fork()  # importing upstream takes longer than a build
+        if child:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            continue
+        sys.argv = ["trtllm-build", *options]
+        build.main()
+        outputs = {tensor.name: tensor.value.numpy() for tensor in standing_in.NETWORKS[0].outputs}
+        np.save(Path(options[options.index("--output_dir") + 1]) / "logits.npy", outputs["logits"])
+        return 0
+    return int(any(codes))
 
 
 if __name__ == "__main__":

@@ -68,15 +68,17 @@ def builds(
     quantize.quantize_recipe(recipe, folder / "engines", str)
     pair = read_pair(recipe, folder / "engines")
     np.save(folder / "ids.npy", token_ids())
-    found = {}
+    found, commands = {}, []
     for side in pair.sides:
         assert side.checkpoint is not None
         found[side.role] = folder / side.role
         paths = Paths(side.checkpoint, found[side.role], None, folder / "timing")
-        command = [sys.executable, "-m", "tests.upstream_builder.run", SOURCE, str(folder / "ids.npy")]
-        command += build_command(pair, side, paths)[1:]
-        done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        commands.append(build_command(pair, side, paths)[1:])
+    (folder / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
+    command = [sys.executable, "-m", "tests.upstream_builder.run", SOURCE]
+    command += [str(folder / name) for name in ("ids.npy", "commands.json")]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return found
 
 
