@@ -10,10 +10,9 @@ Names are TensorRT's.
 from __future__ import annotations
 
 import ctypes
-import math
 import re
-from collections.abc import Callable, Sequence
-from enum import Enum, IntEnum
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -48,46 +47,33 @@ _STORED = {
 FLOATS = (float32, float16, bfloat16, fp8)
 
 
-def _enum(name: str, words: str) -> Any:
-    return IntEnum(name, words.split(), start=0)
+class Word(str):
+    """A member of an enumeration; its number is of no interest, except as a bit of a flag."""
+
+    name = property(str.__str__)
+
+    def __int__(self) -> int:
+        return int(self == "STRONGLY_TYPED")
 
 
-LayerType = _enum(
-    "LayerType",
-    "CONVOLUTION CAST ACTIVATION POOLING LRN SCALE SOFTMAX DECONVOLUTION CONCATENATION ELEMENTWISE "
-    "PLUGIN UNARY PADDING SHUFFLE REDUCE TOPK GATHER MATRIX_MULTIPLY RAGGED_SOFTMAX CONSTANT "
-    "IDENTITY PLUGIN_V2 SLICE SHAPE PARAMETRIC_RELU RESIZE TRIP_LIMIT RECURRENCE ITERATOR "
-    "LOOP_OUTPUT SELECT FILL QUANTIZE DEQUANTIZE CONDITION CONDITIONAL_INPUT CONDITIONAL_OUTPUT "
-    "SCATTER EINSUM ASSERTION ONE_HOT NON_ZERO GRID_SAMPLE NMS REVERSE_SEQUENCE NORMALIZATION "
-    "PLUGIN_V3 SQUEEZE UNSQUEEZE CUMULATIVE DYNAMIC_QUANTIZE",
-)
-ElementWiseOperation = _enum(
-    "ElementWiseOperation",
-    "SUM PROD MAX MIN SUB DIV POW FLOOR_DIV AND OR XOR EQUAL GREATER LESS",
-)
-UnaryOperation = _enum(
-    "UnaryOperation", "EXP LOG SQRT RECIP ABS NEG SIN COS TAN ROUND NOT FLOOR CEIL SIGN ERF"
-)
-ReduceOperation = _enum("ReduceOperation", "SUM PROD MAX MIN AVG")
-ActivationType = _enum("ActivationType", "RELU SIGMOID TANH CLIP SOFTPLUS GELU_TANH GELU_ERF")
-MatrixOperation = _enum("MatrixOperation", "NONE TRANSPOSE VECTOR")
-SampleMode = _enum("SampleMode", "STRICT_BOUNDS FILL CLAMP WRAP REFLECT")
-GatherMode = _enum("GatherMode", "DEFAULT ELEMENT ND")
-ScatterMode = _enum("ScatterMode", "ELEMENT ND")
-FillOperation = _enum("FillOperation", "LINSPACE RANDOM_UNIFORM")
-TopKOperation = _enum("TopKOperation", "MAX MIN")
-PluginFieldType = _enum(
-    "PluginFieldType", "FLOAT16 FLOAT32 FLOAT64 INT8 INT16 INT32 CHAR DIMS UNKNOWN BF16 INT64"
-)
-TensorLocation = _enum("TensorLocation", "DEVICE HOST")
-TensorRTPhase = _enum("TensorRTPhase", "BUILD RUNTIME")
-NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag", "EXPLICIT_BATCH STRONGLY_TYPED")
-ProfilingVerbosity = _enum("ProfilingVerbosity", "LAYER_NAMES_ONLY NONE DETAILED")
-BuilderFlag = _enum(
-    "BuilderFlag",
-    "FP16 INT8 BF16 FP8 REFIT REFIT_INDIVIDUAL STRIP_PLAN SPARSE_WEIGHTS WEIGHT_STREAMING MONITOR_MEMORY "
-    "OBEY_PRECISION_CONSTRAINTS",
-)
+class _Words(type):
+    __members__: Mapping[str, Word] = {}
+
+    def __getattr__(cls, name: str) -> Word:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Word(name)
+
+
+class LayerType(metaclass=_Words):
+    """All enumerations but that of types: any word is a member."""
+
+
+ElementWiseOperation = UnaryOperation = ReduceOperation = ActivationType = MatrixOperation = LayerType
+SampleMode = GatherMode = ScatterMode = FillOperation = TopKOperation = PluginFieldType = LayerType
+TensorLocation = TensorRTPhase = NetworkDefinitionCreationFlag = ProfilingVerbosity = LayerType
+BuilderFlag = ResizeCoordinateTransformation = InterpolationMode = LoopOutput = TripLimit = LayerType
+PoolingType = LayerType
 
 
 class Dims(tuple[int, ...]):
@@ -144,7 +130,7 @@ class ITensor:
         assert index < self.value.dim()
 
 
-Rule = Callable[["ILayer", list[Any]], Any]
+Rule = Callable[[Any, list[Any]], Any]
 """Layer and values of its inputs -> values of its outputs, one or a list."""
 
 
@@ -199,18 +185,21 @@ _ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def _elementwise(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
+_COMPARISONS = ("EQUAL", "GREATER", "LESS", "AND", "OR", "XOR")
+
+
+def _elementwise(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
     left, right = values
     assert left.dim() == right.dim(), f"ranks {left.dim()} and {right.dim()}"
-    name = layer.op.name  # type: ignore[attr-defined]
+    name = layer.op
     if name in ("DIV", "FLOOR_DIV"):
         whole = name == "FLOOR_DIV" or not left.is_floating_point()
         return torch.div(left, right, rounding_mode="floor" if whole else None)
     return _ELEMENTWISE[name](left, right)
 
 
-def _matmul(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
-    operations = layer.op0, layer.op1  # type: ignore[attr-defined]
+def _matmul(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
+    operations = layer.op0, layer.op1
     left, right = (
         value.transpose(-1, -2) if operation == MatrixOperation.TRANSPOSE else value
         for value, operation in zip(values, operations, strict=True)
@@ -218,7 +207,7 @@ def _matmul(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
     return left @ right
 
 
-def _shuffle(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
+def _shuffle(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
     value, *rest = values
     first, dims, second = (
         getattr(layer, name, None) for name in ("first_transpose", "reshape_dims", "second_transpose")
@@ -233,9 +222,9 @@ def _shuffle(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
     return value if second is None else value.permute(*second)
 
 
-def _slice(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
+def _slice(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
     given = {index: layer.inputs[index].value.flatten().tolist() for index in layer.inputs if 0 < index < 4}
-    names = ("start", "shape_", "stride")
+    names = ("start", "shape", "stride")
     starts, sizes, strides = (
         given.get(index + 1, list(getattr(layer, name))) for index, name in enumerate(names)
     )
@@ -246,10 +235,6 @@ def _slice(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
             assert size == 0 or int(rows.max()) < value.shape[axis], f"slice beyond axis {axis}"
         value = value.index_select(axis, rows.clamp(0, value.shape[axis] - 1))
     return value
-
-
-def _axes(mask: int) -> list[int]:
-    return [axis for axis in range(8) if mask >> axis & 1]
 
 
 _REDUCE: dict[str, Callable[..., torch.Tensor]] = {
@@ -279,22 +264,46 @@ def _spread(scale: torch.Tensor, value: torch.Tensor, axis: int) -> torch.Tensor
     )
 
 
-def _quantize(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
+def _quantize(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
     scaled = values[0] / _spread(values[1], values[0], getattr(layer, "axis", 0))
     return plugins.rounded(scaled, layer.outputs[0].dtype)
 
 
-def _dequantize(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
+def _dequantize(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
     return values[0].float() * _spread(values[1], values[0], getattr(layer, "axis", 0))
 
 
-def _gather(layer: ILayer, values: list[torch.Tensor]) -> torch.Tensor:
+def _gather(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
     value, index = values
-    if layer.mode == GatherMode.ELEMENT:  # type: ignore[attr-defined]
-        return value.gather(layer.axis, index.long())  # type: ignore[attr-defined]
-    axis = layer.axis  # type: ignore[attr-defined]
+    axis = getattr(layer, "axis", 0)
+    if getattr(layer, "mode", None) == GatherMode.ELEMENT:
+        return value.gather(axis, index.long())
     found = value.index_select(axis, index.flatten().long())
     return found.reshape(*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])
+
+
+def _reduce(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
+    axes = [axis for axis in range(8) if layer.axes >> axis & 1]
+    return _REDUCE[layer.op](values[0], dim=axes, keepdim=layer.keep_dims)
+
+
+def _adder(kind: str, rule: Rule, *names: str, tensors: int = 1, dtype: Any = None) -> Callable[..., ILayer]:
+    """Return the method that adds a layer of so many tensors, followed by attributes."""
+
+    def add(self: Any, *arguments: Any, **named: Any) -> ILayer:
+        attributes = {**dict(zip(names, arguments[tensors:], strict=False)), **named}
+        inputs = list(arguments[:tensors])
+        if "right" in attributes:
+            inputs.append(attributes.pop("right"))
+        if kind in ("GATHER", "QUANTIZE", "DEQUANTIZE"):
+            found = inputs[0].dtype
+        else:
+            found = _same(*inputs[kind == "SELECT" :])
+        if attributes.get("op") in _COMPARISONS:
+            found = bool
+        return self._add(kind, inputs, [attributes.pop("dtype", dtype or found)], rule, **attributes)
+
+    return add
 
 
 class INetworkDefinition:
@@ -311,7 +320,7 @@ class INetworkDefinition:
     num_inputs = property(lambda self: len(self.inputs))
 
     def get_flag(self, flag: int) -> Any:
-        return self.flags >> flag & 1 == 1
+        return self.flags >> int(flag) & 1 == 1
 
     def get_layer(self, index: int) -> ILayer:
         return self.layers[index]
@@ -356,72 +365,27 @@ class INetworkDefinition:
         rule: Rule = lambda layer, values: weights.values(shape)  # noqa: E731
         return self._add(LayerType.CONSTANT, [], [weights.dtype], rule, weights=weights)
 
-    def add_elementwise(self, left: ITensor, right: ITensor, op: Any) -> ILayer:
-        dtype = _same(left, right)
-        compares = op.name in ("EQUAL", "GREATER", "LESS", "AND", "OR", "XOR")
-        return self._add(
-            LayerType.ELEMENTWISE, [left, right], [bool if compares else dtype], _elementwise, op=op
-        )
-
-    def add_matrix_multiply(self, left: ITensor, op0: Any, right: ITensor, op1: Any) -> ILayer:
-        return self._add(
-            LayerType.MATRIX_MULTIPLY, [left, right], [_same(left, right)], _matmul, op0=op0, op1=op1
-        )
-
-    def add_shuffle(self, tensor: ITensor) -> ILayer:
-        return self._add(LayerType.SHUFFLE, [tensor], [tensor.dtype], _shuffle)
-
-    def add_slice(self, tensor: ITensor, start: Any, shape: Any, stride: Any) -> ILayer:
-        attributes = {"start": start, "shape_": shape, "stride": stride}
-        return self._add(LayerType.SLICE, [tensor], [tensor.dtype], _slice, **attributes)
-
-    def add_cast(self, tensor: ITensor, dtype: DataType) -> ILayer:
-        return self._add(LayerType.CAST, [tensor], [dtype], lambda layer, values: values[0])
-
-    def add_identity(self, tensor: ITensor) -> ILayer:
-        return self._add(LayerType.IDENTITY, [tensor], [tensor.dtype], lambda layer, values: values[0])
-
-    def add_shape(self, tensor: ITensor) -> ILayer:
-        rule: Rule = lambda layer, values: torch.tensor(values[0].shape)  # noqa: E731
-        return self._add(LayerType.SHAPE, [tensor], [int64], rule)
+    add_elementwise = _adder("ELEMENTWISE", _elementwise, "op", tensors=2)
+    add_matrix_multiply = _adder("MATRIX_MULTIPLY", _matmul, "op0", "right", "op1")
+    add_shuffle = _adder("SHUFFLE", _shuffle)
+    add_slice = _adder("SLICE", _slice, "start", "shape", "stride")
+    add_cast = _adder("CAST", lambda layer, values: values[0], "dtype")
+    add_identity = _adder("IDENTITY", lambda layer, values: values[0])
+    add_shape = _adder("SHAPE", lambda layer, values: torch.tensor(values[0].shape), dtype=int64)
+    add_unary = _adder("UNARY", lambda layer, values: _UNARY[layer.op](values[0]), "op")
+    add_activation = _adder("ACTIVATION", lambda layer, values: _ACTIVATION[layer.op](values[0]), "op")
+    add_reduce = _adder("REDUCE", _reduce, "op", "axes", "keep_dims")
+    add_gather = _adder("GATHER", _gather, "axis", tensors=2)
+    add_gather_v2 = _adder("GATHER", _gather, "mode", tensors=2)
+    add_select = _adder("SELECT", lambda layer, values: torch.where(*values), tensors=3)
+    add_quantize = _adder("QUANTIZE", _quantize, "dtype", tensors=2)
+    add_dequantize = _adder("DEQUANTIZE", _dequantize, "dtype", tensors=2)
 
     def add_concatenation(self, tensors: Sequence[ITensor]) -> ILayer:
-        rule: Rule = lambda layer, values: torch.cat(values, dim=getattr(layer, "axis", 0))  # noqa: E731
-        return self._add(LayerType.CONCATENATION, tensors, [_same(*tensors)], rule)
+        def joined(layer: Any, values: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat(values, dim=getattr(layer, "axis", 0))
 
-    def add_unary(self, tensor: ITensor, op: Any) -> ILayer:
-        rule: Rule = lambda layer, values: _UNARY[op.name](values[0])  # noqa: E731
-        return self._add(LayerType.UNARY, [tensor], [tensor.dtype], rule, op=op)
-
-    def add_activation(self, tensor: ITensor, kind: Any) -> ILayer:
-        rule: Rule = lambda layer, values: _ACTIVATION[kind.name](values[0])  # noqa: E731
-        return self._add(LayerType.ACTIVATION, [tensor], [tensor.dtype], rule)
-
-    def add_reduce(self, tensor: ITensor, op: Any, axes: int, keep_dims: Any) -> ILayer:
-        rule: Rule = lambda layer, values: _REDUCE[op.name](values[0], dim=_axes(axes), keepdim=keep_dims)  # noqa: E731
-        return self._add(LayerType.REDUCE, [tensor], [tensor.dtype], rule, op=op)
-
-    def add_gather(self, tensor: ITensor, index: ITensor, axis: int) -> ILayer:
-        return self._add(
-            LayerType.GATHER, [tensor, index], [tensor.dtype], _gather, axis=axis, mode=GatherMode.DEFAULT
-        )
-
-    def add_gather_v2(self, tensor: ITensor, index: ITensor, mode: Any) -> ILayer:
-        return self._add(LayerType.GATHER, [tensor, index], [tensor.dtype], _gather, axis=0, mode=mode)
-
-    def add_select(self, condition: ITensor, left: ITensor, right: ITensor) -> ILayer:
-        rule: Rule = lambda layer, values: torch.where(*values)  # noqa: E731
-        return self._add(LayerType.SELECT, [condition, left, right], [_same(left, right)], rule)
-
-    def add_softmax(self, tensor: ITensor) -> ILayer:
-        rule: Rule = lambda layer, values: values[0].softmax(_axes(layer.axes)[0])  # type: ignore[attr-defined] # noqa: E731
-        return self._add(LayerType.SOFTMAX, [tensor], [tensor.dtype], rule)
-
-    def add_quantize(self, tensor: ITensor, scale: ITensor, dtype: DataType) -> ILayer:
-        return self._add(LayerType.QUANTIZE, [tensor, scale], [dtype], _quantize)
-
-    def add_dequantize(self, tensor: ITensor, scale: ITensor, dtype: DataType) -> ILayer:
-        return self._add(LayerType.DEQUANTIZE, [tensor, scale], [dtype], _dequantize)
+        return self._add(LayerType.CONCATENATION, tensors, [_same(*tensors)], joined)
 
     def add_plugin_v2(self, tensors: Sequence[ITensor], plugin: plugins.Plugin) -> ILayer:
         dtypes, rule = plugin.prepared([tensor.dtype for tensor in tensors])
@@ -563,7 +527,7 @@ Refitter = IParser = PluginTensorDesc
 class ILogger:
     """Base of loggers."""
 
-    Severity = _enum("Severity", "INTERNAL_ERROR ERROR WARNING INFO VERBOSE")
+    Severity = LayerType
 
     def __init__(self, *_: object) -> None:
         pass
@@ -572,23 +536,8 @@ class ILogger:
 class Logger(ILogger):
     """A logger."""
 
-    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = ILogger.Severity
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
     min_severity = INFO
 
     def log(self, severity: Any, text: str) -> None:
         pass
-
-
-def init_libnvinfer_plugins(*_: object) -> Any:
-    return True
-
-
-def nptype(dtype: DataType) -> Any:
-    return {float32: np.float32, float16: np.float16, int8: np.int8, int32: np.int32, bool: np.bool_}[dtype]
-
-
-def volume(shape: Sequence[int]) -> int:
-    return math.prod(shape)
-
-
-assert issubclass(LayerType, Enum)
