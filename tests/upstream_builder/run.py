@@ -108,6 +108,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def _rounded_columns(weights: torch.Tensor, kind: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return INT8 weights [in, out], in the plain order as above, and scales [out]."""
+    scales = weights.float().abs().amax(dim=0) / 127
+    return (weights / scales).round().clamp(-128, 127).to(torch.int8), scales.to(weights.dtype)
+
+
 def install(source: Path) -> None:
     """Make upstream's package importable."""
     sys.meta_path[:] = [_Finder(source, is_last=False), *sys.meta_path, _Finder(source, is_last=True)]
@@ -131,6 +137,7 @@ def install(source: Path) -> None:
     operations: Any = torch.ops.trtllm
     # A GPU's order of weights; the stand-in of the plugin reads them in the plain one.
     operations.preprocess_weights_for_mixed_gemm = lambda weights, *_: weights
+    operations.symmetric_quantize_last_axis_of_batched_matrix = _rounded_columns
     operations.pack_int8_tensor_to_packed_int4 = lambda weights: weights[..., ::2]
     operations.unpack_int4_packed_tensor_to_int8 = lambda weights: weights.repeat_interleave(2, dim=-1)
 

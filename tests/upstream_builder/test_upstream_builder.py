@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from build import quantize
+from build.checkpoints.tokenizer_file import load_tokenizer
 from build.recipe import REPOSITORY_ROOT, load_recipe
 from build.reference import load_reference
 from build.tensorrt_llm.command import Paths, build_command
@@ -44,8 +45,10 @@ LLAMA3 = {
 }
 
 
-def token_ids() -> Any:
-    return np.random.default_rng(0).integers(1, 500, 40, dtype=np.int32)
+def token_ids(source: Path) -> Any:
+    """Return a text like the one that quantization was calibrated with."""
+    encode = load_tokenizer((source / "tokenizer.json").read_text(encoding="utf-8")).encode
+    return np.array(encode("def add(first, second):\n    return first + second\n" * 4).ids[:40], np.int32)
 
 
 def source_of(folder: Path, family: str) -> Path:
@@ -67,7 +70,7 @@ def builds(
     monkeypatch.setattr(quantize, "_run_worker", run_in_process)
     quantize.quantize_recipe(recipe, folder / "engines", str)
     pair = read_pair(recipe, folder / "engines")
-    np.save(folder / "ids.npy", token_ids())
+    np.save(folder / "ids.npy", token_ids(source))
     found, commands = {}, []
     for side in pair.sides:
         assert side.checkpoint is not None
@@ -88,7 +91,7 @@ def error_of(logits: Path, source: Path) -> float:
 
     model = load_reference(dataclasses.replace(load_recipe("demo").target, checkpoint=str(source)))
     with torch.no_grad():
-        expected = model(torch.from_numpy(token_ids()[None]).long()).logits[0].numpy()
+        expected = model(torch.from_numpy(token_ids(source)[None]).long()).logits[0].numpy()
     found = np.load(logits)
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
