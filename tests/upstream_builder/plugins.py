@@ -144,7 +144,12 @@ def _weight_only(fields: Mapping[str, Any], dtypes: Sequence[int]) -> Any:
 
 def _weight_only_groups(fields: Mapping[str, Any], dtypes: Sequence[int]) -> Any:
     # Packed integers are not taken apart here, so only shapes and types are right.
-    return [fields["type_id"]], lambda values: values[0].new_zeros(*values[0].shape[:-1], values[2].shape[-1])
+    def empty(values: Values) -> torch.Tensor:
+        groups = values[0].shape[-1] // fields["group_size"]
+        scales = next(each for each in values[1:] if each.dim() == 2 and len(each) == groups)
+        return values[0].new_zeros(*values[0].shape[:-1], scales.shape[-1])
+
+    return [fields["type_id"]], empty
 
 
 RULES: dict[str, Callable[[Mapping[str, Any], Sequence[int]], Any]] = {
