@@ -123,7 +123,7 @@ def install(source: Path) -> None:
     numbers.__spec__, numbers.Process = importlib.machinery.ModuleSpec("psutil", None), lambda: process
     sys.modules["psutil"] = numbers
     words: Any = types.ModuleType("strenum")
-    words.StrEnum = _Word
+    words.__getattr__ = lambda _: _Word  # its only name is one that enum has since Python 3.11
     sys.modules["strenum"] = words
     for name in _HOLLOW:
         package = types.ModuleType(name)
