@@ -514,7 +514,7 @@ class ICudaEngine:
 
 
 class Runtime(ICudaEngine):
-    """What loads engines."""
+    """Stand for what loads engines."""
 
 
 class PluginTensorDesc:
