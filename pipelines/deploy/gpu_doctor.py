@@ -90,7 +90,12 @@ def _gpu(gpu: Gpu) -> Finding:
 
 def _driver(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     driver = gpus[0].driver  # of the machine, for all its GPUs
-    if int(driver.partition(".")[0]) < MIN_DRIVER:
+    major = driver.partition(".")[0]
+    if not major.isdecimal():  # "[N/A]"
+        yield Finding(
+            "Driver", "not reported", f"see that /proc/driver/nvidia/version says {MIN_DRIVER} or newer"
+        )
+    elif int(major) < MIN_DRIVER:
         remedy = f"the recipes' image has CUDA 13: install driver {MIN_DRIVER} or newer on the machine itself"
         yield Finding("Driver", driver, remedy)
 

@@ -33,6 +33,11 @@ class ProcessIdentity:
         return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
 
     @property
+    def parent(self) -> int:
+        """Return the id of its parent; 0 if it has ended."""
+        return int(_fields(self.pid)[1])
+
+    @property
     def is_stopped(self) -> bool:
         """Return whether it is stopped by a signal."""
         return _fields(self.pid)[0] in "Tt"
@@ -89,9 +94,9 @@ def processes_with(text: str) -> Iterator[tuple[ProcessIdentity, list[bytes]]]:
 
 
 def _fields(pid: int) -> list[str]:
-    """Return the fields of ``/proc/<pid>/stat`` from the state on; state X if there is no process."""
+    """Return the fields of ``/proc/<pid>/stat`` from the state on; X and no parent if there is no process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ["X"]
+        return ["X", "0"]
     return stat.rpartition(")")[2].split()  # the name before it may contain spaces

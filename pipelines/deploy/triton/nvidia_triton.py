@@ -111,16 +111,21 @@ def variables() -> dict[str, str]:
     }
 
 
-def process_to_end(started: int, place: TritonPlace) -> int:
+def process_to_end(program: str, started: int, place: TritonPlace) -> int:
     """Return the process that a signal to end belongs to: the server, also if ``mpirun`` has started it.
 
     ``mpirun`` would pass the signal to the ranks of the engines too, which end at once. The server then waits
     for them until it is killed.
 
     Args:
-        started: Id of the process that we have started.
+        program: The program that we have started.
+        started: Id of its process.
         place: Sockets and shared memory of the server.
     """
-    found = processes_with(place.shared_memory_prefix)
-    servers = {process.pid for process, words in found if b"--allow-http=false" in words}
-    return max(servers - {started}, default=started)
+    if Path(program).name != "mpirun":
+        return started
+    found = dict(processes_with(place.shared_memory_prefix))
+    # Between fork and exec, a child has its parent's command line: mpirun's, or the server's.
+    of_mpirun = [words for each, words in found.items() if each.pid == started]
+    servers = (each.pid for each, words in found.items() if each.parent == started and words not in of_mpirun)
+    return min(servers, default=started)

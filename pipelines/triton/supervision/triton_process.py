@@ -46,7 +46,7 @@ class TritonProcess:
     def __init__(self, command: ServerCommand, place: TritonPlace) -> None:
         self.met_its_race = False
         self._untaken: dict[str, float] = {}  # model -> when its process had loaded
-        self._place = place
+        self._place, self._program = place, command.arguments[0]
         self._process = subprocess.Popen(
             command.arguments,
             cwd=REPOSITORY_ROOT,  # its Python models are imported from there
@@ -78,7 +78,7 @@ class TritonProcess:
         """Terminate the process, and kill it after a timeout."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process_to_end(self._process.pid, self._place), signal.SIGTERM)
+                os.kill(process_to_end(self._program, self._process.pid, self._place), signal.SIGTERM)
         with contextlib.suppress(asyncio.TimeoutError):
             await within(patience_s, asyncio.shield(self.ended))
         await self.clear()

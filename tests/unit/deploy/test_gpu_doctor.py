@@ -65,6 +65,7 @@ def test_a_container_without_its_gpus_is_told_from_a_machine_without(
 
 WRONG = {
     "old driver": ("0, NVIDIA H100 80GB HBM3, 81559, 81004, 9.0, 570.86.15", "Driver", "driver 580 or newer"),
+    "no driver's version": ("0, NVIDIA GB10, 81559, 81004, 12.1, [N/A]", "Driver", "says 580 or newer"),
     "used": (
         *("0, NVIDIA H100 80GB HBM3, 81559, 52011, 9.0, 580.95.05", "GPU 0"),
         "counts on 97% free: end other processes",

@@ -189,6 +189,44 @@ async def test_it_is_asked_to_end_and_killed_if_it_does_not(
     assert process.ended.result() == (-9 if is_deaf else -15)
 
 
+FORKS = """
+import os, signal, subprocess, sys, time
+def fork():
+    if (child := os.fork()) == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(60)
+    return child
+def end(*_):
+    print("asked", sys.argv[1], flush=True)
+    os._exit(0)
+def server():
+    signal.signal(signal.SIGTERM, end)
+    fork()
+    print("ready", flush=True)
+    time.sleep(60)
+def mpirun():
+    fork()
+    sys.exit(subprocess.run([sys.executable, "-c", sys.argv[-1], "server", *sys.argv[2:]]).returncode)
+globals()[sys.argv[1]]()
+"""
+
+
+@pytest.mark.parametrize("name", ["mpirun", "server"])
+async def test_the_server_is_asked_to_end_though_children_have_its_command_line(
+    place: TritonPlace, name: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Start a child as it is between fork and exec: a model's process, or an engine's rank."""
+    program = tmp_path / name
+    program.symlink_to(sys.executable)
+    words = ("--allow-http=false", f"--region={place.shared_memory_prefix}", FORKS)
+    command = [str(program), "-c", FORKS, name, *words]
+    process = TritonProcess(ServerCommand(command, dict(os.environ)), place)
+    while not capfdbinary.readouterr().out:
+        await asyncio.sleep(0.01)
+    await process.stop(5.0)
+    assert (process.ended.result(), capfdbinary.readouterr().out) == (0, b"asked server\n")
+
+
 async def test_a_process_that_ended_leaves_no_open_file(place: TritonPlace) -> None:
     """Each restart of Triton would leave one, and there are only 1,024."""
 
