@@ -9,17 +9,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from build.digests import file_digests
-from build.llm_api import check_loadable, exported_quantization, write_llm_api
+from build.hub.pinned import pin_recipe
+from build.llm_api import check_loadable, exported_quantization, llm_api_files, write_llm_api
 from build.recipe import Recipe
+from pipelines import configuration
 from pipelines.atomic_file import write_whole
+from pipelines.configuration import strict
 from pipelines.errors import EngineLoadError
+from pipelines.manifest import sha256_bytes, sha256_file, sha256_json
 
 FORMAT = 1
 _FILE = "bundle.json"
+
+
+@dataclass(frozen=True)
+class _Folder:
+    directory: str
+    files: dict[str, str]  # name -> SHA-256
+    quantization: str | None = None  # of a checkpoint
+
+
+@strict
+@dataclass(frozen=True)
+class _Bundle:
+    recipe: str
+    version: str
+    gpu: str
+    container: str
+    draft: _Folder
+    target: _Folder
+    settings: _Folder
 
 
 def build_bundle(recipe: Recipe, engines: Path, report: Callable[[str], None]) -> dict[str, Any]:
@@ -43,44 +67,59 @@ def build_bundle(recipe: Recipe, engines: Path, report: Callable[[str], None]) -
         directory = engine.checkpoint_directory.resolve()
         report(f"{role}: reading {directory}")
         files = file_digests(path for path in directory.iterdir() if path.is_file())
-        roles[role] = {"quantization": exported_quantization(directory), **_by_name(files)}
+        roles[role] = _folder(files, exported_quantization(directory))
     paths = write_llm_api(recipe, section.version, engines)
-    settings = _by_name(file_digests(paths.values()))
-    pinned = {"format": FORMAT, "recipe": recipe.name, "version": section.version, "gpu": section.gpu}
-    document = {**pinned, "container": section.container, **roles, "settings": settings}
+    roles["settings"] = _folder(file_digests(paths.values()))
+    pinned = _Bundle(recipe.name, section.version, section.gpu, section.container, **roles)
     bundle = paths["model"].parent / _FILE
-    write_whole(bundle, json.dumps(document, indent=1) + "\n")
+    write_whole(bundle, json.dumps({"format": FORMAT, **asdict(pinned)}, indent=1) + "\n")
     return {"bundle": str(bundle), **{name: str(path) for name, path in paths.items()}}
 
 
-def check_bundle(folder: Path) -> dict[str, Any]:
-    """Compare every file of a bundle with its digest.
+def check_bundle(recipe: Recipe, engines: Path) -> dict[str, Any]:
+    """Read every file of a bundle, and compare digests and names with those that are pinned.
 
     Args:
-        folder: ``engines/<recipe>``.
+        recipe: The pair.
+        engines: Folder of all recipes' engines.
 
     Returns:
-        Files, under ``whole`` and ``damaged``, which may be missing.
+        Files, under ``whole`` and ``damaged``: those are changed, missing or added.
 
     Raises:
-        EngineLoadError: There is no bundle.
+        EngineLoadError: There is no bundle, or it pins something else than the recipe asks for.
+        CheckpointError, RecipeError: The recipe cannot be rendered.
     """
-    path = folder / "llm_api" / _FILE
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise EngineLoadError(
-            "there is no bundle to check", values=str(error), limit=str(path), remedy="run draftproof engines"
-        ) from None
+    path, remedy = (
+        engines / recipe.name / "llm_api" / _FILE,
+        "run draftproof engines, and start the server again",
+    )
+    pinned = configuration.read_json(_Bundle, path, FORMAT, EngineLoadError, remedy)
     result: dict[str, list[str]] = {"whole": [], "damaged": []}
-    for part in ("draft", "target", "settings"):
-        for name, sha256 in document[part]["files"].items():
-            file = Path(document[part]["directory"]) / name
-            intact = file.is_file() and file_digests([file])[file] == sha256
-            result["whole" if intact else "damaged"].append(str(file))
+    for part in (pinned.draft, pinned.target, pinned.settings):
+        directory = Path(part.directory)
+        present = {each.name for each in directory.glob("*") if each.is_file()} - {_FILE}
+        for name in sorted(present | part.files.keys()):
+            intact = name in present and sha256_file(directory / name, from_disk=True) == part.files.get(name)
+            result["whole" if intact else "damaged"].append(str(directory / name))
+    if result["damaged"]:
+        return result
+    section, names = recipe.tensorrt_llm, ("version", "gpu", "container")
+    rendered = llm_api_files(pin_recipe(recipe), section.version, engines).values()
+    texts = {file.name: sha256_bytes(text.encode()) for file, text in rendered}
+    pins = {name: getattr(pinned, name) for name in names} | {"settings": sha256_json(pinned.settings.files)}
+    asks = {name: getattr(section, name) for name in names} | {"settings": sha256_json(texts)}
+    differing = [name for name in pins if pins[name] != asks[name]]
+    if differing:
+        raise EngineLoadError(
+            f"{path} pins something else than the recipe asks for",
+            values=", ".join(f"{name} {pins[name]}" for name in differing),
+            limit=", ".join(f"{name} {asks[name]}" for name in differing),
+            remedy=remedy,
+        )
     return result
 
 
-def _by_name(digests: dict[Path, str]) -> dict[str, Any]:
-    directory = next(iter(digests)).parent
-    return {"directory": str(directory), "files": {path.name: digest for path, digest in digests.items()}}
+def _folder(digests: dict[Path, str], quantization: str | None = None) -> _Folder:
+    files = {path.name: digest for path, digest in digests.items()}
+    return _Folder(str(next(iter(digests)).parent), files, quantization)

@@ -310,7 +310,7 @@ def check_engines(
         EngineLoadError: The recipe has no engines.
     """
     if recipe.runtime == "tensorrt_llm" and serves_checkpoints(recipe.tensorrt_llm.version):
-        return check_bundle(engines / recipe.name)
+        return check_bundle(recipe, engines)
     found = [path for role in ("draft", "target") for path in (engines / recipe.name).glob(f"{role}-*")]
     result: dict[str, list[str]] = {"whole": [], "damaged": []}
     for directory in sorted(path for path in found if path.is_dir()):

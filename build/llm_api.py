@@ -10,7 +10,6 @@ checked instead.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from build.checkpoints.settings import Settings, read_json
 from build.command_line import print_line, recipe_parser, run_command
 from build.fetch import fetch_checkpoints
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
@@ -162,7 +162,9 @@ def check_loadable(recipe: Recipe) -> None:
     """Check that a recipe says what exactly is served, and how.
 
     Raises:
-        RecipeError: The container has no digest, or a quantization would have to be applied.
+        RecipeError: The container has no digest, a quantization would have to be applied, or a checkpoint is
+            not in Hugging Face's format.
+        CheckpointError: The ``config.json`` of a checkpoint cannot be read.
     """
     container = recipe.tensorrt_llm.container
     if "@sha256:" not in container:
@@ -173,6 +175,7 @@ def check_loadable(recipe: Recipe) -> None:
             remedy="docker inspect --format '{{index .RepoDigests 0}}' IMAGE prints it",
         )
     for role, engine in (("draft", recipe.draft), ("target", recipe.target)):
+        _model(recipe, role)
         if engine.quantization not in ("none", "checkpoint"):
             raise RecipeError(
                 "the PyTorch backend loads checkpoints as they are",
@@ -183,9 +186,26 @@ def check_loadable(recipe: Recipe) -> None:
 
 
 def exported_quantization(directory: Path) -> str:
-    """Return the algorithm that ModelOpt's ``export_hf_checkpoint`` names, such as FP8; ``none`` without."""
-    path = directory / "hf_quant_config.json"
-    return str(json.loads(path.read_bytes())["quantization"]["quant_algo"]) if path.is_file() else "none"
+    """Return how a checkpoint is quantized.
+
+    Returns:
+        The algorithm that ModelOpt's ``export_hf_checkpoint`` names, such as FP8; else ``quant_method`` of
+        ``config.json``, such as awq; ``none`` without either.
+
+    Raises:
+        CheckpointError: A file cannot be read, or names no quantization where it must.
+    """
+    path, part, key = directory / "hf_quant_config.json", "quantization", "quant_algo"
+    if not path.is_file():
+        path, part, key = directory / "config.json", "quantization_config", "quant_method"
+    whole = Settings(read_json(path), path)
+    section = whole.part(part) or (whole.part("text_config") or whole).part(part)
+    if section is None and key == "quant_method":
+        return "none"
+    name = section.get(key, "none") if section is not None and key in section.names else None
+    if not isinstance(name, str):
+        raise whole.fail(f"no name in {part}", f"{part}.{key}, a text", "export the checkpoint again")
+    return name
 
 
 def _note(recipe: Recipe) -> str:
@@ -196,6 +216,31 @@ def _note(recipe: Recipe) -> str:
         f"The recipe's quantization ({', '.join(sorted(quantizations))}) is not applied:\n"
         "# checkpoints are loaded unchanged. For FP8, export them with ModelOpt's export_hf_checkpoint."
     )
+
+
+def llm_api_files(recipe: Recipe, version: str, run: Path) -> dict[str, tuple[Path, str]]:
+    """Render what ``write_llm_api`` writes; arguments and errors are the same.
+
+    Returns:
+        Path and content of ``model``, ``triton``, ``settings`` and ``serve``.
+    """
+    folder = (run / recipe.name / "llm_api").resolve()
+    paths = {
+        "model": folder / "model.yaml",
+        "triton": folder / "triton.sh",
+        "settings": folder / "trtllm-serve.yaml",
+        "serve": folder / "trtllm-serve.sh",
+    }
+    header = _HEADER.format(version=version, note=_note(recipe))
+    quoted = {name: shlex.quote(str(path)) for name, path in paths.items()}
+    target = shlex.quote(_model(recipe, "target"))
+    texts = {
+        "model": header + yaml.safe_dump(triton_model(recipe, version), sort_keys=False),
+        "triton": _TRITON.format(model=quoted["model"]),
+        "settings": header + yaml.safe_dump(serve_settings(recipe, version), sort_keys=False),
+        "serve": _TRTLLM_SERVE.format(target=target, settings=quoted["settings"]),
+    }
+    return {name: (path, texts[name]) for name, path in paths.items()}
 
 
 def write_llm_api(recipe: Recipe, version: str, run: Path) -> dict[str, Path]:
@@ -214,25 +259,10 @@ def write_llm_api(recipe: Recipe, version: str, run: Path) -> dict[str, Path]:
         RecipeError, CheckpointError: A checkpoint is not in Hugging Face's format, or the version is not
             known.
     """
-    folder = (run / recipe.name / "llm_api").resolve()
-    paths = {
-        "model": folder / "model.yaml",
-        "triton": folder / "triton.sh",
-        "settings": folder / "trtllm-serve.yaml",
-        "serve": folder / "trtllm-serve.sh",
-    }
-    header = _HEADER.format(version=version, note=_note(recipe))
-    quoted = {name: shlex.quote(str(path)) for name, path in paths.items()}
-    target = shlex.quote(_model(recipe, "target"))
-    texts = {
-        "model": header + yaml.safe_dump(triton_model(recipe, version), sort_keys=False),
-        "triton": _TRITON.format(model=quoted["model"]),
-        "settings": header + yaml.safe_dump(serve_settings(recipe, version), sort_keys=False),
-        "serve": _TRTLLM_SERVE.format(target=target, settings=quoted["settings"]),
-    }
-    for name, path in paths.items():
-        write_whole(path, texts[name])
-    return paths
+    files = llm_api_files(recipe, version, run)
+    for path, text in files.values():
+        write_whole(path, text)
+    return {name: path for name, (path, _) in files.items()}
 
 
 def _render_and_tell(options: argparse.Namespace) -> dict[str, str]:

@@ -48,10 +48,10 @@ PARTS = (
     Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_030, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
-    Part("build", 6_455, ("build/",)),
+    Part("build", 6_481, ("build/",)),
     Part(
         "GPU track",
-        3_220,
+        3_230,
         (
             "build/tensorrt_llm/",
             "build/quantization/",
