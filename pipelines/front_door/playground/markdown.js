@@ -2,11 +2,12 @@
 // Everything works on places in the text, and `leaf(begin, end)` makes the nodes: text never becomes markup.
 "use strict";
 
-const FENCE = /^(\s*)(`{3,}|~{3,})/;
+const FENCE = /^(\s*)(`{3,}(?!.*`)|~{3,})/; // ```a``` in one line is code in a text
 const HEADING = /^(#{1,6})\s+(?=\S)/;
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(?=\S)/;
 const RULE = /^\s*([-*_])(?:\s*\1){2,}\s*$/;
-const INLINE = /(`+)([^`]|[^`][^]*?[^`])\1(?!`)|\*\*(?=\S)((?:`[^`]*`|[^`])*?(?:[^`\s]|`[^`]*`))\*\*(?!\*)|\*([^\s*]|[^\s*][^*]*[^\s*])\*(?!\*)/g;
+// The bound keeps marks that nothing closes from each searching the whole text.
+const INLINE = /(`+)([^`]|[^`][^]*?[^`])\1(?!`)|\*\*(?=\S)((?:`[^`]*`|[^`]){0,2000}?(?:[^`\s]|`[^`]*`))\*\*(?!\*)|\*([^\s*]|[^\s*][^*]*[^\s*])\*(?!\*)/g;
 
 function linesOf(text) {
   let begin = 0;

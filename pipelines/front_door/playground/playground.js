@@ -242,7 +242,7 @@ async function ask(signal) {
     } else if (answer.reason === "stopped" || answer.reason === "error") {
       question.remove(); // nothing was answered: the text can be sent again
       reply.remove();
-      prompt.value ||= said;
+      if (turns === conversation) prompt.value ||= said;
     }
   }
 }

@@ -19,6 +19,7 @@ from tests.support.headless_browser import Browser, find_browser
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 MESSAGE = "def area(radius):\n"
+MARKDOWN = Path("pipelines/front_door/playground/markdown.js")
 
 
 @pytest.fixture
@@ -150,6 +151,21 @@ def test_stop_keeps_the_answer_and_an_error_keeps_the_message(page: Browser) -> 
     assert len(texts(page, "#conversation > li")) == 2
 
 
+@pytest.mark.parametrize(("button", "kept"), [("stop", "said"), ("clear", "")])
+def test_before_the_first_token_only_stop_gives_the_message_back(
+    page: Browser, button: str, kept: str
+) -> None:
+    page.value("""window.fetch = (path, { signal }) => new Promise((_, reject) =>
+        signal.addEventListener("abort", () => reject(signal.reason))); undefined""")
+    fill(page, prompt="said")
+    press_ctrl_enter(page)
+    wait_for(page, "document.querySelectorAll('#conversation > li').length === 2")
+    page.value(f"document.getElementById('{button}').click()")
+    wait_for(page, IS_DONE)
+    assert page.value("document.getElementById('prompt').value") == kept
+    assert texts(page, "#conversation > li") == []
+
+
 def test_a_base_model_continues_texts(
     browser: Browser, door_pair: tuple[Path, Path], new_door: Callable[..., AbstractContextManager[Server]]
 ) -> None:
@@ -181,6 +197,8 @@ def test_a_base_model_continues_texts(
         ("2 * 3 * 4, **open, `open, a_b_c", "<p>2 * 3 * 4, **open, `open, a_b_c</p>"),
         ("```py\n  x = '<b>'\n\n# y\n```\nz", "<pre><code>  x = '&lt;b&gt;'\n\n# y\n</code></pre><p>z</p>"),
         ("```\nnot closed", "<pre><code>not closed\n</code></pre>"),
+        ("```ls``` lists\nfiles", "<p><code>ls</code> lists\nfiles</p>"),
+        ("~~~ a`b\nx\n~~~", "<pre><code>x\n</code></pre>"),
         ("````\n```\n````", "<pre><code>```\n</code></pre>"),
         ("- a\n- b\n  - c\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"),
         ("3. a\n\n   more\n   ```\n   x\n   ```\n4. b\n- c",
@@ -190,10 +208,19 @@ def test_a_base_model_continues_texts(
     ],
 )  # fmt: skip
 def test_markdown(browser: Browser, text: str, expected: str) -> None:
-    source = Path("pipelines/front_door/playground/markdown.js").read_text(encoding="utf-8")
-    browser.value(source + "; undefined")
+    browser.value(MARKDOWN.read_text(encoding="utf-8") + "; undefined")
     given = json.dumps(text)
     assert browser.value(f"markdown({given}, (b, e) => new Text({given}.slice(b, e))).innerHTML") == expected
+
+
+def test_marks_that_nothing_closes_take_linear_time(browser: Browser) -> None:
+    browser.value(MARKDOWN.read_text(encoding="utf-8") + "; undefined")
+    browser.value("""const seconds = (count) => {
+            const text = "**a ".repeat(count), began = performance.now();
+            markdown(text, (b, e) => new Text(text.slice(b, e)));
+            return performance.now() - began;
+        }; undefined""")
+    assert browser.value("seconds(5000), seconds(40000) < 24 * seconds(5000)")  # 8 times; quadratic 64
 
 
 @pytest.mark.parametrize("width", [1280, 390])
