@@ -46,7 +46,7 @@ PARTS = (
     Part("canary", 2_990, ("pipelines/canary/",)),
     Part("bench", 1_895, ("pipelines/bench/",)),
     Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
-    Part("command line", 1_030, ("pipelines/command_line/", "pipelines/demo/")),
+    Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
     Part("build", 6_481, ("build/",)),
     Part(

@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.client import Client, CompletionRequest
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
-from pipelines.command_line.live_text import segments
+from pipelines.command_line.live_text import Segmenter
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.text.vocabulary import Vocabulary
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _record(client: Client, request: CompletionRequest, model: str) -> dict[str, Any]:
-    vocabulary = Vocabulary.from_file(_TOKENIZER)
+    segmenter = Segmenter(Vocabulary.from_file(_TOKENIZER))
     began_s = time.monotonic()
     pieces = []
     with client.stream(request, model) as stream:
@@ -62,7 +62,7 @@ def _record(client: Client, request: CompletionRequest, model: str) -> dict[str,
                 continue
             pieces += [
                 {"at_s": at_s, "text": part.text, "is_accepted": part.is_accepted}
-                for part in segments(chunk, vocabulary)
+                for part in segmenter.segments(chunk)
             ]
         whole = stream.result()
     return {

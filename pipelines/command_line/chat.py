@@ -1,8 +1,9 @@
 """Talk to the target in a terminal: ``draftproof chat``.
 
 It asks the running server, or starts one. Ctrl+C stops an answer and keeps what there is; at the prompt it
-ends the program, as the end of the input does. In a pipe each line of the input is a message, and the output
-is the answers alone.
+ends the program, as the end of the input does. In a pipe each line of the input that is no command is a
+message, Ctrl+C ends the program, and the output is the answers alone. The target's engine must be on this
+machine: its template and its tokenizer make the prompts.
 
 Exit codes: 0 done; 1 the server refused, failed or does not answer; 2 wrong usage; 130 interrupted.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,13 +21,13 @@ from pathlib import Path
 
 from pipelines.client import Client, CompletionRequest
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
-from pipelines.command_line.live_text import LiveText, Segment, segments
+from pipelines.command_line.live_text import LiveText, Segment, Segmenter
 from pipelines.command_line.options import whole_number
-from pipelines.command_line.prompt_lengths import max_seq_len, read_tokenizer
+from pipelines.command_line.prompt_lengths import read_tokenizer
 from pipelines.command_line.prompts import TokenSwitches
 from pipelines.command_line.running_server import running_server
 from pipelines.deploy.server import Server
-from pipelines.errors import DraftproofError
+from pipelines.errors import DraftproofError, EngineLoadError
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 from pipelines.text.prompt_tokenizer import PromptTokenizer
@@ -44,14 +45,18 @@ class Chat:
         client: Client of the server.
         template: The target's chat template.
         tokenizer: Its tokenizer.
+        max_seq_len: The most tokens of prompt and answer together.
         sampling: Sampling parameters of each answer, with a seed; ``max_tokens`` 0 stands for all that fit.
+        is_compared: Whether the target alone answers each message too.
         messages: What was said, after the system prompt, which may be "".
     """
 
     client: Client
     template: ChatTemplate
     tokenizer: PromptTokenizer
+    max_seq_len: int
     sampling: CompletionRequest
+    is_compared: bool
     messages: list[dict[str, str]]
     _asked: CompletionRequest | None = None
 
@@ -80,7 +85,7 @@ class Chat:
     def _request(self, messages: list[dict[str, str]]) -> CompletionRequest:
         with ChatRenderer(self.template) as renderer:
             prompt = renderer.render(messages[not messages[0]["content"] :], add_generation_prompt=True)
-        room = (max_seq_len(self.client) or 0) - len(self.tokenizer.encode(prompt, **_AS_RENDERED))
+        room = self.max_seq_len - len(self.tokenizer.encode(prompt, **_AS_RENDERED))
         most = self.sampling.max_tokens or max(room, 1)  # if there is no room, the server says so
         return replace(self.sampling, prompt=prompt, max_tokens=most, **_AS_RENDERED)
 
@@ -88,27 +93,30 @@ class Chat:
         """Print an answer as it arrives; returns its text and whether it is whole."""
         live, text, is_whole = LiveText(sys.stdout, margin=""), "", False
         is_marked = sys.stdout.isatty() and model == SPECULATIVE
-        with suppress(KeyboardInterrupt), self.client.stream(request, model) as stream:
+        segmenter = Segmenter(self.tokenizer.vocabulary) if is_marked else None
+        with _until_ctrl_c(), self.client.stream(request, model) as stream:
             for chunk in stream:
                 text += chunk.text
                 plain = [Segment(chunk.text, is_accepted=False)]
-                live.show(segments(chunk, self.tokenizer.vocabulary) if is_marked else plain)
+                live.show(segmenter.segments(chunk) if segmenter else plain)
             is_whole = True
         print(flush=True)
         return text, is_whole
 
     def obey(self, line: str) -> None:
-        """Answer a line, or do what it commands."""
+        """Do what a line commands, or answer it."""
         command, _, rest = line.partition(" ")
-        if not command.startswith("/"):
-            self.answer(line)
-        elif command == "/compare":
+        if command == "/compare":
             self.compare()
         elif command == "/reset":
             system = {"role": "system", "content": rest or self.messages[0]["content"]}
             self.messages, self._asked = [system], None
-        else:
+        elif command.startswith("/") and sys.stdin.isatty():  # in a pipe nobody could correct it
             _say(_HELP)
+        else:
+            self.answer(line)
+            if self.is_compared:
+                self.compare()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,19 +137,36 @@ def _converse(options: argparse.Namespace) -> int:
     given = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     sampling = CompletionRequest("", **given, seed=secrets.randbits(32))
     with running_server(options.url, recipe) as url, Client.connect(url) as client:
-        engine = Path(client.model_parameters("speculative").get("target_engine_dir", ""))
-        known = ChatTemplate.read(engine), read_tokenizer(engine)
-        chat = Chat(client, *known, sampling, [{"role": "system", "content": options.system}])
+        known = _target(client.model_parameters("speculative"))
+        begun = [{"role": "system", "content": options.system}]
+        chat = Chat(client, *known, sampling, options.compare, begun)
         for line in filter(None, map(str.strip, _lines())):
             try:
-                chat.obey(line)
-                if options.compare and not line.startswith("/"):
-                    chat.compare()
+                with _until_ctrl_c():
+                    chat.obey(line)
             except DraftproofError as error:
                 if not sys.stdin.isatty():
                     raise
                 _say(f"error: {error}")
     return EXIT_PASS
+
+
+def _target(stated: Mapping[str, str]) -> tuple[ChatTemplate, PromptTokenizer, int]:
+    """Return the target's template, tokenizer and ``max_seq_len`` from a server's configuration."""
+    named, longest = stated.get("target_engine_dir", ""), stated.get("max_seq_len", "")
+    if named and longest and (engine := Path(named)).is_dir():
+        return ChatTemplate.read(engine), read_tokenizer(engine), int(longest)
+    raise EngineLoadError(
+        "chat needs the folder of the target's engine on this machine, and max_seq_len",
+        values=f"the server states target_engine_dir={named!r}, max_seq_len={longest!r}",
+        limit="the template and the tokenizer in the folder make the prompts; an answer fills max_seq_len",
+        remedy="run chat on the server's machine, or use the page of its front door",
+    )
+
+
+def _until_ctrl_c() -> suppress:
+    """Return a block that Ctrl+C ends on a terminal; in a pipe it ends the program."""
+    return suppress(*[KeyboardInterrupt] * sys.stdin.isatty())
 
 
 def _lines() -> Iterator[str]:

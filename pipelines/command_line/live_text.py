@@ -11,8 +11,10 @@ from typing import TextIO
 from pipelines.client import Chunk
 from pipelines.text.vocabulary import Vocabulary
 
-# Generated text must not control the terminal: control characters are replaced by their Unicode pictures.
+# Generated text must not control the terminal: C0 controls are replaced by their Unicode pictures, and C1 and
+# bidirectional controls, which have none, by the replacement character.
 _PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {127: "\u2421"}
+_PICTURES |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd")
 
 
 @dataclass(frozen=True)
@@ -28,36 +30,40 @@ class Segment:
     is_accepted: bool
 
 
-def segments(chunk: Chunk, vocabulary: Vocabulary) -> list[Segment]:
-    """Split the text of a chunk by the origin of its tokens.
+class Segmenter:
+    """Split the text of an answer by the origin of its tokens.
 
-    A character that several tokens encode has the origin of the last of them.
+    A character that several tokens encode, also of several chunks, has the origin of the last of them.
 
     Args:
-        chunk: A chunk from ``generate``, which marks the origin of each token.
         vocabulary: Vocabulary of the target.
     """
-    pieces = list(_pieces(chunk, vocabulary))
-    return [
-        Segment("".join(piece.text for piece in run), is_accepted)
-        for is_accepted, run in groupby(pieces, key=lambda piece: piece.is_accepted)
-    ]
 
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-def _pieces(chunk: Chunk, vocabulary: Vocabulary) -> Iterator[Segment]:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    accepted = False
-    for token_id, accepted in zip(chunk.output_ids, chunk.accepted_mask, strict=True):
-        text = decoder.decode(vocabulary.join([token_id]))
-        if text:
-            yield Segment(text, accepted)
-    rest = decoder.decode(b"", final=True)
-    if rest:
-        yield Segment(rest, accepted)
+    def segments(self, chunk: Chunk) -> list[Segment]:
+        """Return the text that is complete with a chunk; after the last one, another answer may begin.
+
+        Args:
+            chunk: The next chunk from ``generate``, which marks the origin of each token.
+        """
+        pieces = (piece for piece in self._pieces(chunk) if piece.text)
+        return [
+            Segment("".join(piece.text for piece in run), is_accepted)
+            for is_accepted, run in groupby(pieces, key=lambda piece: piece.is_accepted)
+        ]
+
+    def _pieces(self, chunk: Chunk) -> Iterator[Segment]:
+        accepted = False
+        for token_id, accepted in zip(chunk.output_ids, chunk.accepted_mask, strict=True):
+            yield Segment(self._decoder.decode(self._vocabulary.join([token_id])), accepted)
+        yield Segment(self._decoder.decode(b"", final=chunk.finish_reason != ""), accepted)
 
 
 class LiveText:
-    """Writer of marked text, which uses colours on a terminal and guillemets elsewhere.
+    """Writer of marked text: colours and no control characters on a terminal, guillemets elsewhere.
 
     Args:
         out: Stream to write to.
@@ -67,13 +73,13 @@ class LiveText:
     def __init__(self, out: TextIO, margin: str = "      ") -> None:
         self._out = out
         self._margin = margin
-        self._has_colour = out.isatty()
+        self._is_terminal = out.isatty()
 
     @property
     def legend(self) -> str:
         """Return an explanation of the marks."""
         mark = self._mark("accepted draft tokens")
-        if self._has_colour:
+        if self._is_terminal:
             return f"{self._dim('end of the prompt')}, {mark}, the target's own tokens"
         return f"{mark}, the target's own tokens unmarked; each answer continues the last line of its prompt"
 
@@ -87,7 +93,8 @@ class LiveText:
     def show(self, parts: list[Segment]) -> None:
         """Write segments."""
         for part in parts:
-            text = part.text.translate(_PICTURES).replace("\n", f"\n{self._margin}")
+            shown = part.text.translate(_PICTURES) if self._is_terminal else part.text
+            text = shown.replace("\n", f"\n{self._margin}")
             self._write(self._mark(text) if part.is_accepted else text)
 
     def end(self, summary: str) -> None:
@@ -95,10 +102,10 @@ class LiveText:
         self._write(f"\n{self._margin}{self._dim(summary)}\n")
 
     def _mark(self, text: str) -> str:
-        return f"\x1b[32m{text}\x1b[0m" if self._has_colour else f"«{text}»"
+        return f"\x1b[32m{text}\x1b[0m" if self._is_terminal else f"«{text}»"
 
     def _dim(self, text: str) -> str:
-        return f"\x1b[2m{text}\x1b[0m" if self._has_colour else text
+        return f"\x1b[2m{text}\x1b[0m" if self._is_terminal else text
 
     def _write(self, text: str) -> None:
         self._out.write(text)

@@ -21,7 +21,7 @@ from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.command_line.chat_prompts import as_messages, last_words
-from pipelines.command_line.live_text import LiveText, segments
+from pipelines.command_line.live_text import LiveText, Segmenter
 from pipelines.command_line.options import add_prompts_option, whole_number
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
@@ -129,7 +129,7 @@ def _demonstrate(
 
 def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list[Pair]:
     """Send every request to both models, and some of them with sampling."""
-    live = LiveText(sys.stdout)
+    live, segmenter = LiveText(sys.stdout), Segmenter(vocabulary)
     greedy = [
         CompletionRequest(prompt.text, max_tokens=settings.max_tokens, **prompt.switches)
         for prompt in settings.prompts
@@ -141,7 +141,7 @@ def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list
     ask_pair(client, settings.prompts[0], greedy[0], target_first=True)  # the first answer is slower
 
     def show(chunk: Chunk) -> None:
-        live.show(segments(chunk, vocabulary))
+        live.show(segmenter.segments(chunk))
 
     def stream(requests: list[CompletionRequest], label: str) -> list[Pair]:
         pairs = []

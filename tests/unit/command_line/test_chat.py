@@ -13,11 +13,13 @@ from pipelines.client import Chunk, CompletionRequest
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line import chat as command
 from pipelines.errors import ServerBusyError
-from pipelines.text.chat_template import ChatTemplate
+from pipelines.text.chat_template import ChatRenderer, ChatTemplate
+from pipelines.text.vocabulary import Vocabulary
 from tests.conftest import REPOSITORY_ROOT
 
 TEMPLATE = "{% for each in messages %}[{{ each.role }}]{{ each.content }}{% endfor %}"
 ENGINE = REPOSITORY_ROOT / "engines/demo_pair/target"
+VOCABULARY = Vocabulary.from_file(ENGINE / "tokenizer.json")
 
 
 class Terminal(io.StringIO):
@@ -28,9 +30,11 @@ class Terminal(io.StringIO):
 class StandIn:
     """A server that answers with the number of the request, two tokens at a time."""
 
-    def __init__(self, fails: Any = None) -> None:
+    def __init__(self, fails: Any = None, **stated: str) -> None:
         self.asked: list[tuple[str, CompletionRequest]] = []
         self.fails = fails
+        self.chunks = [Chunk("ab", (66, 67), mask, "", 0.0, 2) for mask in ((True, False), (False, True))]
+        self.stated = {"target_engine_dir": str(ENGINE), "max_seq_len": "64"} | stated
 
     def __enter__(self) -> StandIn:
         return self
@@ -39,7 +43,7 @@ class StandIn:
         pass
 
     def model_parameters(self, model: str) -> dict[str, str]:
-        return {"target_engine_dir": str(ENGINE), "max_seq_len": "64"}
+        return self.stated
 
     @contextmanager
     def stream(self, request: CompletionRequest, model: str) -> Iterator[Iterator[Chunk]]:
@@ -47,8 +51,8 @@ class StandIn:
         yield self._chunks()
 
     def _chunks(self) -> Iterator[Chunk]:
-        for mask in ((True, False), (False, True)):
-            yield Chunk("ab", (66, 67), mask, "", 0.0, 2)
+        for chunk in self.chunks:
+            yield chunk
             if self.fails is not None and len(self.asked) == 1:
                 raise self.fails
 
@@ -123,6 +127,47 @@ def test_ctrl_c_keeps_what_there_is(converse: Any) -> None:
     assert prompts(server) == ["[user]one", "[user]one[assistant]ab[user]two"]
 
 
+def test_ctrl_c_ends_a_pipe(converse: Any) -> None:
+    server = StandIn(KeyboardInterrupt())
+    assert converse(server, "one\ntwo\n")[0] == 130
+    assert prompts(server) == ["[user]one"]
+
+
+def test_ctrl_c_before_the_first_token_stops_the_answer_alone(
+    converse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, render = StandIn(), ChatRenderer.render
+
+    def interrupted(self: ChatRenderer, messages: Any, **options: Any) -> str:
+        if messages[-1]["content"] == "one":
+            raise KeyboardInterrupt
+        return render(self, messages, **options)
+
+    monkeypatch.setattr(ChatRenderer, "render", interrupted)
+    assert converse(server, "one\ntwo\n", terminal=True)[0] == 0
+    assert prompts(server) == ["[user]two"]
+
+
+def test_what_is_no_command_is_a_message_in_a_pipe_and_needs_help_on_a_terminal(
+    converse: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "/etc/fstab: explain"
+    for terminal, arms in ((False, [SPECULATIVE, TARGET_ALONE]), (True, [])):
+        server = StandIn()
+        assert converse(server, line, "--compare", terminal=terminal)[0] == 0
+        assert [arm for arm, _ in server.asked] == arms
+        assert prompts(server) == [f"[user]{line}"] * len(arms)
+        assert ("/reset [SYSTEM PROMPT]" in capsys.readouterr().err) is terminal
+
+
+def test_a_character_of_two_chunks_is_whole_on_a_terminal(converse: Any) -> None:
+    server = StandIn()
+    first, second = (VOCABULARY.id_of[bytes([byte])] for byte in "é".encode())
+    halves = [("", first, ""), ("é", second, "stop")]
+    server.chunks = [Chunk(text, (token,), (False,), end, 0.0, 1) for text, token, end in halves]
+    assert converse(server, "one", terminal=True)[1] == "é\n"
+
+
 def test_an_error_ends_a_pipe_but_not_a_terminal(converse: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for terminal, code, asked in ((False, 1, 1), (True, 0, 2)):
         server = StandIn(ServerBusyError("busy"))
@@ -134,3 +179,18 @@ def test_an_error_ends_a_pipe_but_not_a_terminal(converse: Any, capsys: pytest.C
 def test_a_base_model_is_refused(converse: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert converse(StandIn(), "one", has_template=False) == (1, "")
     assert "no chat template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stated", [{"target_engine_dir": "/on/another/machine"}, {"target_engine_dir": ""}])
+def test_the_engine_must_be_on_this_machine(
+    stated: dict[str, str], converse: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = StandIn(**stated)
+    assert converse(server, "one") == (1, "") and server.asked == []
+    assert "chat needs the folder of the target's engine on this machine" in capsys.readouterr().err
+
+
+def test_an_unknown_max_seq_len_is_refused(converse: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server = StandIn(max_seq_len="")
+    assert converse(server, "one") == (1, "") and server.asked == []
+    assert "max_seq_len=''" in capsys.readouterr().err

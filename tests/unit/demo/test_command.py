@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.client import Chunk, CompletionRequest, Generation
 from pipelines.client.generation import SpeculationCounts
-from pipelines.command_line.live_text import LiveText, Segment, segments
+from pipelines.command_line.live_text import LiveText, Segment, Segmenter
 from pipelines.command_line.prompts import Prompt
 from pipelines.demo import __main__ as command
 from pipelines.demo.summary import Pair, as_document, figures_of, table, verdict_of
@@ -30,17 +30,23 @@ def chunk(ids: tuple[int, ...], marks: tuple[bool, ...], **changes: Any) -> Chun
 
 
 def test_text_is_split_by_the_origin_of_its_tokens() -> None:
-    parts = segments(chunk((1, 2, 3, 7), (True, True, False, True)), VOCABULARY)
+    parts = Segmenter(VOCABULARY).segments(chunk((1, 2, 3, 7), (True, True, False, True)))
     assert parts == [Segment("def f", True), Segment("()", False), Segment("x", True)]
 
 
 def test_a_character_of_two_tokens_counts_for_the_last() -> None:
-    assert segments(chunk((4, 5, 7), (True, False, False)), VOCABULARY) == [Segment("éx", False)]
-    assert segments(chunk((7, 4), (False, True)), VOCABULARY) == [
-        Segment("x", False),
-        Segment("\ufffd", True),
-    ]
-    assert segments(chunk((0,), (True,)), VOCABULARY) == []
+    segments = Segmenter(VOCABULARY).segments
+    assert segments(chunk((4, 5, 7), (True, False, False))) == [Segment("éx", False)]
+    assert segments(chunk((0,), (True,))) == []
+
+
+def test_a_character_of_two_chunks_is_one_and_the_end_of_an_answer_cuts_it() -> None:
+    segments = Segmenter(VOCABULARY).segments
+    assert segments(chunk((7, 4), (False, False))) == [Segment("x", False)]
+    assert segments(chunk((5,), (True,))) == [Segment("é", True)]
+    cut = [Segment("x", False), Segment("\ufffd", True)]
+    assert segments(chunk((7, 4), (False, True), finish="length")) == cut
+    assert segments(chunk((7,), (False,))) == [Segment("x", False)]
 
 
 class Terminal(io.StringIO):
@@ -65,10 +71,18 @@ def test_marks_are_colour_on_a_terminal_and_characters_elsewhere(out: io.StringI
     assert "accepted draft tokens" in live.legend
 
 
-def test_text_cannot_steer_the_terminal() -> None:
-    out = Terminal()
-    LiveText(out).show([Segment("a\x1b[2Jb\rc\x7f\td", False)])
-    assert out.getvalue() == "a\u241b[2Jb\u240dc\u2421\td"
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[2Jb\rc\x7f\td", "a\u241b[2Jb\u240dc\u2421\td"),
+        ("a\x80\x9b2J\x9f\xa0", "a\ufffd\ufffd2J\ufffd\xa0"),
+        ("\u202aa\u202e\u2066b\u2069\u202f\u206a", "\ufffda\ufffd\ufffdb\ufffd\u202f\u206a"),
+    ],
+)
+def test_text_cannot_steer_a_terminal_and_is_itself_elsewhere(text: str, shown: str) -> None:
+    for out, expected in ((Terminal(), shown), (io.StringIO(), text)):
+        LiveText(out).show([Segment(text, False)])
+        assert out.getvalue() == expected
 
 
 class ScriptedStream:
