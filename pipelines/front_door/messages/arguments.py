@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, cast
 
 from pydantic import JsonValue
 
 from pipelines.front_door.messages.style import ARGUMENT_NAME, CallStyle, Tags
-from pipelines.front_door.messages.tools import Function, parameters_of
+from pipelines.front_door.messages.tools import Function, parameters_of, schema_of
+from pipelines.text.guides import MAX_GUIDE_BYTES
 
 Schema: TypeAlias = "Mapping[str, JsonValue]"
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
@@ -21,7 +23,7 @@ _OF_ALL = {"properties", "required", "additionalProperties", "$defs", "definitio
 _READ = _ABOUT | {"$ref", "anyOf", "oneOf"}
 _LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}  # of numbers
 _OF_BARE = _READ | _OF_ALL | _LIMITS | {"enum", "const", "items"}
-_MOST_PARTS = 200  # of a schema; references may be circles
+_MOST_PARTS = 200  # that a value may be one of
 
 _SPELLED = {"True": "true", "False": "false", "None": "null"}  # as templates write values of Python
 _TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
@@ -190,37 +192,61 @@ def types_of(schema: JsonValue, root: Schema) -> frozenset[str]:
     return frozenset().union(*map(own_types, choices_of(schema, root)))
 
 
-def choices_of(schema: JsonValue, root: Schema, *, is_deep: bool = False) -> list[Schema]:
+def choices_of(schema: JsonValue, root: Schema) -> list[Schema]:
     """Return a schema and those that it chooses from, without references; {} if anything goes.
 
     Args:
         schema: The schema.
         root: The schema that its references are in.
-        is_deep: Return the schemas of its parts, too.
     """
-    found: list[Schema] = []
-    waiting = [schema]
-    while waiting and len(found) < _MOST_PARTS:
-        each = resolved(waiting.pop(0), root)
-        found.append(each if isinstance(each, dict) else {})
-        inner = [*properties_of(found[-1]).values(), found[-1].get("items")] if is_deep else []
-        waiting += [*_choices(found[-1]), *filter(None, inner)]
-    return found
+    parts = itertools.islice(_walk([("", schema)], root), _MOST_PARTS)
+    return [part for _, part in parts if "$ref" not in part] or [{}]
+
+
+def _walk(
+    schemas: Iterable[tuple[str, JsonValue]], root: Schema, *, is_deep: bool = False
+) -> Iterator[tuple[str, Schema]]:
+    """Yield named schemas and what they refer to, choose from and, if deep, consist of: each once."""
+    found = set()
+    waiting = deque(schemas)
+    while waiting:
+        name, schema = waiting.popleft()
+        part = schema if isinstance(schema, dict) else {}
+        if id(part) in found:
+            continue
+        found.add(id(part))
+        yield name, part
+        inner = [_target(part["$ref"], root)] if "$ref" in part else _choices(part)
+        if is_deep:
+            inner = [*inner, part.get("items"), part.get("additionalProperties")]
+            waiting += properties_of(part).items()
+        waiting += [(name, each) for each in inner]
 
 
 def unenforced_by(style: CallStyle | None, function: Function) -> list[str]:
-    """Return what of a function's schema the grammar of tags or bare keys leaves out: what limits texts."""
-    if style is None or not (style.tags or style.quote):
+    """Return what of a function's schema the grammar of tags or bare keys leaves out; [] if it is refused."""
+    if style is None or not (style.tags or style.quote) or len(schema_of(function)) > MAX_GUIDE_BYTES:
         return []
-    root = parameters_of(function)
-    found = [f"{keyword} of the arguments" for keyword in sorted(root.keys() - _ABOUT - _OF_ALL)]
-    for name, schema in (properties_of(root) or {"others": root.get("additionalProperties")}).items():
-        if style.quote or "string" in types_of(schema, root):
-            parts = choices_of(schema, root, is_deep=bool(style.quote))
-            keywords = {*itertools.chain(*parts)} - (_OF_BARE if style.quote else _READ)
-            keywords -= {"enum", "const"} if values_of(parts[0]) else set()
-            found += [f"{keyword} of {name[:64]}" for keyword in sorted(keywords)]
+    root, known = parameters_of(function), _OF_BARE if style.quote else _READ
+    named = properties_of(root) or {"others": root.get("additionalProperties")}
+    found = [f"{keyword} of the arguments" for keyword in sorted(_left_out(root, root, _ABOUT | _OF_ALL))]
+    texts = [each for each in named.items() if "string" in types_of(each[1], root)]
+    of_texts = (itertools.islice(_walk([each], root), _MOST_PARTS) for each in texts)
+    for name, part in _walk(named.items(), root, is_deep=True) if style.quote else itertools.chain(*of_texts):
+        keywords = _left_out(part, root, known)
+        if values_of(part) and part is choices_of(named.get(name), root)[0]:
+            keywords -= {"enum", "const"}
+        found += [f"{keyword} of {name[:64]}" for keyword in sorted(keywords)]
     return found
+
+
+def _left_out(schema: Schema, root: Schema, known: set[str]) -> set[str]:
+    """Return the keywords of a schema that its grammar leaves out; what stands beside choices limits them."""
+    limits = schema.keys() - (_ABOUT - {"type"}) - {"$defs", "definitions"}
+    found = (schema.keys() - known) | (limits & {"$ref", "anyOf", "oneOf"} if len(limits) > 1 else set())
+    if "$ref" in schema and _target(schema["$ref"], root) is None:
+        found.add("$ref")
+    return found | ({"required"} if required_of(schema) - properties_of(schema).keys() else set())
 
 
 def values_of(schema: Schema) -> list[JsonValue]:
@@ -229,17 +255,20 @@ def values_of(schema: Schema) -> list[JsonValue]:
     return found if isinstance(found, list) else []
 
 
-def resolved(schema: JsonValue, root: Schema) -> JsonValue:
-    """Return what a reference names; other schemas as they are."""
-    for _ in range(32):  # references may be circles
-        reference = schema.get("$ref") if isinstance(schema, dict) else None
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return schema
-        found: Any = root
-        for part in reference[2:].split("/"):
-            found = found.get(part) if isinstance(found, dict) else None
-        schema = found
-    return True
+def required_of(schema: Schema) -> set[str]:
+    """Return the names of the properties that an object must have."""
+    found = schema.get("required")
+    return {each for each in found if isinstance(each, str)} if isinstance(found, list) else set()
+
+
+def _target(reference: JsonValue, root: Schema) -> JsonValue:
+    """Return what a reference names; None if it is not in the schema."""
+    if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
+        return None
+    found: Any = root
+    for part in reference.split("/")[1:]:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return cast("JsonValue", found)
 
 
 def _choices(schema: Schema) -> list[JsonValue]:

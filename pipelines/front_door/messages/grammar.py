@@ -38,6 +38,7 @@ from pipelines.front_door.messages.style import (
     Thinking,
 )
 from pipelines.front_door.messages.tools import Calling, Function, parameters_of, schema_of
+from pipelines.text.guides import MAX_GUIDE_BYTES
 
 _ANY = "(?s:.*)"
 
@@ -84,10 +85,10 @@ class AnswerPlan:
 
     def new_reader(self, thinking: Thinking) -> MessageReader:
         """Return a reader of one answer."""
+        functions = self.calling.functions if self.calling is not None and self._calls is not None else ()
         if self.style.calls is HARMONY:
-            return HarmonyReader(thinking)
+            return HarmonyReader(thinking, functions)
         is_structured = self.content is not None or self.calling is None or self.calling.mode == "required"
-        functions = self.calling.functions if self.calling is not None else ()
         marks = self.style.thoughts
         return MessageReader(
             thinking, self._calls, thoughts=marks, functions=functions, is_structured=is_structured
@@ -111,10 +112,11 @@ def guide_of_answer(
         content: The guide of its text; None for free text.
 
     Raises:
-        InvalidRequestError: The content's guide cannot stand behind thoughts or beside tools.
+        InvalidRequestError: The content's guide cannot stand behind thoughts or beside tools, a strict schema
+            cannot be enforced, a schema is too long, or a text of gpt-oss is continued that must be a call.
     """
-    if style.calls is HARMONY and thinking is Thinking.POSSIBLE:
-        return harmony_guide(style, calling, content)
+    if style.calls is HARMONY:
+        return harmony_guide(style, thinking, calling, content)
     if calling is None and (content is None or thinking is Thinking.NONE):
         return content
     writer = _Writer(style, thinking)
@@ -132,6 +134,7 @@ class _Writer:
     def __init__(self, style: MessageStyle, thinking: Thinking) -> None:
         self.rules: list[str] = []
         self._names: dict[str, str] = {}  # of rules for bare values, by their schemas
+        self._waiting: list[tuple[str, JsonValue, arguments.Schema]] = []  # rules that are named only
         self._style = style
         self._thinking = thinking
         self._think_begin, self._think_end = style.thoughts or (THINK_BEGIN, THINK_END)
@@ -186,6 +189,8 @@ class _Writer:
         if style.quote:
             self._add_bare(style.quote)
         calls = [self._call(number, style, each) for number, each in enumerate(calling.functions)]
+        while self._waiting:  # no recursion: references may be long chains
+            self._add_value(*self._waiting.pop())
         self._add("call", " | ".join(calls))
         if style.is_bare:
             return f"({self._literal(style.mark)})? call" if style.mark in self._style.special else "call"
@@ -200,6 +205,8 @@ class _Writer:
     def _call(self, number: int, style: CallStyle, function: Function) -> str:
         """Return the item for a call of one function."""
         schema = schema_of(function)
+        if len(schema) > MAX_GUIDE_BYTES:
+            return f"%json {schema}"  # so the guide is refused as too long, before work on the schema
         if function.strict and (left_out := arguments.unenforced_by(style, function)):
             raise InvalidRequestError(
                 "a strict schema cannot be enforced whole",
@@ -221,12 +228,12 @@ class _Writer:
     def _tagged(self, number: int, tags: Tags, function: Function) -> str:
         """Return the item for the arguments of a function, in the order of its schema."""
         schema = parameters_of(function)
-        required, properties = schema.get("required"), arguments.properties_of(schema)
+        required, properties = arguments.required_of(schema), arguments.properties_of(schema)
         items = []
         for place, (name, each) in enumerate(properties.items()):
             rule = f"argument_{number}_{place}"
             self._add(rule, f"/{SPACE}{tags.name(_escaped(name))}/ ({self._value(each, tags, function)})")
-            items.append(rule if isinstance(required, list) and name in required else f"{rule}?")
+            items.append(rule if name in required else f"{rule}?")
         if not properties and schema.get("additionalProperties") is not False:
             rule = f"argument_{number}"
             value = self._value(schema.get("additionalProperties"), tags, function)
@@ -265,16 +272,22 @@ class _Writer:
         self._add("BARE", _without([f"{_ANY}{_escaped(quote)}{_ANY}"]))
         self._add("quote", self._literal(quote))
         self._add("text", "quote BARE? quote")
-        self._add("pair", '/[^{}\\[\\],:<"\\n]{1,64}/ ":" anything')
+        self._add("KEY", '/[^{}\\[\\],:<"\\n]{1,64}:/')
+        self._add("pair", "KEY anything")
         self._add("pairs", '(pair ("," pair)*)? "}"')
         self._add("anything", f'text | %json {plain} | "{{" pairs | "[" (anything ("," anything)*)? "]"')
 
     def _bare(self, schema: JsonValue, root: arguments.Schema) -> str:
-        """Return the rule for a value like JSON with bare keys."""
+        """Return the name of the rule for a value like JSON with bare keys."""
         key = f"{id(root)} {json.dumps(schema)}"
         if key in self._names:  # also inside itself
             return self._names[key]
         rule = self._names[key] = f"value_{len(self._names)}"
+        self._waiting.append((rule, schema, root))
+        return rule
+
+    def _add_value(self, rule: str, schema: JsonValue, root: arguments.Schema) -> None:
+        """Add the rule for a value like JSON with bare keys."""
         items = []
         for part in arguments.choices_of(schema, root):
             kinds, values = arguments.own_types(part), arguments.values_of(part)
@@ -292,20 +305,19 @@ class _Writer:
             if plain := sorted(kinds - {"string", "array", "object"}):
                 items.append(f"%json {enforceable({**part, 'type': [*plain]}, strict=False)}")
         self._add(rule, " | ".join(items or ["text"]))
-        return rule
 
     def _members(self, schema: arguments.Schema, root: arguments.Schema) -> str:
         """Return the item for the members of an object behind its brace, in the order of the alphabet."""
-        required, properties = schema.get("required"), arguments.properties_of(schema)
-        if not properties and schema.get("additionalProperties") is not False:
-            return "pairs"
+        required, properties = arguments.required_of(schema), arguments.properties_of(schema)
+        if not properties and (others := schema.get("additionalProperties")) is not False:
+            pair = f"KEY {self._bare(others, root)}"
+            return f'({pair} ("," {pair})*)? "}}"'
         first = rest = ""
         for name, each in sorted(properties.items(), key=lambda item: item[0].lower(), reverse=True):
             pair = f"{json.dumps(f'{name}:', ensure_ascii=False)} {self._bare(each, root)}"
-            is_required = isinstance(required, list) and name in required
             rule = f"members_{len(self.rules)}"
-            self._add(rule, f'"," {pair} {rest}' + ("" if is_required else f" | {rest}"))
-            first, rest = f"{pair} {rest}" + ("" if is_required else f" | {first}"), rule
+            self._add(rule, f'"," {pair} {rest}' + ("" if name in required else f" | {rest}"))
+            first, rest = f"{pair} {rest}" + ("" if name in required else f" | {first}"), rule
         return f'({first}) "}}"' if first else '"}"'
 
     def _until(self, mark: str, name: str) -> str:

@@ -7,33 +7,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipelines.front_door.messages.answer_format import GuideTensors, lark_of
 from pipelines.front_door.messages.arguments import JsonArguments
 from pipelines.front_door.messages.message import CallBegin, Content, Part
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import HARMONY, HARMONY_MARKS, NAME, MessageStyle, Thinking
-from pipelines.front_door.messages.tools import Calling, schema_of
+from pipelines.front_door.messages.tools import Calling, Function, schema_of, wrong_choice
 
 CHANNEL, MESSAGE, END, START, CONSTRAIN, _ = HARMONY_MARKS
 
 
 def harmony_guide(
-    style: MessageStyle, calling: Calling | None, content: GuideTensors | None
+    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideTensors | None
 ) -> GuideTensors | None:
     """Return the guide of an answer: any thoughts and remarks, then a text or one call; None without limits.
 
     Args:
         style: How the model writes messages.
+        thinking: Whether the answer begins with the head of a message, or inside thoughts or a text.
         calling: The functions that it may call; None for none.
         content: The guide of its text; None for free text.
 
     Raises:
-        InvalidRequestError: The content's guide is a grammar itself.
+        InvalidRequestError: The content's guide is a grammar itself, or a text that goes on must be a call.
     """
-    if calling is None and content is None:
-        return None
+    if thinking is Thinking.NONE and calling is not None and calling.mode == "required":
+        raise wrong_choice(calling.mode, "auto or none, where continue_final_message goes on with a text")
+    if thinking is Thinking.NONE or (calling is None and content is None):
+        return content
     channel, message, end, start, constrain, _ = (f"<[{style.special[mark]}]>" for mark in HARMONY_MARKS)
     answers = []
     if calling is None or calling.mode != "required":
@@ -43,9 +46,11 @@ def harmony_guide(
         to = json.dumps(f" to=functions.{function.name}")
         head = f'({to} {channel} "commentary" | {channel} "commentary" {to}) (" "? {constrain}? "json")?'
         answers.append(f"{head} {message} %json {schema_of(function)}")
+    begun = f'TEXT? {end} {start} "assistant" ' if thinking is Thinking.BEGUN else ""
+    channels = '"analysis" | "commentary"' if content is None else '"analysis"'  # a remark is text, too
     rules = [
-        "start: before* answer",
-        f'before: {channel} ("analysis" | "commentary") {message} TEXT? {end} {start} "assistant"',
+        f"start: {begun}before* answer",
+        f'before: {channel} ({channels}) {message} TEXT? {end} {start} "assistant"',
         f"answer: {' | '.join(answers)}",
         "TEXT: /(?s:.+)/",
     ]
@@ -57,15 +62,14 @@ class HarmonyReader(MessageReader):
 
     Args:
         thinking: Whether the text begins with the head of a message, or inside one.
+        functions: The functions that may be called; what is sent to others is text.
     """
 
-    def __init__(self, thinking: Thinking) -> None:
-        super().__init__(thinking, HARMONY, thoughts=("", END))
-        self._read_more = {
-            Thinking.NONE: self._read_content,
-            Thinking.POSSIBLE: self._read_head,
-            Thinking.BEGUN: self._read_thoughts,
-        }[thinking]
+    def __init__(self, thinking: Thinking, functions: Sequence[Function]) -> None:
+        super().__init__(thinking, HARMONY, thoughts=("", END), functions=functions)
+        self._text_end = 0  # place behind the last text
+        if thinking is not Thinking.BEGUN:
+            self._read_more = self._read_content if thinking is Thinking.NONE else self._read_head
 
     def _read_begin(self) -> Iterator[Part]:
         self._read_more = self._read_head
@@ -74,10 +78,12 @@ class HarmonyReader(MessageReader):
     def _read_head(self) -> Iterator[Part]:
         head, found, rest = self._text.partition(MESSAGE)
         if not found:
+            if self._is_ended and not (head.startswith(HARMONY_MARKS) or " to=".startswith(head[:4])):
+                self._read_more = self._read_content
             return
         self._text = rest
         self._read_more = self._read_thoughts if f"{CHANNEL}analysis" in head else self._read_content
-        if (name := re.search(rf" to=functions\.({NAME})", head)) is not None:
+        if (name := re.search(rf" to=functions\.({NAME})", head)) and name[1] in self._functions:
             self._arguments, self._read_more = JsonArguments(), self._read_arguments
             yield CallBegin(self._new_id(HARMONY), name[1])
 
@@ -85,6 +91,9 @@ class HarmonyReader(MessageReader):
         place = self._num_received - len(self._text)
         piece, is_whole = self._take_until(END)
         if piece:
+            if 0 < self._text_end < place:  # in another message
+                yield Content("\n\n", 0)
+            self._text_end = place + len(piece)
             yield Content(piece, place)
         if is_whole:
             self._text = self._text.removeprefix(END)

@@ -194,12 +194,9 @@ def _call_style(source: str) -> CallStyle | None:
         return HARMONY
     if MISTRAL_LIST.mark in source:
         return MISTRAL_NAMES if ARGS in source else MISTRAL_LIST
-    if QWEN_XML.tags is not None and QWEN_XML.tags.before_name in source and QWEN_XML.mark in source:
-        return QWEN_XML
-    if MINICPM.tags is not None and MINICPM.mark in source and MINICPM.tags.before_name in source:
-        return MINICPM
-    if GEMMA_4.mark in source:
-        return GEMMA_4
+    for style in (QWEN_XML, MINICPM, GEMMA_4):
+        if style.mark in source and (style.tags is None or style.tags.before_name in source):
+            return style
     if HERMES.mark in source:
         is_json = _writes(source, HERMES) and not any(mark in source for mark in _OTHER_CALLS)
         return HERMES if is_json else None

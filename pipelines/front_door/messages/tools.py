@@ -74,7 +74,7 @@ def calling_of(
     if not functions:
         if choice in (None, "none", "auto"):
             return None
-        raise _wrong_choice(choice, "tools, which the request lacks")
+        raise wrong_choice(choice, "tools, which the request lacks")
     _check(functions)
     if choice is None or choice == "auto":
         return Calling(tuple(functions), "auto", is_parallel)
@@ -118,7 +118,7 @@ def _allowed(functions: Sequence[Function], choice: dict[str, JsonValue], is_par
     mode = allowed.get("mode") if isinstance(allowed, dict) else None
     tools = allowed.get("tools") if isinstance(allowed, dict) else None
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
-        raise _wrong_choice(choice, 'allowed_tools with a mode, "auto" or "required", and a list of tools')
+        raise wrong_choice(choice, 'allowed_tools with a mode, "auto" or "required", and a list of tools')
     named = [_named_by(tool, functions, choice) for tool in tools]
     allowed_functions = tuple(each for each in functions if each in named)
     return Calling(allowed_functions, "auto" if mode == "auto" else "required", is_parallel)
@@ -138,7 +138,7 @@ def _named_by(reference: JsonValue, functions: Sequence[Function], choice: JsonV
         if function.name == name:
             return function
     known = ", ".join(function.name for function in functions)
-    raise _wrong_choice(choice, f"none, auto, required, or an object that names some of {known}"[:300])
+    raise wrong_choice(choice, f"none, auto, required, or an object that names some of {known}"[:300])
 
 
 def _check(functions: Sequence[Function]) -> None:
@@ -167,9 +167,10 @@ def _check(functions: Sequence[Function]) -> None:
             )
 
 
-def _wrong_choice(choice: JsonValue, limit: str) -> InvalidRequestError:
+def wrong_choice(choice: JsonValue, limit: str) -> InvalidRequestError:
+    """Return the error of a ``tool_choice`` that is none of the possible ones, which the limit names."""
     return InvalidRequestError(
-        "the tool choice is none of the tools",
+        "the tool choice cannot be followed",
         values=f"tool_choice={choice!r:.200}",
         limit=limit,
         remedy="send one of these",

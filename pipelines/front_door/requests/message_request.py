@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -109,7 +110,7 @@ async def message_request(
     asked = replace(
         sampling_request(body, model.defaults, room if body.max_output is None else body.max_output),
         prompt_ids=prompt.ids,
-        guide=plan.guide(prompt.thinking),
+        guide=await asyncio.to_thread(plan.guide, prompt.thinking),  # schemas may be large
         num_log_probs=log_probs,
         skip_special_tokens=body.skip_special_tokens and not plan.has_special_marks,
     )

@@ -6,7 +6,10 @@ import json
 import random
 
 import pytest
+from pydantic import JsonValue
 
+from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages.arguments import choices_of, unenforced_by
 from pipelines.front_door.messages.message import CallArguments, read_arguments
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import GEMMA_4, MINICPM, QWEN_XML, CallStyle, Thinking
@@ -33,6 +36,7 @@ EDIT = Function(
             "mode": {"enum": ["add", "cut\n<b>"]},
             "tree": {"$ref": "#/$defs/Tree"},
             "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "sizes": {"type": "object", "additionalProperties": {"type": "integer"}},
         },
         "required": ["code", "at"],
     },
@@ -45,6 +49,7 @@ VALUES = {
     "mode": "cut\n<b>",
     "tree": {"in": [{"in": []}, {}]},
     "note": "5",
+    "sizes": {"a": 1, "b": 2},
 }
 STYLES = pytest.mark.parametrize("style", [QWEN_XML, MINICPM, GEMMA_4], ids=lambda style: style.name)
 
@@ -93,6 +98,7 @@ def test_a_call_may_be_cut_off_anywhere_and_arrive_in_any_pieces(style: CallStyl
         ("mode", "none"),
         ("other", "1"),
         ("tree", {"in": [{"in": [3]}]}),
+        ("sizes", {"a": "1"}),
     ],
 )
 def test_the_grammar_allows_no_value_of_another_type(style: CallStyle, name: str, value: object) -> None:
@@ -101,3 +107,23 @@ def test_the_grammar_allows_no_value_of_another_type(style: CallStyle, name: str
     if value is None:
         del values[name]
     assert follows(guide, written(style, ("edit", json.dumps(values)))) == ""
+
+
+def test_choices_of_one_schema_are_found_once_and_long_schemas_refused_first() -> None:
+    again: JsonValue = {"$ref": "#/$defs/T"}
+    schema: dict[str, JsonValue] = {"$defs": {"T": {"anyOf": [{**again} for _ in range(90)]}}}
+    assert choices_of(again, schema) == [schema["$defs"]["T"]]
+    schema["properties"] = {f"a{number}": {**again} for number in range(20_000)}
+    function = Function(name="f", parameters=schema)
+    assert unenforced_by(QWEN_XML, function) == []
+    guide = guide_of_answer(message_style(QWEN_XML), Thinking.NONE, Calling((function,), "auto"), None)
+    with pytest.raises(InvalidRequestError, match="too long"):
+        follows(guide, "a")
+
+
+def test_long_chains_of_references_have_a_grammar() -> None:
+    chain = {f"T{number}": {"properties": {"a": {"$ref": f"#/$defs/T{number + 1}"}}} for number in range(600)}
+    parameters = {"properties": {"a": {"$ref": "#/$defs/T0"}}, "$defs": {**chain, "T600": {"type": "null"}}}
+    calling = Calling((Function(name="f", parameters=parameters),), "auto")  # type: ignore[arg-type]
+    guide = guide_of_answer(message_style(GEMMA_4), Thinking.NONE, calling, None)
+    assert follows(guide, written(GEMMA_4, ("f", '{"a": {"a": {}}}'))) == "whole"

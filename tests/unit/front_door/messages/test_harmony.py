@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.grammar import AnswerPlan, guide_of_answer
 from pipelines.front_door.messages.message import MessageDocument
 from pipelines.front_door.messages.response_document import ResponseDocument
@@ -31,8 +32,13 @@ OTHER_CALL = f" to=functions.get_weather<|channel|>commentary json<|message|>{AR
 FINAL = "<|channel|>final<|message|>"
 
 
-def read(pieces: list[str], thinking: Thinking = Thinking.POSSIBLE) -> dict[str, Any]:
-    reader, document = AnswerPlan(STYLE, Calling(TOOLS, "auto"), None).new_reader(thinking), MessageDocument()
+AUTO = Calling(TOOLS, "auto")
+
+
+def read(
+    pieces: list[str], thinking: Thinking = Thinking.POSSIBLE, calling: Calling | None = AUTO
+) -> dict[str, Any]:
+    reader, document = AnswerPlan(STYLE, calling, None).new_reader(thinking), MessageDocument()
     for part in [*(part for piece in pieces for part in reader.read(piece)), *reader.end()]:
         document.add(part)
     return document.document
@@ -52,6 +58,10 @@ def test_it_is_recognised_where_its_marks_are_special() -> None:
         (THOUGHTS + CALL, None, "Hot? \u2603", True),
         (THOUGHTS + REMARK + OTHER_CALL + "<|call|>", "I look.", "Hot? \u2603", True),
         (CALL, None, None, True),
+        (REMARK + THOUGHTS + FINAL + "Yes.", "I look.\n\nYes.", "Hot? \u2603", False),
+        (f"<|channel|>commentary<|message|>{NEXT}{FINAL}Yes.", "Yes.", None, False),
+        ("Yes, told plainly.", "Yes, told plainly.", None, False),
+        (" to=functions.get_wea", None, None, False),
     ],
 )
 def test_channels_become_the_parts_of_a_message(
@@ -67,6 +77,24 @@ def test_channels_become_the_parts_of_a_message(
         places = sorted(random.Random(seed).sample(range(len(answer)), 6))
         pieces = [answer[a:b] for a, b in zip([0, *places], [*places, len(answer)], strict=True)]
         assert {**read(pieces), "tool_calls": 0} == {**found, "tool_calls": 0}
+
+
+@pytest.mark.parametrize("calling", [None, Calling(TOOLS, "none"), Calling(TOOLS[1:], "auto")])
+def test_calls_of_functions_that_are_not_offered_are_text(calling: Calling | None) -> None:
+    found = read([CALL.replace("<|end|>", "")], calling=calling)
+    assert "tool_calls" not in found and found["content"] == ARGUMENTS.replace("<|end|>", "")
+
+
+def test_an_answer_that_is_continued_has_the_guide_of_what_it_is_inside() -> None:
+    for calling in (None, AUTO, Calling(TOOLS, "none")):
+        assert guide_of_answer(STYLE, Thinking.NONE, calling, None) is None
+        assert guide_of_answer(STYLE, Thinking.NONE, calling, JSON_FORM) == JSON_FORM
+    required = Calling(TOOLS, "required")
+    with pytest.raises(InvalidRequestError, match="continue_final_message"):
+        guide_of_answer(STYLE, Thinking.NONE, required, None)
+    guide = guide_of_answer(STYLE, Thinking.BEGUN, required, None)
+    assert follows(guide, f"hm{NEXT}{CALL.replace(' <|end|>', '')}") == "whole"
+    assert follows(guide, CALL) == ""
 
 
 def test_an_answer_that_is_continued_begins_inside_a_message() -> None:
@@ -88,6 +116,7 @@ def test_an_answer_that_is_continued_begins_inside_a_message() -> None:
         ("none", None, CALL, ""),
         (None, JSON_FORM, THOUGHTS + FINAL + '{"a": 1}', "whole"),
         (None, JSON_FORM, FINAL + "no", ""),
+        (None, JSON_FORM, REMARK + FINAL + '{"a": 1}', ""),
     ],
 )
 def test_the_grammar_allows_these_answers(mode: Any, content: Any, answer: str, expected: str) -> None:

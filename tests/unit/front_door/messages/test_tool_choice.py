@@ -77,6 +77,6 @@ def test_the_grammar_allows_no_call_of_another_function(mode: Any) -> None:
 )
 def test_a_choice_that_means_none_of_the_functions_is_refused(choice: Any) -> None:
     for functions in (FUNCTIONS, ()):
-        with pytest.raises(InvalidRequestError, match="the tool choice is none of the tools") as refused:
+        with pytest.raises(InvalidRequestError, match="the tool choice cannot be followed") as refused:
             calling_of(functions, choice, None)
         assert str(refused.value).count("; ") >= 3
