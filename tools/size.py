@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 68_300
+TEST_LINES = 68_380
 """The most lines of tests, with blank lines and comments."""
 
 
