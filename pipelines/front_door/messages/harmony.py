@@ -34,7 +34,7 @@ def harmony_guide(
         InvalidRequestError: The content's guide is a grammar itself, or a text that goes on must be a call.
     """
     if thinking is Thinking.NONE and calling is not None and calling.mode == "required":
-        raise wrong_choice(calling.mode, "auto or none, where continue_final_message goes on with a text")
+        raise wrong_choice(calling.mode, "auto or none, where continue_final_message continues a text")
     if thinking is Thinking.NONE or (calling is None and content is None):
         return content
     channel, message, end, start, constrain, _ = (f"<[{style.special[mark]}]>" for mark in HARMONY_MARKS)
