@@ -117,7 +117,7 @@ def test_who_wrote_each_token_and_the_target_alone(page: Browser) -> None:
 def test_what_a_schema_forces_is_coloured(page: Browser) -> None:
     schema = {"properties": {"a_long_name_of_a_field": {"enum": [1, 2]}}, "additionalProperties": False}
     schema |= {"type": "object", "required": list(schema["properties"])}
-    fill(page, prompt=MESSAGE, max_tokens=90, schema=json.dumps(schema))
+    fill(page, prompt=MESSAGE, max_tokens=200, schema=json.dumps(schema))
     press_ctrl_enter(page)
     wait_for(page, "!!document.querySelector('.compare')")
     forced = "".join(texts(page, ".text .grammar"))
@@ -211,16 +211,6 @@ def test_markdown(browser: Browser, text: str, expected: str) -> None:
     browser.value(MARKDOWN.read_text(encoding="utf-8") + "; undefined")
     given = json.dumps(text)
     assert browser.value(f"markdown({given}, (b, e) => new Text({given}.slice(b, e))).innerHTML") == expected
-
-
-def test_marks_that_nothing_closes_take_linear_time(browser: Browser) -> None:
-    browser.value(MARKDOWN.read_text(encoding="utf-8") + "; undefined")
-    browser.value("""const seconds = (count) => {
-            const text = "**a ".repeat(count), began = performance.now();
-            markdown(text, (b, e) => new Text(text.slice(b, e)));
-            return performance.now() - began;
-        }; undefined""")
-    assert browser.value("seconds(5000), seconds(40000) < 24 * seconds(5000)")  # 8 times; quadratic 64
 
 
 @pytest.mark.parametrize("width", [1280, 390])
