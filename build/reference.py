@@ -8,6 +8,7 @@ read it; which weight is which, and all that is computed, is the code of transfo
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from build.checkpoints.settings import read_json
 from build.command_line import add_runtime, print_line, recipe_parser, run_command
 from build.hub.pinned import pin_recipe
 from build.hugging_face.config import read_form
+from build.hugging_face.layers import text_prefix
 from build.hugging_face.weights import Weights
 from build.hugging_face.write import write_hugging_face
 from build.recipe import EngineRecipe, Recipe, load_recipe
@@ -49,18 +51,23 @@ def _loaded(directory: Path, engine: EngineRecipe) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = directory / "config.json"
-    form = read_form(read_json(path), path)
+    raw = read_json(path)
+    form = read_form(raw, path)
     config = AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
     if engine.yarn is not None:
         config.rope_parameters = {**config.rope_parameters, "rope_type": "yarn", **asdict(engine.yarn)}
     options = {"config": config, "dtype": torch.float32, "attn_implementation": "eager"}
-    if form is None:
+    if form is None and "text_config" not in raw:
         return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **options).eval()
-    del config.quantization_config  # of libraries that are not installed
+    # Its libraries are not installed. A model that sees images may have it beside the text model's settings.
+    # Of such a model, from_pretrained would find no weight for the text model, and take random ones.
+    vars(config).pop("quantization_config", None)
     model, weights = AutoModelForCausalLM.from_config(**options).eval(), Weights(directory)
-    for name, parameter in model.named_parameters():
+    prefix = text_prefix(weights)
+    for own_name, parameter in model.named_parameters():
+        name = re.sub(r"^model\.", prefix, own_name)
         shape = tuple(parameter.shape)
-        if weights.has_floats(name):
+        if form is None or weights.has_floats(name):
             values = weights.take(name, shape).to_float32()
         else:
             values = form.read(weights, name.removesuffix(".weight"), *shape)().to_float32()
@@ -109,8 +116,9 @@ def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _is_rounded(recipe: Recipe) -> bool:
     target = recipe.target
-    raw = read_json(target.checkpoint_directory / "config.json")
-    stored = raw.get("quantization_config") or raw.get("quantization", {}).get("quant_algo")
+    path = target.checkpoint_directory / "config.json"
+    raw = read_json(path)
+    stored = read_form(raw, path) or (raw.get("quantization") or {}).get("quant_algo")
     keeps = target.quantization == "none" or (target.quantization == "checkpoint" and not stored)
     cache = target.kv_cache.dtype if recipe.runtime == "embedded" else target.tensorrt_llm.kv_cache_dtype
     return not keeps or target.lm_head != "checkpoint" or cache in ("int8", "fp8")

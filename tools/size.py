@@ -42,13 +42,13 @@ PARTS = (
     Part("triton", 3_380, ("pipelines/triton/", "model_repository/")),
     Part("front door", 4_555, ("pipelines/front_door/",)),
     Part("client", 930, ("pipelines/client/",)),
-    Part("validation", 4_135, ("pipelines/validation/", "build/reference.py")),
+    Part("validation", 4_140, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_990, ("pipelines/canary/",)),
     Part("bench", 1_895, ("pipelines/bench/",)),
     Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
-    Part("build", 6_481, ("build/",)),
+    Part("build", 6_482, ("build/",)),
     Part(
         "GPU track",
         3_230,
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_300, ("tools/",)),
 )
 
-TEST_LINES = 68_380
+TEST_LINES = 68_410
 """The most lines of tests, with blank lines and comments."""
 
 

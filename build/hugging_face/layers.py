@@ -29,6 +29,11 @@ class _Projection(NamedTuple):
     inputs: int
 
 
+def text_prefix(weights: Weights) -> str:
+    """Return what the names of the text model's tensors begin with; those of its head do not."""
+    return next((each for each in _PREFIXES if f"{each}embed_tokens.weight" in weights), _PREFIXES[0])
+
+
 class LayerReader:
     """Reads layers of one family.
 
@@ -41,8 +46,7 @@ class LayerReader:
 
     def __init__(self, weights: Weights, family: Family, config: NetworkConfig, form: Form | None) -> None:
         self._weights, self._family, self._config, self._form = weights, family, config, form
-        found = [prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in weights]
-        self.prefix = found[0] if found else _PREFIXES[0]
+        self.prefix = text_prefix(weights)
 
     def norm(self, name: str, size: int) -> Float32Array:
         """Return a gain, float32 [size]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 
 from benchmarks.families.engines import BLOCKS, compile_network, greedy_tokens, log_softmax, prompt_logits
 from benchmarks.families.networks import save_model
+from build.checkpoints.settings import read_json
+from build.checkpoints.tensor_file import read_tensors, write_tensors
 from build.networks.network import Network
 from build.networks.source import open_network
 from build.recipe import EngineRecipe, load_recipe
-from build.reference import compute
+from build.reference import _is_rounded, compute, load_reference
 from pipelines.errors import CheckpointError
 from pipelines.validation.reference import divergence, judge
 from tests.golden.families import token_ids
@@ -59,8 +62,7 @@ def test_a_wrong_mapping_is_told_from_the_right_one(
     save_model("qwen3", directory)
     sentencepiece_bpe().save(str(directory / "tokenizer.json"))
     if form == "awq":
-        awq = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
-        quantize_checkpoint(directory, awq, pack_awq)
+        quantize_checkpoint(directory, AWQ, pack_awq)
     engine = compile_network(tmp_path / "engine", plant(open_network(directory, 256).read()), "none")
     prompt = token_ids()[:100]
     answer = greedy_tokens(engine, prompt, 64)
@@ -78,6 +80,48 @@ def test_a_wrong_mapping_is_told_from_the_right_one(
     divergences = [divergence(row[2:], of_server[top].tolist()) for row, of_server, top in pairs]
     assert judge(gaps, divergences, 0.01).verdict == judge(gaps, [], 0.01).verdict == expected
     assert judge(gaps, divergences, None).verdict == expected
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("quantized", ["at the top", "in the text model", "not"])
+def test_the_text_model_of_a_model_that_sees_images(quantized: str, prefix: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    text, both = tmp_path / "text", tmp_path / "both"
+    save_model("gemma3_text-heads256", text, num_hidden_layers=1)
+    if quantized != "not":
+        quantize_checkpoint(text, AWQ, pack_awq)
+    settings = read_json(text / "config.json")
+    config: dict[str, object] = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    if quantized == "at the top":
+        config["quantization_config"] = settings.pop("quantization_config")
+    both.mkdir()
+    (both / "config.json").write_text(json.dumps({**config, "text_config": settings}))
+    tensors = read_tensors(text / "model.safetensors").items()
+    renamed = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors}
+    write_tensors(both / "model.safetensors", renamed)
+    alone, found = (load_reference(EngineRecipe(str(path))).state_dict() for path in (text, both))
+    assert alone.keys() == found.keys()
+    assert all((alone[name] == found[name]).all() for name in alone)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_rounded"),
+    [
+        ({"quantization": None}, False),
+        ({"quantization": {"quant_algo": "FP8"}}, True),
+        ({"quantization_config": AWQ}, True),
+        ({"text_config": {"quantization_config": AWQ}}, True),
+    ],
+)
+def test_a_stored_quantization_is_seen_wherever_it_stands(
+    config: dict[str, object], is_rounded: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    target = EngineRecipe(str(tmp_path), quantization="checkpoint")
+    assert is_rounded == _is_rounded(dataclasses.replace(load_recipe("demo"), target=target))
 
 
 @pytest.mark.parametrize(
