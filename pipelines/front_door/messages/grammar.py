@@ -91,7 +91,12 @@ class AnswerPlan:
         is_structured = self.content is not None or self.calling is None or self.calling.mode == "required"
         marks = self.style.thoughts
         return MessageReader(
-            thinking, self._calls, thoughts=marks, functions=functions, is_structured=is_structured
+            thinking,
+            self._calls,
+            thoughts=marks,
+            functions=functions,
+            is_structured=is_structured,
+            is_parallel=self.calling is None or self.calling.is_parallel,
         )
 
     @property

@@ -96,5 +96,5 @@ class HarmonyReader(MessageReader):
             self._text_end = place + len(piece)
             yield Content(piece, place)
         if is_whole:
-            self._text = self._text.removeprefix(END)
+            self._text = self._text.lstrip().removeprefix(END)
             self._read_more = self._read_head

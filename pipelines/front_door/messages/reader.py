@@ -6,10 +6,12 @@ cut off. However it is divided into chunks, the joined parts are the same.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
 
 from pipelines.front_door.messages.arguments import BareArguments, JsonArguments, TaggedArguments, divided
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
@@ -17,6 +19,7 @@ from pipelines.front_door.messages.style import NAME, THINK_BEGIN, THINK_END, Ca
 from pipelines.front_door.messages.tools import Function
 
 _MISTRAL_ID_SIZE = 9
+_FENCE_END = "```"
 
 
 def new_call_id(style: CallStyle) -> str:
@@ -39,6 +42,7 @@ class MessageReader:
         functions: The functions that may be called: JSON that names another one is text where the style has
             bare calls.
         is_structured: Whether text beside calls has a form of its own, so that calls open only at its place.
+        is_parallel: Whether there may be more than one call in blocks of Markdown.
         new_id: Returns the id of a call.
     """
 
@@ -50,6 +54,7 @@ class MessageReader:
         thoughts: tuple[str, str] | None = None,
         functions: Sequence[Function] = (),
         is_structured: bool = False,
+        is_parallel: bool = True,
         new_id: Callable[[CallStyle], str] = new_call_id,
     ) -> None:
         self._style = style
@@ -58,6 +63,8 @@ class MessageReader:
         self._functions = {function.name: function for function in functions}
         self._new_id = new_id
         self._openings = [] if style is None else style.openings(self._functions)
+        self._fences = [style.fence] if style is not None and style.fence and functions else []
+        self._is_parallel = is_parallel
         self._text = ""  # that is not read yet
         self._num_received = 0  # characters
         self._is_ended = False
@@ -104,7 +111,7 @@ class MessageReader:
             self._has_thought = True
             yield Thought(piece)
         if found:
-            self._text = self._text[len(self._think_end) :]
+            self._text = self._text.lstrip()[len(self._think_end) :]
             self._read_more = self._read_space
 
     def _read_space(self) -> Iterator[Part]:
@@ -127,13 +134,33 @@ class MessageReader:
     def _read_content(self) -> Iterator[Part]:
         place = self._num_received - len(self._text)
         if self._style is None or self._is_at_start:
-            piece, found, self._text = self._text, False, ""
+            piece, found, self._text = self._text, "", ""
         else:
-            piece, found = self._take_until(self._style.mark)
+            piece, found = self._take_until(self._style.mark, *self._fences)
         if piece:
             yield Content(piece, place)
         if found:
-            self._read_more = self._read_head
+            self._read_more = self._read_block if found in self._fences else self._read_head
+
+    def _read_block(self) -> Iterator[Part]:
+        """Read a block of Markdown, which is a call if it is one whole, and text otherwise."""
+        assert self._style is not None
+        place = self._num_received - len(self._text)
+        before, fence, block = self._text.partition(self._style.fence)
+        begins = [_begins_with(block, opening) for opening in self._style.bare_openings(self._functions)]
+        call, rest = None, "" if None in begins else "text"
+        if True in begins:
+            call, rest = _whole_call(block, self._functions)
+        if call is not None and (rest.startswith(_FENCE_END) or (self._is_ended and not rest)):
+            self._text = rest[len(_FENCE_END) :]
+            self._read_more = self._read_space
+            self._fences = self._fences if self._is_parallel else []
+            yield CallBegin(self._new_id(self._style), call["name"])
+            yield CallArguments(json.dumps(call["arguments"], ensure_ascii=False))
+        elif self._is_ended or not _FENCE_END.startswith(rest):
+            self._text = block
+            self._read_more = self._read_content
+            yield Content(before + fence, place)
 
     def _read_head(self) -> Iterator[Part]:
         assert self._style is not None
@@ -153,22 +180,32 @@ class MessageReader:
         if self._arguments.is_done:
             self._read_more = self._read_head
 
-    def _take_until(self, mark: str) -> tuple[str, bool]:
-        """Return text up to a mark, without spaces before it, and whether the mark follows.
+    def _take_until(self, *marks: str) -> tuple[str, str]:
+        """Return text up to the first mark, without spaces before it, and the mark; "" if none follows yet.
 
-        What may still become spaces and a mark is held back.
+        The spaces, and what may still become spaces and a mark, are held back.
         """
-        place = self._text.find(mark)
-        if place >= 0:
-            piece, self._text = self._text[:place].rstrip(), self._text[place:]
-            return piece, True
-        if self._is_ended:
+        places = {place: mark for mark in marks if (place := self._text.find(mark)) >= 0}
+        place, found = min(places.items(), default=(0, ""))
+        if not found and self._is_ended:
             piece, self._text = self._text, ""
-            return piece, False
-        piece, _ = divided(self._text, mark)
-        num_kept = len(piece.rstrip())
-        piece, self._text = self._text[:num_kept], self._text[num_kept:]
-        return piece, False
+            return piece, found
+        if not found:
+            place = min(len(divided(self._text, mark)[0]) for mark in marks)
+        piece = self._text[:place].rstrip()
+        self._text = self._text[len(piece) :]
+        return piece, found
+
+
+def _whole_call(block: str, names: Container[str]) -> tuple[dict[str, Any] | None, str]:
+    """Return the call with which a text begins and what follows it; "" may become one."""
+    try:
+        call, end = json.JSONDecoder().raw_decode(block.lstrip())
+    except (ValueError, RecursionError):
+        return None, "text" if f"\n{_FENCE_END}" in block else ""
+    is_call = call.keys() == {"name", "arguments"} and isinstance(call["arguments"], dict)
+    is_call = is_call and call["name"] in names  # once more: a key may be there twice
+    return (call, block.lstrip()[end:].lstrip()) if is_call else (None, "text")
 
 
 def _begins_with(text: str, pieces: list[str]) -> bool | None:

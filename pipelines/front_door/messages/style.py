@@ -66,6 +66,8 @@ class CallStyle:
         tags: The tags of the arguments; None if they have none.
         quote: What stands around texts in arguments like JSON with bare keys; "" if they are none. The first
             brace belongs to ``around_name``.
+        fence: What opens a block of Markdown in which models write a call as JSON instead, as Qwen2.5-Coder
+            does and llama.cpp reads it; "" if they do not.
     """
 
     name: str
@@ -78,6 +80,7 @@ class CallStyle:
     around_name: tuple[str, str] | None = None
     tags: Tags | None = None
     quote: str = ""
+    fence: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -86,8 +89,11 @@ class CallStyle:
 
     def openings(self, names: Iterable[str]) -> list[list[str]]:
         """Return what an answer begins with that is a call, in pieces between which spaces may stand."""
-        bare = [["{", '"name"', ":", f'"{name}"', ",", f'"{self.arguments}"', ":"] for name in names]
-        return [[self.mark], *(bare if self.is_bare else [])]
+        return [[self.mark], *(self.bare_openings(names) if self.is_bare else [])]
+
+    def bare_openings(self, names: Iterable[str]) -> list[list[str]]:
+        """Return what a call as JSON begins with, in such pieces."""
+        return [["{", '"name"', ":", f'"{name}"', ",", f'"{self.arguments}"', ":"] for name in names]
 
     def head(self, name: str) -> str:
         """Return a regular expression for what a call has before its arguments.
@@ -103,7 +109,7 @@ class CallStyle:
         return f"{before}{name}{between}{SPACE}"
 
 
-HERMES = CallStyle("hermes", "<tool_call>", end="</tool_call>")
+HERMES = CallStyle("hermes", "<tool_call>", end="</tool_call>", fence="```json")
 LLAMA_3 = CallStyle("llama3_json", "<|python_tag|>", arguments="parameters", is_bare=True)
 MISTRAL_LIST = CallStyle("mistral_list", "[TOOL_CALLS]", is_list=True, is_mistral=True)
 MISTRAL_NAMES = CallStyle("mistral_names", "[TOOL_CALLS]", arguments="", is_mistral=True)

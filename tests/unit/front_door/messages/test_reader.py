@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.front_door.messages.message import MessageDocument, Part
+from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, MessageDocument, Part
 from pipelines.front_door.messages.reader import MessageReader, new_call_id
 from pipelines.front_door.messages.style import (
     CALL_STYLES,
     HERMES,
     LLAMA_3,
     MISTRAL_NAMES,
+    QWEN_XML,
     CallStyle,
     Thinking,
 )
@@ -25,7 +26,12 @@ from tests.unit.front_door.messages.cases import ARGUMENTS, ONE_CALL, WEATHER, w
 FUNCTIONS = [Function(name=name, parameters=WEATHER.parameters) for name in ("f", "f.g-h", "g")]
 NAMED = {style.name: style for style in CALL_STYLES}
 MARKS = "<tool_cal", "</thi", "<think>", "</think>", "[TOOL", '{"name": "', '{"nam', "<tool_call>", "[ARGS]"
-TEXTS = st.text('ab<>{}[]"\\ \n', max_size=12) | st.sampled_from([*MARKS, "S\u00e3o"])
+FENCED = '```json\n{"name": "f", "arguments": {"a": "\\n```"}}\n```'
+TEXTS = (
+    st.sampled_from([FENCED, FENCED[:-4], FENCED[8:], "```json\n", "```"])
+    | st.text('ab<>{}[]"\\ \n', max_size=12)
+    | st.sampled_from([*MARKS, "S\u00e3o"])
+)
 
 
 def message_of(
@@ -147,6 +153,15 @@ def test_thoughts_are_told_from_the_answer(
     [
         (HERMES, "So <tool_call>\n{", "So", 0),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a"', None, 1),
+        (HERMES, f"So:\n\n{FENCED}\n", "So:", 1),
+        (HERMES, f"{FENCED}\n{FENCED}", None, 2),
+        (HERMES, FENCED[:-3], None, 1),
+        (HERMES, FENCED[:-5], FENCED[:-5], 0),
+        (HERMES, f"{FENCED[:-3]}and so on", f"{FENCED[:-3]}and so on", 0),
+        (HERMES, FENCED.replace('"f"', '"h"'), FENCED.replace('"f"', '"h"'), 0),
+        (HERMES, FENCED.replace("}}", '}, "b": 1}'), FENCED.replace("}}", '}, "b": 1}'), 0),
+        (HERMES, "See ```json\n{}\n```", "See ```json\n{}\n```", 0),
+        (QWEN_XML, FENCED, FENCED, 0),
         (LLAMA_3, '{"name": "f', '{"name": "f', 0),
         (LLAMA_3, '{"nam', '{"nam', 0),
         (LLAMA_3, 'a {"name": "f", "parameters": {}}', 'a {"name": "f", "parameters": {}}', 0),
@@ -159,6 +174,12 @@ def test_answers_cut_off_or_odd(style: CallStyle, text: str, content: str | None
     calls = message.get("tool_calls", [])
     assert isinstance(calls, list)
     assert (message["content"], len(calls)) == (content, num_calls)
+
+
+def test_a_second_block_is_text_if_calls_may_not_be_parallel() -> None:
+    reader = MessageReader(Thinking.NONE, HERMES, functions=FUNCTIONS, is_parallel=False)
+    parts = [*reader.read(FENCED), *reader.read(FENCED), *reader.end()]
+    assert [type(part) for part in parts] == [CallBegin, CallArguments, Content]
 
 
 def test_ids_are_what_templates_accept() -> None:
