@@ -129,13 +129,14 @@ def test_what_a_schema_forces_is_coloured(page: Browser) -> None:
 
 
 def test_stop_keeps_the_answer_and_an_error_keeps_the_message(page: Browser) -> None:
-    # In the page, because the whole answer may arrive before the browser is told to click.
+    # In the page, and a long answer, because a whole one may arrive before the browser is told to click.
     page.value("""const observer = new MutationObserver(() => {
             if (!document.querySelector("section .text")) return;
             observer.disconnect();
             document.getElementById("stop").click();
         }); observer.observe(document.getElementById("conversation"), { childList: true, subtree: true })""")
-    fill(page, prompt=MESSAGE, max_tokens=480)
+    long = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 240}
+    fill(page, prompt=MESSAGE, max_tokens=480, schema=json.dumps(long))
     press_ctrl_enter(page)
     wait_for(page, f"{IS_DONE} && !!document.querySelector('.compare')")
     assert "finish_reason stopped" in texts(page, ".figures")[0]
