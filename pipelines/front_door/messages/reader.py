@@ -123,10 +123,13 @@ class MessageReader:
     def _read_begin(self) -> Iterator[Part]:
         """Find out whether a message that is either one begins as text or as a call."""
         self._read_more = self._read_content
-        if self._style is not None and self._is_at_start:
-            begins = [_begins_with(self._text, opening) for opening in self._openings]
+        if self._style is not None and (self._is_at_start or self._fences):
+            bare = self._style.bare_openings(self._functions)
+            begins = [
+                _begins_with(self._text, each) for each in (self._openings if self._is_at_start else bare)
+            ]
             if True in begins:
-                self._read_more = self._read_head
+                self._read_more = self._read_head if self._is_at_start else self._read_block
             elif None in begins and not self._is_ended:
                 self._read_more = self._read_begin
         yield from ()
@@ -143,24 +146,28 @@ class MessageReader:
             self._read_more = self._read_block if found in self._fences else self._read_head
 
     def _read_block(self) -> Iterator[Part]:
-        """Read a block of Markdown, which is a call if it is one whole, and text otherwise."""
+        """Read a block of Markdown, or the rest of the answer: a call if it is one whole, or text."""
         assert self._style is not None
         place = self._num_received - len(self._text)
-        before, fence, block = self._text.partition(self._style.fence)
+        fence = re.match(rf"\s*({re.escape(self._style.fence)})?", self._text)
+        assert fence is not None
+        block = self._text[fence.end() :]
         begins = [_begins_with(block, opening) for opening in self._style.bare_openings(self._functions)]
         call, rest = None, "" if None in begins else "text"
         if True in begins:
             call, rest = _whole_call(block, self._functions)
-        if call is not None and (rest.startswith(_FENCE_END) or (self._is_ended and not rest)):
+        is_at_end = self._is_ended and not rest
+        if call is not None and (is_at_end or (fence[1] and rest.startswith(_FENCE_END))):
             self._text = rest[len(_FENCE_END) :]
             self._read_more = self._read_space
             self._fences = self._fences if self._is_parallel else []
             yield CallBegin(self._new_id(self._style), call["name"])
             yield CallArguments(json.dumps(call["arguments"], ensure_ascii=False))
-        elif self._is_ended or not _FENCE_END.startswith(rest):
+        elif self._is_ended or (rest and not (fence[1] and _FENCE_END.startswith(rest))):
             self._text = block
             self._read_more = self._read_content
-            yield Content(before + fence, place)
+            if fence[0]:
+                yield Content(fence[0], place)
 
     def _read_head(self) -> Iterator[Part]:
         assert self._style is not None

@@ -27,8 +27,9 @@ FUNCTIONS = [Function(name=name, parameters=WEATHER.parameters) for name in ("f"
 NAMED = {style.name: style for style in CALL_STYLES}
 MARKS = "<tool_cal", "</thi", "<think>", "</think>", "[TOOL", '{"name": "', '{"nam', "<tool_call>", "[ARGS]"
 FENCED = '```json\n{"name": "f", "arguments": {"a": "\\n```"}}\n```'
+BARE = FENCED[8:-4]
 TEXTS = (
-    st.sampled_from([FENCED, FENCED[:-4], FENCED[8:], "```json\n", "```"])
+    st.sampled_from([FENCED, FENCED[:-4], BARE, "```json\n", "```"])
     | st.text('ab<>{}[]"\\ \n', max_size=12)
     | st.sampled_from([*MARKS, "S\u00e3o"])
 )
@@ -156,6 +157,10 @@ def test_thoughts_are_told_from_the_answer(
         (HERMES, f"So:\n\n{FENCED}\n", "So:", 1),
         (HERMES, f"{FENCED}\n{FENCED}", None, 2),
         (HERMES, FENCED[:-3], None, 1),
+        (HERMES, f"\n{BARE}\n", None, 1),
+        (HERMES, f"{BARE}.", f"{BARE}.", 0),
+        (HERMES, BARE[:-1], BARE[:-1], 0),
+        (HERMES, f"So {BARE}", f"So {BARE}", 0),
         (HERMES, FENCED[:-5], FENCED[:-5], 0),
         (HERMES, f"{FENCED[:-3]}and so on", f"{FENCED[:-3]}and so on", 0),
         (HERMES, FENCED.replace('"f"', '"h"'), FENCED.replace('"f"', '"h"'), 0),
