@@ -67,7 +67,7 @@ class CallStyle:
         quote: What stands around texts in arguments like JSON with bare keys; "" if they are none. The first
             brace belongs to ``around_name``.
         fence: What opens a block of Markdown in which models write a call as JSON instead, if that is not the
-            whole answer, as Qwen2.5-Coder does and llama.cpp reads it; "" if they do not.
+            whole answer, as Qwen2.5-Coder does; "" if they do not.
     """
 
     name: str
