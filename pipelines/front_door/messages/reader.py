@@ -1,7 +1,8 @@
 """Reads the parts of a message from the text that a model writes, as it arrives.
 
 While a model may call tools, the grammar keeps its text in the form that is read here, so a text can only be
-cut off. However it is divided into chunks, the joined parts are the same.
+cut off. Calls that a model writes as JSON without the marks are read only whole. However the text is divided
+into chunks, the joined parts are the same.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from pipelines.front_door.messages.arguments import BareArguments, JsonArguments, TaggedArguments, divided
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
@@ -152,17 +152,19 @@ class MessageReader:
         fence = re.match(rf"\s*({re.escape(self._style.fence)})?", self._text)
         assert fence is not None
         block = self._text[fence.end() :]
-        begins = [_begins_with(block, opening) for opening in self._style.bare_openings(self._functions)]
-        call, rest = None, "" if None in begins else "text"
-        if True in begins:
-            call, rest = _whole_call(block, self._functions)
+        openings = dict(zip(self._functions, self._style.bare_openings(self._functions), strict=True))
+        begins = {name: _begins_with(block, opening) for name, opening in openings.items()}
+        name = next((name for name in begins if begins[name]), "")
+        arguments, rest = "", "" if None in begins.values() else "text"
+        if name:
+            arguments, rest = _whole_arguments(block, openings[name])
         is_at_end = self._is_ended and not rest
-        if call is not None and (is_at_end or (fence[1] and rest.startswith(_FENCE_END))):
+        if arguments and (is_at_end or (fence[1] and rest.startswith(_FENCE_END))):
             self._text = rest[len(_FENCE_END) :]
             self._read_more = self._read_space
             self._fences = self._fences if self._is_parallel else []
-            yield CallBegin(self._new_id(self._style), call["name"])
-            yield CallArguments(json.dumps(call["arguments"], ensure_ascii=False))
+            yield CallBegin(self._new_id(self._style), name)
+            yield CallArguments(arguments)
         elif self._is_ended or (rest and not (fence[1] and _FENCE_END.startswith(rest))):
             self._text = block
             self._read_more = self._read_content
@@ -204,15 +206,19 @@ class MessageReader:
         return piece, found
 
 
-def _whole_call(block: str, names: Container[str]) -> tuple[dict[str, Any] | None, str]:
-    """Return the call with which a text begins and what follows it; "" may become one."""
+def _whole_arguments(block: str, opening: list[str]) -> tuple[str, str]:
+    """Return the arguments of the call that a text begins with, and what follows it; "" may become one."""
+    head = re.match(r"\s*" + "".join(rf"{re.escape(piece)}\s*" for piece in opening), block)
+    assert head is not None
     try:
-        call, end = json.JSONDecoder().raw_decode(block.lstrip())
+        # NaN is no JSON, and int() refuses it.
+        found, end = json.JSONDecoder(parse_constant=int).raw_decode(block, head.end())
     except (ValueError, RecursionError):
-        return None, "text" if f"\n{_FENCE_END}" in block else ""
-    is_call = call.keys() == {"name", "arguments"} and isinstance(call["arguments"], dict)
-    is_call = is_call and call["name"] in names  # once more: a key may be there twice
-    return (call, block.lstrip()[end:].lstrip()) if is_call else (None, "text")
+        return "", "text" if f"\n{_FENCE_END}" in block else ""
+    rest = block[end:].lstrip()
+    if not isinstance(found, dict) or (rest and not rest.startswith("}")):
+        return "", "text"
+    return (block[head.end() : end], rest[1:].lstrip()) if rest else ("", "")
 
 
 def _begins_with(text: str, pieces: list[str]) -> bool | None:
