@@ -152,22 +152,24 @@ def _is_byte_level(document: dict[str, Any]) -> bool:
     return any(part.get("type") == "ByteLevel" for part in parts)
 
 
-def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable bytes map to themselves, the others to U+0100 and up."""
+def _byte_level_alphabet() -> dict[int, int]:
+    """Return GPT-2's alphabet: printable bytes stand for themselves, U+0100 and up for the others.
+
+    Other characters of Latin-1 spell no byte; here they become one that Latin-1 does not have.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(256 + rank): byte for rank, byte in enumerate(others)})
-    return table
+    others = [byte for byte in range(256) if byte not in printable]
+    return dict.fromkeys(others, 0xFFFF) | {256 + rank: byte for rank, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_of_character()
+_BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
 
 
 def _byte_level_spelling(text: str) -> bytes:
-    if not set(text) <= set(_BYTE_OF):
+    try:
+        return text.translate(_BYTE_LEVEL_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:
         return text.encode("utf-8")  # as the decoder of tokenizers does
-    return bytes(_BYTE_OF[character] for character in text)
 
 
 def _sentencepiece_spelling(text: str) -> bytes:

@@ -22,7 +22,7 @@ _CONTROL_LANE = 1
 
 
 class InProcessEngines:
-    """Loads both engines and steps them on one loop; the draft has priority.
+    """Loads both engines, warms them up, and steps them on one loop; the draft has priority.
 
     The first lane of the target is the loop's. Requests to the target alone have the second one, so that they
     read no cached block that the loop has written.
@@ -50,18 +50,21 @@ class InProcessEngines:
     ) -> None:
 
         def load(role: str) -> Executor:
-            return Executor.load(
+            executor = Executor.load(
                 parameters.path(f"{role}_engine_dir"),
                 executor_limits(parameters, role),
                 parameters.text(f"{role}_engine_digest"),
                 parameters.path("socket").parent,
                 _NUM_LANES[role],
             )
+            measured = calibration.draft if role == "draft" else calibration.target
+            executor.budget = RowBudget(costs[role], measured.change_s, tokens_per_s)
+            print(f"start: the {role}'s engine is mapped and warms up", flush=True)
+            executor.warm_up()
+            return executor
 
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor() as pool:  # the draft warms up while the target is read
             self.executors = dict(zip(_NUM_LANES, pool.map(load, _NUM_LANES), strict=True))
-        for role, measured in (("draft", calibration.draft), ("target", calibration.target)):
-            self.executors[role].budget = RowBudget(costs[role], measured.change_s, tokens_per_s)
         target = self.executors["target"]
         self.vocabulary = target.vocabulary
         self.end_ids = target.config.end_ids
@@ -75,10 +78,7 @@ class InProcessEngines:
         self.loop: AsyncioThread = StepLoop(tuple(self.executors.values()))
 
     def start(self) -> None:
-        """Warm the engines up with a step of each size, then start the loop."""
-        for role, executor in self.executors.items():
-            print(f"start: the {role}'s engine is mapped and warms up", flush=True)
-            executor.warm_up()
+        """Start the loop."""
         self.loop.start()
 
     def check(self, call: GenerationCall) -> None:

@@ -63,7 +63,7 @@ def test_a_character_is_never_cut() -> None:
 def test_byte_level_and_sentencepiece_spellings(tmp_path: Path) -> None:
     special = {"id": 3, "content": "<s>", "special": True}
     byte_level = {
-        "model": {"vocab": {"a": 0, "\u0120b": 1, "\u00c3": 2}},
+        "model": {"vocab": {"a": 0, "\u0120b": 1, "\u00c3": 2, "\u00ad\u00e9": 4, "\u4e2d": 5}},
         "added_tokens": [special],
         "decoder": {"type": "ByteLevel"},
     }
@@ -73,7 +73,7 @@ def test_byte_level_and_sentencepiece_spellings(tmp_path: Path) -> None:
         "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
     }
     for document, expected in [
-        (byte_level, (b"a", b" b", b"\xc3", b"")),
+        (byte_level, (b"a", b" b", b"\xc3", b"", "\u00ad\u00e9".encode(), "\u4e2d".encode())),
         (sentencepiece, (b" b", b"\n", b"\xc3\xa9", b"")),
     ]:
         path = tmp_path / "tokenizer.json"
