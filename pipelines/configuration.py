@@ -169,7 +169,7 @@ def _explained(
             remedy = "add it"
         else:
             remedy = f"did you mean {prefix}{near[0]}?" if near else "remove it"
-        return error(what, values=name, limit=f"keys: {', '.join(known)}", remedy=remedy)
+        return error(what, values=name, limit=f"the keys {', '.join(known)}", remedy=remedy)
     if found["type"] == "literal_error":
         choices = re.findall("'(.*?)'", found["ctx"]["expected"])
         if near := difflib.get_close_matches(str(found["input"]), choices, 1):

@@ -129,8 +129,8 @@ def _check_number(num_answers: int, limit: int) -> None:
     if num_answers > limit:
         raise InvalidRequestError(
             "the request has too many answers",
-            values=f"{num_answers} answers: prompts times n",
-            limit=f"{limit}, the server's max_batch_size and max_queue_size together",
+            values=f"{num_answers} answers, prompts times n",
+            limit=f"at most {limit}, the server's max_batch_size and max_queue_size together",
             remedy="send several requests, one after the other",
         )
 

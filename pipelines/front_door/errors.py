@@ -32,11 +32,11 @@ from pipelines.front_door.observing.exchange import EXCHANGE
 _LOG = logging.getLogger(__name__)
 
 _FIELD = re.compile(r"[a-z_]+(?=$|[=[.]|\S* (?:has|gives) )")
+_NAME_FIRST = re.compile(r"\w+[_.]|(\w+) [^:]*: \1=")  # such as top_p, or n in "n is out of range: n=0"
 _LONGEST_PART = 300  # characters: an error may quote what a client sent, which may be of any length
 
 DEFECT = InternalError(
-    "the server failed on this request",
-    limit="this is a bug in Draftproof",
+    "the server failed on this request, by a bug in Draftproof",
     remedy="the server's log has the traceback",
 )
 
@@ -101,7 +101,7 @@ def error_document(error: DraftproofError) -> dict[str, Any]:
     parts = [_cut(part) for part in (error.what, error.values, error.limit, error.remedy)]
     return {
         "error": {
-            "message": "; ".join(filter(None, parts)),
+            "message": _message(*parts),
             "type": kind,
             "param": param,
             "code": code,
@@ -159,24 +159,19 @@ def _response_to_http(
     error: web.HTTPException, request: web.Request, settings: FrontDoorSettings
 ) -> web.Response:
     """Return the response for an error of aiohttp."""
-    limits = {
-        404: ("path not found", "the paths of GET /openapi.json"),
-        405: ("method not allowed", f"one of {error.headers.get(hdrs.ALLOW, '')}"),
-        408: ("the body did not arrive in time", f"{settings.body_timeout_s:g} s"),
-        413: ("the body is too large", f"{settings.max_body_bytes} bytes"),
-        415: ("compressed bodies are not supported", "a body without Content-Encoding"),
+    methods, seconds = error.headers.get(hdrs.ALLOW, ""), f"{settings.body_timeout_s:g} s"
+    known = {
+        404: ("the path is unknown", "the paths that GET /openapi.json lists", "send it to one of these"),
+        405: ("the path does not have this method", methods, "use this method"),
+        408: ("the body did not arrive in time", seconds, "send it faster, or a smaller one"),
+        413: ("the body is too large", f"{settings.max_body_bytes} bytes", "send a smaller one"),
+        415: ("compressed bodies are not supported", "no Content-Encoding", "send it as it is"),
     }
-    what, limit = limits.get(error.status, (error.reason or "the request cannot be read", "HTTP/1.1"))
-    response = error_response(
-        InvalidRequestError(
-            what,
-            values=f"{request.method} {request.path!r}",
-            limit=limit,
-            remedy="GET /openapi.json lists all paths",
-        ),
-        error.status,
-        request,
-    )
+    others = (error.reason or "the request cannot be read", "HTTP/1.1", "correct the request")
+    what, limit, remedy = known.get(error.status, others)
+    seen = f"{request.method} {request.path!r}"
+    refused = InvalidRequestError(what, values=seen, limit=limit, remedy=remedy)
+    response = error_response(refused, error.status, request)
     if hdrs.ALLOW in error.headers:
         response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
     return response
@@ -191,6 +186,18 @@ def _without_internals(error: DraftproofError, status: int) -> DraftproofError:
     if error is not DEFECT:
         _LOG.warning("a request failed: %s", error)
     return type(error)(error.what, remedy=_AGAIN) if isinstance(error, EngineFailedError) else DEFECT
+
+
+def _message(what: str, values: str, limit: str, remedy: str) -> str:
+    """Return the four parts as sentences."""
+    seen = f"{what}: {values}" if values else what
+    return " ".join(map(_sentence, filter(None, (seen, limit and f"allowed: {limit}", remedy))))
+
+
+def _sentence(part: str) -> str:
+    """Return a part with a capital letter, unless it begins with a name, and a full stop."""
+    begin = part[0] if _NAME_FIRST.match(part) else part[0].upper()
+    return begin + part[1:] + ("" if part.endswith((".", "?", "!")) else ".")
 
 
 def _cut(part: str) -> str:

@@ -68,7 +68,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 "the model has no chat template",
                 values=f"no {FILE_NAME} in {engine}",
-                limit="chat needs the template of the model's checkpoint; base models have none",
+                limit="models with a chat template; base models have none",
                 remedy="serve an instruction-tuned model, or send a prompt instead of messages",
             ) from None
         except (OSError, UnicodeDecodeError) as error:
@@ -160,7 +160,7 @@ class ChatRenderer:
         """
         source = self._template.source(name, with_tools=tools is not None)
         if not messages:
-            raise _refusal("there are no messages", "0 messages", "at least one", "send a message")
+            raise _refusal("there are no messages", "messages=[]", "at least one", "send a message")
         if add_generation_prompt and continue_final_message:
             raise _refusal(
                 "the prompt cannot end in two ways",
@@ -271,7 +271,7 @@ def _mark_end(messages: list[dict[str, Any]], source: str) -> str:
     raise _refusal(
         "there is no final message to continue",
         f"the last message has keys {', '.join(map(str, final))}",
-        "continue_final_message needs a content with text",
+        "a content with text",
         "send the beginning of the answer as the content of the last message",
     )
 
@@ -282,7 +282,7 @@ def _until_mark(text: str, final_text: str) -> str:
         raise _refusal(
             "the chat template does not keep the final message",
             f"{final_text[:200]!r} is not in the prompt",
-            "continue_final_message needs a template that writes the whole message",
+            "a template that writes the whole message",
             "use add_generation_prompt",
         )
     end = text.rindex(mark)

@@ -185,7 +185,7 @@ class _Place:
                 raise InvalidRequestError(
                     "earlier output does not follow the grammar",
                     values=f"token {token_id} at position {len(self._consumed.ids)} of the output",
-                    limit="every token of the output must be one that the grammar allows",
+                    limit="output of tokens that the grammar allows",
                     remedy="continue an answer with the guide with which it began",
                 )
             self._consumed.append(token_id)
@@ -235,6 +235,6 @@ def _failed(reason: str) -> InvalidRequestError:
     return InvalidRequestError(
         "the grammar could not be followed",
         values=" ".join(reason.split())[:500],
-        limit="a grammar may take only so much time at each token",
+        limit="grammars that take little time at each token",
         remedy="send a simpler schema or grammar",
     )

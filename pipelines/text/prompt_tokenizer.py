@@ -130,7 +130,7 @@ class PromptTokenizer:
             raise InvalidRequestError(
                 "the text contains a special token's name that cannot be written as text",
                 values=f"{name.decode()!r}",
-                limit="it is text unless the request says otherwise, and no other tokens spell it",
+                limit="names that other tokens spell, unless the request says that they are special",
                 remedy="send parse_special_tokens=true if the special token is meant, or leave the name out",
             )
         return ids

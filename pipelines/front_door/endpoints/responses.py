@@ -113,7 +113,7 @@ class ResponsesBody(MessageFields):
                 raise InvalidRequestError(
                     "responses are not stored",
                     values=f"{name}={getattr(self, name)!r:.200}",
-                    limit="every request has its whole conversation in input",
+                    limit="requests with their whole conversation in input",
                     remedy=f"send no {name}, and the items of earlier responses in input",
                 )
         if self.n != 1 or self.response_format is not None:

@@ -56,8 +56,8 @@ async def tokenize(
     """
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError(
-            "a request has one prompt, as text or as messages",
-            values="both" if body.messages else "neither",
+            "a request needs one prompt, as text or as messages",
+            values="it has both" if body.messages else "it has neither",
             limit="exactly one of prompt and messages",
             remedy="send one of them",
         )

@@ -151,7 +151,7 @@ def _waiting() -> web.Application:
             ServerUnavailableError(
                 "no server of the fleet has answered yet",
                 values="this front door has just started",
-                limit="at least one must be ready",
+                limit="at least one that is ready",
                 remedy="send the request again later",
             )
         )

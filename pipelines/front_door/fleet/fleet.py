@@ -141,7 +141,7 @@ class Fleet(Collector):
             raise ServerUnavailableError(
                 "no server of the fleet answers",
                 values=f"{len(self.servers)} servers: {', '.join(self.servers)}",
-                limit="at least one must be ready",
+                limit="at least one that is ready",
                 remedy="send the request again later",
             )
         self._budget.note_request()

@@ -107,7 +107,7 @@ class FleetCall:
             raise ServerBusyError(
                 "the servers of the fleet are full",
                 values=f"no retry left for {arm}",
-                limit="a fifth of the requests may be sent to a second server",
+                limit="a second server for a fifth of the requests",
                 remedy="send the request again later",
             )
         try:

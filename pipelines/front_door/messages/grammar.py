@@ -186,7 +186,7 @@ class _Writer:
             raise InvalidRequestError(
                 "a structured answer cannot be told from a tool call",
                 values=f"response_format beside tools; the model writes calls as {style.name}",
-                limit="one of them: both are bare JSON",
+                limit="one of them, as both are bare JSON",
                 remedy='send tool_choice="required" or "none", or no response_format',
             )
         if style.tags is not None:

@@ -74,7 +74,7 @@ def calling_of(
     if not functions:
         if choice in (None, "none", "auto"):
             return None
-        raise wrong_choice(choice, "tools, which the request lacks")
+        raise wrong_choice(choice, "none and auto, as there are no tools")
     _check(functions)
     if choice is None or choice == "auto":
         return Calling(tuple(functions), "auto", is_parallel)

@@ -70,7 +70,7 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
         raise ChatTemplateError(
             "the model has no chat template",
             values=f"model={model.name!r}",
-            limit="chat needs the template of the model's checkpoint; base models have none",
+            limit="models with a chat template; base models have none",
             remedy="serve an instruction-tuned model, or send a prompt to /v1/completions",
         )
     style = model.style(with_tools=bool(conversation.functions))

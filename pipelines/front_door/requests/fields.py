@@ -49,9 +49,9 @@ class IdleField:
             return
         values = ", ".join(to_json(each).decode() for each in self.accepted)
         raise InvalidRequestError(
-            f"{name} is not supported",
+            f"{name} is not supported, because {self.reason}",
             values=f"{name}={value!r:.200}",
-            limit=f"{self.reason}{f'; only {values}' if values else ''}",
+            limit=values or "no value",
             remedy=self.remedy,
         )
 

@@ -43,7 +43,7 @@ def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[M
     for number, message in enumerate(messages):
         name, role = f"messages[{number}]", message.get("role")
         if role not in _ROLES:
-            raise _wrong(f"{name}.role", role, " or ".join(_ROLES))
+            raise _wrong(f"{name}.role", role, ", ".join(_ROLES))
         blocks = list(_blocks(message.get("content"), f"{name}.content"))
         for place, block in blocks:
             _add_block(found, role, block, place)

@@ -255,7 +255,7 @@ def check_choices(num_prompts: int, n: int) -> None:
     if n < 1 or num_prompts * n > MAX_CHOICES:
         raise InvalidRequestError(
             "n is out of range",
-            values=f"n={n}, {num_prompts} prompts",
+            values=f"n={n}, prompts: {num_prompts}",
             limit=f"n at least 1, and at most {MAX_CHOICES} answers of one request",
             remedy="send n=1, or leave it out" if n < 1 else "send several requests",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -198,7 +199,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
     ({"messages": [user(1)]}, "messages[0].content[0]"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
-    ({"messages": []}, "0 messages"),
+    ({"messages": []}, "messages=[]"),
     ({"system": [IMAGE]}, "system[0].type"),
     ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
     ({"tools": [{**TOOL, "name": "?"}]}, "tools[0]"),
@@ -224,6 +225,7 @@ async def test_what_cannot_be_done_is_refused_by_name() -> None:
             error = document["error"]
             assert (status, document["type"], error["type"]) == (400, "error", "invalid_request_error"), error
             assert named in error["message"] and error["remedy"] and document["request_id"], (named, error)
+            assert re.fullmatch(r"([A-Z]|n ).+: .+\. Allowed: .+\. [A-Z].+[^.][.?]", error["message"]), error
         for changes, named in REFUSED[1:-1]:
             if not {"tool_choice", "output_config"} & set(changes) and named != "tools[0]":
                 body = {"messages": [USER], **changes}

@@ -89,6 +89,30 @@ def test_an_error_has_its_four_parts_of_which_long_ones_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            ("the text is bad", "text=1", "a text", "send one"),
+            "The text is bad: text=1. Allowed: a text. Send one.",
+        ),
+        (
+            ("n is out of range", "n=0", "at least 1", "add 1"),
+            "n is out of range: n=0. Allowed: at least 1. Add 1.",
+        ),
+        (("top_p is odd", "2", "0 to 1", "try 1?"), "top_p is odd: 2. Allowed: 0 to 1. Try 1?"),
+        (("a.yaml: no key", "k", "", "did you mean k.l?"), "a.yaml: no key: k. Did you mean k.l?"),
+        (("a key is missing", "a", "x" * 301, ""), f"A key is missing: a. Allowed: {'x' * 300}..."),
+        (("it failed", "", "", "POST it again; \u00fc"), "It failed. POST it again; \u00fc."),
+        (("", "", "", ""), ""),
+    ],
+)
+def test_a_message_is_sentences(parts: tuple[str, str, str, str], message: str) -> None:
+    what, values, limit, remedy = parts
+    error = InvalidRequestError(what, values=values, limit=limit, remedy=remedy)
+    assert error_document(error)["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
     ("values", "field"),
     [
         ("max_tokens=3", "max_tokens"),

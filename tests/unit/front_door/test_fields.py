@@ -80,7 +80,7 @@ def test_values_that_change_nothing_are_accepted_and_others_refused_by_name(idle
             with pytest.raises(InvalidRequestError) as caught:
                 parse(kind, **{name: "other"})
             error = error_document(caught.value)["error"]
-            assert error["param"] == name and idle.reason in error["limit"] and error["remedy"]
+            assert error["param"] == name and idle.reason in error["what"] and error["remedy"]
 
 
 FUNCTION = {"name": "clock", "parameters": {"type": "object"}}

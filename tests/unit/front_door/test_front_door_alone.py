@@ -25,7 +25,7 @@ def test_until_a_server_answers_clients_are_told_to_come_again(tmp_path: Path) -
         for method, path in (("POST", "/v1/chat/completions"), ("GET", "/health")):
             reply = httpx.request(method, f"{door.url}{path}", timeout=120, trust_env=False)
             assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
-            assert "no server of the fleet has answered yet" in reply.json()["error"]["message"]
+            assert "No server of the fleet has answered yet." in reply.json()["error"]["message"]
         door.process.send_signal(signal.SIGTERM)
         assert door.process.wait(120) == 0
 
