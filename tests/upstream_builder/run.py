@@ -41,6 +41,13 @@ class _Word(str, enum.Enum):
         return name
 
 
+def _word(name: str) -> type[_Word]:
+    """Return the only name of ``strenum``, which enum has since Python 3.11."""
+    if name.startswith("__"):  # such as __file__, for which inspect asks
+        raise AttributeError(name)
+    return _Word
+
+
 class _Meta(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -123,7 +130,7 @@ def install(source: Path) -> None:
     numbers.__spec__, numbers.Process = importlib.machinery.ModuleSpec("psutil", None), lambda: process
     sys.modules["psutil"] = numbers
     words: Any = types.ModuleType("strenum")
-    words.__getattr__ = lambda _: _Word  # its only name is one that enum has since Python 3.11
+    words.__getattr__ = _word
     sys.modules["strenum"] = words
     for name in _HOLLOW:
         package = types.ModuleType(name)
