@@ -12,15 +12,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from pipelines.bench.calibration.acceptance import measure_acceptance
-from pipelines.bench.calibration.baseline import fitting_tokens, measure_baseline
+from pipelines.bench.calibration.acceptance import fitting_tokens, measure_acceptance
 from pipelines.bench.calibration.prompts import NUM_PROMPTS, calibration_prompts
 from pipelines.bench.calibration.step_costs import PairCosts, blocks_needed, measure_step_costs
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline
@@ -54,24 +53,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         prompts = render_chats(calibration_prompts(options.prompts), options.target)
-        ids = cache(lambda: prompt_tokens(options.target, prompts))
-        executors = cache(lambda: load_executors(*engines, folder, options.max_rows))
         calibration = _calibration(options.output)
-        if calibration is None or calibration.prompts_sha256 != prompts.sha256:
+        sha256 = calibration.prompts_sha256 if calibration and _has_baseline(options.output) else None
+        if calibration is None or sha256 != prompts.sha256:
             for line in count_tokens(prompts, read_tokenizer(options.target)).lines():
                 _print_line(f"calibration {line}")
-            costs = _known_costs(calibration) or _step_costs(*executors(), options.max_rows)
-            rates, shares = measure_acceptance(*executors(), list(ids().values()), _print_line)
+            pair = load_executors(*engines, folder, options.max_rows)
+            costs = _known_costs(calibration) or _step_costs(*pair, options.max_rows)
+            ids = prompt_tokens(options.target, prompts)
+            found = measure_acceptance(*pair, ids, fitting_tokens(costs, len(ids)), _print_line)
             calibration = Calibration(
-                costs.draft, costs.target, rates, shares, costs.busy_share, prompts.sha256
+                costs.draft, costs.target, found.rates, found.shares, costs.busy_share, prompts.sha256
             )
             calibration.write(options.output)
+            found.baseline.add_to(options.output)
+            print(f"calibrated: {options.output}")
         _warn_if_busy(calibration, options.output)
-        if _has_baseline(options.output):
-            return EXIT_PASS
-        max_tokens = fitting_tokens(calibration, len(ids()))
-        measure_baseline(*executors(), ids(), max_tokens, _print_line).add_to(options.output)
-        print(f"calibrated: {options.output}")
         return EXIT_PASS
 
     return run_program(work)
@@ -109,7 +106,9 @@ def load_executors(
         enough = replace(limits, num_kv_blocks=max(limits.num_kv_blocks, timed))
         return Executor.load(directory, enough, weights_folder=folder)
 
-    return load(draft_dir, _DRAFT_LIMITS), load(target_dir, _LIMITS)
+    with ThreadPoolExecutor() as pool:
+        draft, target = pool.map(load, (draft_dir, target_dir), (_DRAFT_LIMITS, _LIMITS))
+    return draft, target
 
 
 def prompt_tokens(target_dir: Path, prompts: Prompts) -> dict[str, TokenIds]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import yaml
 
 from build.engines import build_engines
 from build.recipe import parse_recipe
-from pipelines.bench.calibration.baseline import answer_prompts
+from pipelines.bench.calibration.acceptance import answer_prompts
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from tests.support.checkpoints import make_checkpoint
 from tests.support.partly_shared import share_part
 from tests.support.tiny_engines import ROOT
@@ -144,8 +146,8 @@ def test_a_trained_draft_that_lacks_tokens_is_accepted_and_changes_nothing(
     prompts = prompts_of(DEMO_PAIR / "target", TEXTS)
     answers = {
         name: answer_prompts(
-            load(draft), load(engines["target"]), prompts, num_draft_tokens=length, max_tokens=64,
-            temperature=temperature,
+            load(draft), load(engines["target"]), prompts,
+            new_length=partial(FixedDraftLength, length), max_tokens=64, temperature=temperature,
         )
         for name, draft, length in (
             ("alone", same["draft"], 0),

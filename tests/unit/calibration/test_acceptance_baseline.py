@@ -104,7 +104,7 @@ def test_an_older_calibration_keeps_its_costs_and_gets_what_it_lacks(
     assert len(baseline.prompts) == 16
     assert baseline.total_draft_tokens <= 4 * baseline.num_rounds
     before = output.read_bytes()
-    monkeypatch.setattr(f"{main.__module__}.measure_baseline", None)
+    monkeypatch.setattr(f"{main.__module__}.measure_acceptance", None)
     assert measure(pair, output) == 0
     assert output.read_bytes() == before
 

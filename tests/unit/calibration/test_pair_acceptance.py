@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipelines.bench.calibration.baseline import answer_prompts
+from pipelines.bench.calibration.acceptance import answer_prompts
 from pipelines.errors import EngineFailedError
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from tests.support.recording_engine import RecordingEngine, make_executor
 
 PROMPTS = [np.array([3, 1 + number, 4], np.int32) for number in range(5)]
@@ -22,7 +24,7 @@ def test_a_draft_that_agrees_is_accepted(temperature: float) -> None:
             draft,
             make_executor(RecordingEngine(256)),
             PROMPTS,
-            num_draft_tokens=3,
+            new_length=partial(FixedDraftLength, 3),
             max_tokens=20,
             temperature=temperature,
         )
@@ -40,4 +42,6 @@ def test_a_step_of_the_draft_that_fails_is_no_measurement() -> None:
     draft = make_executor(engine)
     target = make_executor(RecordingEngine(256))
     with pytest.raises(EngineFailedError, match="engine 'draft'"):
-        answer_prompts(draft, target, PROMPTS, num_draft_tokens=3, max_tokens=20, temperature=0.0)
+        answer_prompts(
+            draft, target, PROMPTS, new_length=partial(FixedDraftLength, 3), max_tokens=20, temperature=0.0
+        )
