@@ -172,8 +172,7 @@ def _response_to_http(
     seen = f"{request.method} {request.path!r}"
     refused = InvalidRequestError(what, values=seen, limit=limit, remedy=remedy)
     response = error_response(refused, error.status, request)
-    if hdrs.ALLOW in error.headers:
-        response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+    response.headers.update({hdrs.ALLOW: methods} if methods else {})
     return response
 
 

@@ -65,12 +65,7 @@ class ChatTemplate:
         try:
             return cls.parse(path.read_text(encoding="utf-8"), path)
         except FileNotFoundError:
-            raise ChatTemplateError(
-                "the model has no chat template",
-                values=f"no {FILE_NAME} in {engine}",
-                limit="models with a chat template; base models have none",
-                remedy="serve an instruction-tuned model, or send a prompt instead of messages",
-            ) from None
+            raise no_chat_template(f"no {FILE_NAME} in {engine}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise _invalid(path, error) from None
 
@@ -288,6 +283,16 @@ def _until_mark(text: str, final_text: str) -> str:
     end = text.rindex(mark)
     is_stripped = not text.startswith(_END_MARK, end)
     return text[:end].rstrip() if is_stripped else text[:end]
+
+
+def no_chat_template(values: str) -> ChatTemplateError:
+    """Return the error of a conversation with a model that has no template."""
+    return _refusal(
+        "the model has no chat template",
+        values,
+        "models with a chat template; base models have none",
+        "serve an instruction-tuned model, or send a prompt instead of messages",
+    )
 
 
 def _refusal(what: str, values: str, limit: str, remedy: str) -> ChatTemplateError:

@@ -135,6 +135,8 @@ class TaggedArguments:
 class BareArguments:
     """Reads an object like JSON with bare keys and quotes of its own, behind its brace; texts arrive whole.
 
+    A key ends at the first colon before a value, so it may have colons, commas and brackets itself.
+
     Attributes:
         is_done: Whether the arguments have ended.
 
@@ -144,11 +146,12 @@ class BareArguments:
 
     def __init__(self, quote: str) -> None:
         self.is_done = False
-        self._depth = 0  # of braces
+        self._open = ""  # braces and brackets
         self._begin = "{"
-        mark, bare = re.escape(quote), r"[^{}\[\],:<]+"
-        parts = (rf"{mark}(?P<text>(?s:.*?)){mark}", f"(?P<key>{bare}):", rf"(?P<bare>{bare})(?=[,}}\]])")
-        self._part = re.compile(rf"\s*(?:{'|'.join(parts)}|(?P<mark>[{{}}\[\],]))")
+        mark, bare = re.escape(quote), r"[^{}\[\],:<]+(?=[,}\]])"
+        self._key = re.compile(rf"\s*(?:(?P<mark>}})|(?P<key>(?s:.*?)):(?=\s*(?:{mark}|[{{\[]|{bare})))")
+        value = rf"{mark}(?P<text>(?s:.*?)){mark}|(?P<bare>{bare})|(?P<mark>[{{}}\[\],])"
+        self._value = self._part = re.compile(rf"\s*(?:{value})")
 
     def read(self, text: str) -> tuple[str, str]:
         """Return the next piece of JSON, and the text that is not read yet; see ``JsonArguments.read``."""
@@ -163,9 +166,12 @@ class BareArguments:
         if kind == "bare":
             return json_of(part, TYPES)
         if kind != "mark":
+            self._part = self._value
             return json.dumps(part, ensure_ascii=False) + (": " if kind == "key" else "")
-        self._depth += (part == "{") - (part == "}")
-        self.is_done = not self._depth
+        if part != ",":
+            self._open = self._open + part if part in "{[" else self._open[:-1]
+        self.is_done = not self._open
+        self._part = self._key if part in "{," and self._open.endswith("{") else self._value
         return ", " if part == "," else part
 
 
@@ -288,7 +294,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
     """Return a value that was written without quotes as JSON of one of these types, else as a text."""
     spelled = _SPELLED.get(text.strip(), text.strip())
     try:
-        found = json.loads(spelled)
+        found = json.loads(spelled, parse_constant=int)  # which refuses NaN and Infinity, as JSON does
     except ValueError:
         found = text
     kind = _type(found)

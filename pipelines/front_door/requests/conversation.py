@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from pipelines.errors import ChatTemplateError, InvalidRequestError
+from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.message import read_arguments
 from pipelines.front_door.messages.style import HARMONY, MessageStyle, Thinking
 from pipelines.front_door.messages.tools import Function, tools_for_template
 from pipelines.front_door.requests.prompts import TokenIds, encode
 from pipelines.front_door.served_model import ServedModel
+from pipelines.text.chat_template import no_chat_template
 
 Message = dict[str, JsonValue]
 
@@ -67,12 +68,7 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
         PromptTooLongError: The conversation is longer than any prompt; see ``PromptLimits``.
     """
     if model.chat is None:
-        raise ChatTemplateError(
-            "the model has no chat template",
-            values=f"model={model.name!r}",
-            limit="models with a chat template; base models have none",
-            remedy="serve an instruction-tuned model, or send a prompt to /v1/completions",
-        )
+        raise no_chat_template(f"model={model.name!r}")
     style = model.style(with_tools=bool(conversation.functions))
     messages = _with_one_head(
         [_for_template(message, number, style) for number, message in enumerate(conversation.messages)]

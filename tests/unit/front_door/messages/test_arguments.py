@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from pipelines.errors import InvalidRequestError
@@ -84,6 +88,34 @@ def test_a_call_may_be_cut_off_anywhere_and_arrive_in_any_pieces(style: CallStyl
         assert arguments_of(style, pieces) == cut
         assert whole.startswith(cut)
         assert VALUES["code"].startswith(read_arguments(cut).get("code", ""))  # type: ignore[attr-defined]
+
+
+KEYS = st.text("ab1:,{}[]<\"' \u00e9\n", max_size=6) | st.sampled_from(
+    ["xml:lang", "filter[a,b]", "{id}", "::"]
+)
+"""But for those that are written like what may stand behind a key: ``a:1,b`` is two members."""
+NOT_KEYS = re.compile(r"[\s}]|.*:\s*([{\[]|[^{}\[\],:<]+[,}\]])", re.DOTALL)
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+OBJECTS = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner) | st.dictionaries(KEYS.filter(lambda key: not NOT_KEYS.match(key)), inner),
+).map(lambda value: {"a:b": value})
+
+
+@given(values=OBJECTS, places=st.lists(st.integers(0, 300)))
+def test_any_object_with_bare_keys_is_read_as_it_was_written(values: JsonValue, places: list[int]) -> None:
+    text = written(GEMMA_4, ("edit", json.dumps(values)))
+    ends = sorted({0, *(place % len(text) for place in places), len(text)})
+    pieces = [text[begin:end] for begin, end in itertools.pairwise(ends)]
+    assert json.loads(arguments_of(GEMMA_4, pieces)) == values
+
+
+@pytest.mark.parametrize(("word", "value"), [("True", True), ("None", None), ("1e3", 1000.0), ("NaN", "NaN")])
+def test_a_bare_word_is_a_value_of_json_or_a_text(word: str, value: JsonValue) -> None:
+    found = arguments_of(GEMMA_4, [f"<|tool_call>call:edit{{ a: {word}, b: [{word}] }}<tool_call|>"])
+    assert json.loads(found, parse_constant=int) == {"a": value, "b": [value]}
 
 
 @STYLES
