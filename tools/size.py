@@ -64,7 +64,7 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_960, ("benchmarks/",)),
+    Part("benchmarks", 2_490, ("benchmarks/",)),
     Part("docs generators", 610, ("docs/",)),
     Part("tools", 1_300, ("tools/",)),
 )

@@ -17,26 +17,29 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import httpx
 
 from benchmarks.harness import Result, markdown, run_benchmark, say
-from benchmarks.other_servers.engines import LLAMA_CPP, serving
 from benchmarks.peers.running_peers import ensure_environment
 from benchmarks.quality.scoring import Task, tasks
+from build.recipe import REPOSITORY_ROOT
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.building import build_recipe, run_build
 from pipelines.command_line.options import whole_number
 from pipelines.demo.own_pair import named_checkpoint
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import RUN, Server
+from pipelines.errors import PeerError
 from pipelines.program import EXIT_FAIL, EXIT_PASS
 
 QUANTIZATIONS = ("auto", "int8", "int4", "none", "checkpoint")
 """Arms of ours, as ``draftproof try`` names them."""
 
-ARMS = (*QUANTIZATIONS, LLAMA_CPP.title)
+LLAMA_CPP = "llama.cpp"
+ARMS = (*QUANTIZATIONS, LLAMA_CPP)
 
 _FOLDER = RUN / "quality"
 _MAX_SEQ_LEN = 1024
@@ -71,11 +74,17 @@ def _served(arm: str, options: argparse.Namespace) -> Iterator[str]:
     """Yield the address of the server of an arm."""
     if arm.startswith("http"):
         yield arm
-    elif arm == LLAMA_CPP.title:
-        python, target = ensure_environment(LLAMA_CPP.name, needs_torch=False), Path(options.target)
-        port = Ports.free().http
-        with serving(LLAMA_CPP, python, _FOLDER, port, speculative=False, pair=target) as server:
-            yield server.wait()
+    elif arm == LLAMA_CPP:
+        python = ensure_environment("llama-cpp", needs_torch=False)
+        file = str(Path(options.target).resolve())
+        command = [str(python), "-m", "benchmarks.quality.llama_cpp_server", file]
+        with Popen(command, cwd=REPOSITORY_ROOT, stdin=PIPE, stdout=PIPE, text=True) as server:
+            assert server.stdout is not None
+            address = next((line.strip() for line in server.stdout if line.startswith("http")), "")
+            if not address:
+                values = f"{options.target}, exit code {server.wait()}"
+                raise PeerError("llama.cpp does not serve", values=values, remedy="read what it says above")
+            yield address
     else:
         recipe = str(_FOLDER / f"{arm}.yaml")
         Path(recipe).unlink(missing_ok=True)

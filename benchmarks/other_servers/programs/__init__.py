@@ -1,1 +1,0 @@
-"""Programs that the interpreters of other engines run."""
