@@ -140,7 +140,8 @@ size: .venv/created.stamp ## count code lines by part, beside the budget of each
 .PHONY: docs
 docs: .venv/run.stamp .venv-docs/docs.stamp ## write what pages show of the code and build the site into site/; a dead link fails
 	@$(venv) -m docs.code_tables
-	@.venv-docs/bin/zensical build --clean --strict
+	@rm -rf site; mkdir -p .cache; find .cache -maxdepth 1 -type f -delete # --clean deletes our operators there, too
+	@.venv-docs/bin/zensical build --strict
 	@.venv-docs/bin/python -m docs.check_site
 
 .PHONY: licences
