@@ -1,1 +1,1 @@
-"""Pictures of README and the site, drawn as SVG from result files and from the code."""
+"""Pictures of README and the site; charts are drawn from result files."""

@@ -1,4 +1,4 @@
-"""Write a trained model as an unquantized TensorRT-LLM checkpoint, and read it back for evaluation."""
+"""Write a trained model as an unquantized TensorRT-LLM checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from build.checkpoints.checkpoint import Tensor, read_checkpoint, write_checkpoint
+from build.checkpoints.checkpoint import Tensor, write_checkpoint
 from tools.demo_pair.model import ModelConfig, Weights
 
 
@@ -51,9 +51,3 @@ def export_model(directory: Path, config: ModelConfig, weights: Weights, tokeniz
 def _bfloat16(tensor: torch.Tensor) -> Tensor:
     bits = tensor.detach().bfloat16().contiguous().view(torch.int16).numpy().view(np.uint16)
     return Tensor("BF16", tuple(bits.shape), bits)
-
-
-def load_model(directory: Path) -> Weights:
-    """Load the weights that ``export_model`` wrote, as float32."""
-    tensors = read_checkpoint(directory).tensors
-    return {name: torch.from_numpy(tensor.to_float32().copy()) for name, tensor in tensors.items()}

@@ -2,12 +2,13 @@
 
 Stage 1 trains the target, with the draft as its early exit. Stage 2 trains both towards each other. Stage 3
 distills the finished target into the draft. The number of steps is fixed, so the seed decides the result up
-to the rounding of the machine's kernels. The README of the pair quotes ``evaluation.json``.
+to the rounding of the machine's kernels. The pair's prompts and its figures are those of its README.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -19,11 +20,9 @@ from build.quantization.corpus import HELD_OUT_MODULES, DemoPairError, load_corp
 from pipelines.program import EXIT_PASS, run_program
 from tools.demo_pair.batches import plan
 from tools.demo_pair.distill import PROMPT, distill
-from tools.demo_pair.evaluate import write_evaluation
 from tools.demo_pair.export import export_model
 from tools.demo_pair.joint import train_jointly
 from tools.demo_pair.model import DRAFT, TARGET, Weights, rounded, split_pair
-from tools.demo_pair.prompts import write_prompts
 from tools.demo_pair.tokenizer import TokenArray, encode_documents, train_tokenizer
 
 STEPS = 1800
@@ -66,7 +65,7 @@ def joint_steps(scale: float) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the pair, write prompts and evaluation, and return the exit code."""
+    """Train the pair, print how as a line of JSON, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--output", type=Path, default=Path("engines/demo_pair"), help="folder of the pair (%(default)s)"
@@ -108,7 +107,6 @@ def _train(options: argparse.Namespace) -> int:
     tokenizer_json = tokenizer.to_str(pretty=False)
     export_model(options.output / "target", TARGET, target, tokenizer_json)
     export_model(options.output / "draft", DRAFT, draft, tokenizer_json)
-    write_prompts(options.output / "prompts", corpus, tokenizer, options.seed)
     steps = joint_steps(options.scale)
     run = {
         "seed": options.seed,
@@ -125,8 +123,7 @@ def _train(options: argparse.Namespace) -> int:
         "test_tokens": len(tests),
         "held_out_modules": len(HELD_OUT_MODULES),
     }
-    report("pair written; evaluating")
-    write_evaluation(options.output, run, seed=0)
+    print(json.dumps(run))
     return EXIT_PASS
 
 

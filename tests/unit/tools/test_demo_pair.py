@@ -1,4 +1,4 @@
-"""Tests of the committed demonstration pair, and of the parts of its training that need no torch."""
+"""Tests of the committed demonstration pair."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from build.checkpoints.checkpoint import read_checkpoint
 from build.quantization.corpus import HELD_OUT_MODULES, is_held_out_test, load_corpus, module_name
-from tools.demo_pair.acceptance import loop_tokens, simulate
 
 PAIR = Path(__file__).resolve().parents[3] / "engines" / "demo_pair"
 MODELS = ("target", "draft")
@@ -71,18 +68,3 @@ def test_evaluation_meets_what_the_documents_claim(evaluation):
     assert evaluation["greedy"]["all_outputs"]["4"]["acceptance_rate"] > 0.50
     assert evaluation["sampled"]["all_outputs"]["4"]["acceptance_rate"] > 0.39
     assert evaluation["conditions"]["prompts"] >= 96
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=24, max_size=24), min_size=1, max_size=4), st.integers(1, 8))
-def test_simulated_rounds_produce_every_token_once(rows, count):
-    counts = simulate(np.array(rows), count)
-    assert counts.produced == 24 * len(rows)
-    assert counts.accepted <= counts.drafted <= counts.rounds * count
-    assert counts.produced <= counts.accepted + counts.rounds
-
-
-def test_loops_are_counted_without_their_first_period():
-    tokens = np.array([50, 51, *[1, 2, 3, 4] * 3, 60])
-    assert loop_tokens(tokens).nonzero()[0].tolist() == list(range(6, 14))
-    assert not loop_tokens(np.arange(40)).any()
-    assert not loop_tokens(np.array([1, 2] * 5)).any(), "ten tokens are too few"
