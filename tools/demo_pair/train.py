@@ -20,9 +20,8 @@ from build.quantization.corpus import HELD_OUT_MODULES, DemoPairError, load_corp
 from pipelines.program import EXIT_PASS, run_program
 from tools.demo_pair.batches import plan
 from tools.demo_pair.distill import PROMPT, distill
-from tools.demo_pair.export import export_model
 from tools.demo_pair.joint import train_jointly
-from tools.demo_pair.model import DRAFT, TARGET, Weights, rounded, split_pair
+from tools.demo_pair.model import DRAFT, TARGET, Weights, export_model, rounded, split_pair
 from tools.demo_pair.tokenizer import TokenArray, encode_documents, train_tokenizer
 
 STEPS = 1800

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch", reason="torch is installed for training onl
 from build.checkpoints.checkpoint import read_checkpoint  # noqa: E402
 from tools.demo_pair import model  # noqa: E402
 from tools.demo_pair.batches import plan  # noqa: E402
-from tools.demo_pair.export import export_model  # noqa: E402
 from tools.demo_pair.generate import GREEDY, generate, gumbel_noise  # noqa: E402
 from tools.demo_pair.optimizer import Optimizer  # noqa: E402
 
@@ -64,7 +63,7 @@ def test_early_exit_is_the_draft(weights):
 
 
 def test_export_keeps_what_bfloat16_holds(weights, tmp_path):
-    export_model(tmp_path / "m", SMALL, weights, '{"version": "1.0"}')
+    model.export_model(tmp_path / "m", SMALL, weights, '{"version": "1.0"}')
     checkpoint = read_checkpoint(tmp_path / "m")
     assert checkpoint.tensors.keys() == weights.keys()
     for name, tensor in model.rounded(weights).items():
