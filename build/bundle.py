@@ -62,7 +62,7 @@ def build_bundle(recipe: Recipe, engines: Path, report: Callable[[str], None]) -
         CheckpointError: A checkpoint cannot be read.
     """
     section, roles = recipe.tensorrt_llm, {}
-    check_loadable(recipe)
+    recipe = check_loadable(recipe, engines)
     for role, engine in (("draft", recipe.draft), ("target", recipe.target)):
         directory = engine.checkpoint_directory.resolve()
         report(f"{role}: reading {directory}")
@@ -105,7 +105,7 @@ def check_bundle(recipe: Recipe, engines: Path) -> dict[str, Any]:
     if result["damaged"]:
         return result
     section, names = recipe.tensorrt_llm, ("version", "gpu", "container")
-    rendered = llm_api_files(pin_recipe(recipe), section.version, engines).values()
+    rendered = llm_api_files(check_loadable(pin_recipe(recipe), engines), section.version, engines).values()
     texts = {file.name: sha256_bytes(text.encode()) for file, text in rendered}
     pins = {name: getattr(pinned, name) for name in names} | {"settings": sha256_json(pinned.settings.files)}
     asks = {name: getattr(section, name) for name in names} | {"settings": sha256_json(texts)}

@@ -13,6 +13,7 @@ import argparse
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import yaml
 from build.checkpoints.settings import Settings, read_json
 from build.command_line import print_line, recipe_parser, run_command
 from build.fetch import fetch_checkpoints
+from build.quantization.quantized_checkpoint import checkpoint_for
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.command import TOKENS_PER_BLOCK
 from build.tensorrt_llm.model_config import read_model_config
@@ -30,13 +32,8 @@ from pipelines.errors import RecipeError
 
 # What DecodingBaseConfig.from_dict looks up (llmapi/llm_args.py of 2025), and the literal that later versions
 # compare with (@00043967).
-_DECODING_TYPES = {
-    (1, 0): "DraftTarget",
-    (1, 1): "DraftTarget",
-    (1, 2): "DraftTarget",
-    (1, 3): "Draft_Target",
-    (1, 4): "Draft_Target",
-}
+_DECODING_TYPES = {(1, 0): "DraftTarget", (1, 1): "DraftTarget", (1, 2): "DraftTarget"}
+_DECODING_TYPES |= {(1, 3): "Draft_Target", (1, 4): "Draft_Target"}
 # 1.3.0rc3 was read. Which candidate after it has the literal is not known, but not many can lie between.
 _EARLY_CANDIDATE = re.compile(r"1\.3\.0rc[0-3]")
 # The older name of speculative_model, which is still an alias of it, so that every version accepts it.
@@ -158,13 +155,17 @@ def triton_model(recipe: Recipe, version: str) -> dict[str, Any]:
     }
 
 
-def check_loadable(recipe: Recipe) -> None:
+def check_loadable(recipe: Recipe, engines: Path) -> Recipe:
     """Check that a recipe says what exactly is served, and how.
 
+    Returns:
+        The recipe of what is served: with ``draftproof quantize``'s checkpoints in place of their sources.
+
     Raises:
-        RecipeError: The container has no digest, a quantization would have to be applied, or a checkpoint is
+        RecipeError: The container has no digest, the backend does not have a quantization, or a checkpoint is
             not in Hugging Face's format.
-        CheckpointError: The ``config.json`` of a checkpoint cannot be read.
+        CheckpointError: The ``config.json`` of a checkpoint cannot be read, or ``draftproof quantize`` has
+            not been run.
     """
     container = recipe.tensorrt_llm.container
     if "@sha256:" not in container:
@@ -174,15 +175,12 @@ def check_loadable(recipe: Recipe) -> None:
             limit="NAME@sha256:DIGEST, because tags move",
             remedy="docker inspect --format '{{index .RepoDigests 0}}' IMAGE prints it",
         )
-    for role, engine in (("draft", recipe.draft), ("target", recipe.target)):
+    for role in ("draft", "target"):
+        checkpoint = checkpoint_for(recipe, role, engines)
+        served = replace(getattr(recipe, role), checkpoint=str(checkpoint), quantization="checkpoint")
+        recipe = replace(recipe, **{role: served})
         _model(recipe, role)
-        if engine.quantization not in ("none", "checkpoint"):
-            raise RecipeError(
-                "the PyTorch backend loads checkpoints as they are",
-                values=f"{role}.quantization={engine.quantization}",
-                limit="none, or checkpoint for one that ModelOpt's export_hf_checkpoint has written",
-                remedy="export it with ModelOpt, name its folder, and set quantization: checkpoint",
-            )
+    return recipe
 
 
 def exported_quantization(directory: Path) -> str:
@@ -214,7 +212,7 @@ def _note(recipe: Recipe) -> str:
         return "Checkpoints are loaded unchanged."
     return (
         f"The recipe's quantization ({', '.join(sorted(quantizations))}) is not applied:\n"
-        "# checkpoints are loaded unchanged. For FP8, export them with ModelOpt's export_hf_checkpoint."
+        "# checkpoints are loaded unchanged. For FP8, run draftproof quantize and draftproof engines."
     )
 
 

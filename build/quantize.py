@@ -1,9 +1,9 @@
 """Quantize the checkpoints of a recipe: ``python -m build.quantize --recipe demo``.
 
-If the recipe asks for a quantization that a checkpoint does not have, a quantized TensorRT-LLM checkpoint is
-written to ``engines/<recipe>/checkpoints/``, unless it exists already. ModelOpt runs in a separate process
-(``build/quantization/modelopt_worker.py``). Its output is compared with the source before it is moved into
-place.
+If the recipe asks for a quantization that a checkpoint does not have, a quantized one, in the format of its
+version of TensorRT-LLM, is written to ``engines/<recipe>/checkpoints/``, unless it exists already. ModelOpt
+runs in a separate process (``build/quantization/modelopt_worker.py``). Its output is compared with the source
+before it is moved into place.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from build.hugging_face.write import write_hugging_face
 from build.preflight import check_settings
 from build.quantization.calibration_text import read_calibration_text
 from build.quantization.checks import check_finite, compare, finished_config
+from build.quantization.export import compare_export, finish_export
 from build.quantization.quantized_checkpoint import (
     MODELOPT_VERSION,
     QuantizedCheckpoint,
@@ -49,7 +50,7 @@ from pipelines.errors import CheckpointError
 ROLES = ("draft", "target")
 _WORKER = "build.quantization.modelopt_worker"
 _PROGRESS = "progress: "
-_JOB_SETTINGS = ("quantization", "kv_cache_dtype", "tp_size", "pp_size", "pad_vocab_size_to")
+_JOB_SETTINGS = ("quantization", "kv_cache_dtype", "format", "tp_size", "pp_size", "pad_vocab_size_to")
 _PACKAGES = ("nvidia-modelopt", "torch", "transformers", "numpy")
 _Report = Callable[[str], None]
 
@@ -253,13 +254,17 @@ def _finish(
     report: _Report,
 ) -> dict[str, Any]:
     """Complete ``config.json``, add the tokenizer, and compare the weights with the source."""
-    config_path = output / "config.json"
-    exported = json.loads(config_path.read_text(encoding="utf-8"))
-    config = finished_config(exported, source, str(plan.settings["quantization"]), end_ids)
-    config_path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (output / "quant_cfg.json").unlink(missing_ok=True)  # for mixed precision, but ModelOpt always writes it
-    shutil.copyfile(source.directory / "tokenizer.json", output / "tokenizer.json")
-    measured = compare(output, config, source)
+    if plan.settings["format"] == "hugging_face":
+        config = finish_export(output, source)
+        measured = compare_export(output, source)
+    else:
+        config_path = output / "config.json"
+        exported = json.loads(config_path.read_text(encoding="utf-8"))
+        config = finished_config(exported, source, str(plan.settings["quantization"]), end_ids)
+        config_path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (output / "quant_cfg.json").unlink(missing_ok=True)  # for mixed precision; ModelOpt always writes it
+        shutil.copyfile(source.directory / "tokenizer.json", output / "tokenizer.json")
+        measured = compare(output, config, source)
     report(
         f"{plan.role}: largest relative error of a projection {measured.largest_error:.2%} "
         f"({measured.projection})"

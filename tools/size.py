@@ -51,7 +51,7 @@ PARTS = (
     Part("build", 6_482, ("build/",)),
     Part(
         "GPU track",
-        3_230,
+        3_290,
         (
             "build/tensorrt_llm/",
             "build/quantization/",

@@ -18,7 +18,7 @@ from build.checkpoints.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD
 from build.checkpoints.stored_linear import read_linear
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor, read_tensors
 from build.networks.linear import Linear
-from build.quantization.source import CheckpointSource
+from build.quantization.source import CheckpointSource, tensors_of
 from pipelines.errors import CheckpointError
 
 QUANT_ALGOS: Mapping[str, str | None] = {
@@ -126,9 +126,6 @@ _PARTS = {
 }
 _NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
 _HEAD_NORMS = {"attention.q_layernorm": "self_attn.q_norm", "attention.k_layernorm": "self_attn.k_norm"}
-_COMPUTED = (
-    ".rotary_emb.inv_freq"  # older checkpoints store the rotary frequencies, which config.json defines
-)
 _SPLIT_BY_INPUT = ("attention.dense", "mlp.proj")
 
 
@@ -185,14 +182,14 @@ def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource
     ranks = [
         read_tensors(directory / f"rank{rank}.safetensors") for rank in range(config["mapping"]["world_size"])
     ]
-    original = {name: tensor for path in source.weight_files for name, tensor in read_tensors(path).items()}
+    original = tensors_of(source)
     algo = config["quantization"].get("quant_algo")
     worst, where = 0.0, ""
     try:
         for name, stored, wanted in _floating_pairs(ranks, original, config):
-            _relative_error(directory, name, stored, wanted, None)
+            relative_error(directory, name, stored, wanted, None)
         for name, stored, wanted in _pairs(ranks, original, config, algo):
-            error = _relative_error(directory, name, stored, wanted, algo)
+            error = relative_error(directory, name, stored, wanted, algo)
             if error >= worst:
                 worst, where = error, name
     except (KeyError, ValueError) as error:  # an absent tensor, or shapes that do not fit
@@ -202,7 +199,7 @@ def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource
             limit="every rank must have every tensor of its layers",
             remedy="read the worker's log",
         ) from None
-    left_out = [name for name in original if not name.endswith(_COMPUTED)]
+    left_out = list(original)
     if left_out:
         raise CheckpointError(
             f"the export to {directory.name} leaves out tensors of the source",
@@ -219,9 +216,14 @@ def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource
     return Measured(worst, where, max(scales) if scales else None)
 
 
-def _relative_error(
+def relative_error(
     directory: Path, name: str, stored: Float32Array, wanted: Float32Array, algo: str | None
 ) -> float:
+    """Return the relative error (Frobenius norm) of a tensor.
+
+    Raises:
+        CheckpointError: It is more than rounding explains.
+    """
     error = float(np.linalg.norm(stored - wanted)) / max(float(np.linalg.norm(wanted)), 1e-30)
     if not error <= LARGEST_ERRORS[algo]:  # NaN too
         raise CheckpointError(

@@ -1,10 +1,10 @@
 """Run ModelOpt in its own process: ``python -m build.quantization.modelopt_worker JOB.json``.
 
 ``build/quantize.py`` writes the job file: ``source`` (a Hugging Face directory), ``decoder_type``,
-``quantization``, ``kv_cache_dtype``, ``tp_size``, ``pp_size``, ``pad_vocab_size_to``, ``pieces`` (an .npy
-file, int32 [n, length], or null) and ``output``. Output lines that begin with ``PROGRESS`` are shown to the
-user; all other output, including that of libraries, is logged. A process exports its model only once, because
-the export may modify the model.
+``quantization``, ``kv_cache_dtype``, ``format``, ``tp_size``, ``pp_size``, ``pad_vocab_size_to``, ``pieces``
+(an .npy file, int32 [n, length], or null) and ``output``. Output lines that begin with ``PROGRESS`` are shown
+to the user; all other output, including that of libraries, is logged. A process exports its model only once,
+because the export may modify the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import modelopt.torch.quantization as mtq
 import numpy as np
 import torch
-from modelopt.torch.export import export_tensorrt_llm_checkpoint
+from modelopt.torch.export import export_hf_checkpoint, export_tensorrt_llm_checkpoint
 from transformers import AutoModelForCausalLM
 
 PROGRESS = "progress: "
@@ -49,7 +49,11 @@ def main(arguments: list[str]) -> int:
             quantization_config(job["quantization"], job["kv_cache_dtype"]),
             _forward_loop(pieces, started_s),
         )
-    export(model, job["decoder_type"], Path(job["output"]), job["tp_size"], job["pp_size"])
+    output = Path(job["output"])
+    if job["format"] == "hugging_face":
+        export_hf_checkpoint(model, _stored_type(model), export_dir=output)
+    else:
+        export(model, job["decoder_type"], output, job["tp_size"], job["pp_size"])
     _report(f"exported, {time.monotonic() - started_s:.1f} s")
     return 0
 
@@ -75,7 +79,7 @@ def pad_vocabulary(model: Any, vocab_size: int) -> None:
     table.weight = torch.nn.Parameter(torch.cat([table.weight, torch.zeros_like(rows[:num_new])]))
     head.weight = torch.nn.Parameter(rows)
     table.num_embeddings = head.out_features = model.config.vocab_size = vocab_size
-    model.config.tie_word_embeddings = False
+    model.config.tie_word_embeddings, model.all_tied_weights_keys = False, {}
 
 
 def quantization_config(quantization: str, kv_cache_dtype: str) -> Any:
@@ -97,16 +101,21 @@ def export(model: Any, decoder_type: str, output: Path, tp_size: int, pp_size: i
         pp_size: Rank ``pp * tp_size + tp`` is tensor rank ``tp`` of stage ``pp``.
     """
     _restore_rotary_settings(model.config)
-    dtype = next(model.parameters()).dtype
     with torch.inference_mode():
         export_tensorrt_llm_checkpoint(
             model,
             decoder_type,
-            torch.float16 if dtype == torch.float32 else dtype,  # the format has no float32
+            _stored_type(model),
             output,
             inference_tensor_parallel=tp_size,
             inference_pipeline_parallel=pp_size,
         )
+
+
+def _stored_type(model: Any) -> torch.dtype:
+    """Return the type of what is not quantized; neither format has float32."""
+    dtype: torch.dtype = next(model.parameters()).dtype
+    return torch.float16 if dtype == torch.float32 else dtype
 
 
 def _restore_rotary_settings(config: Any) -> None:

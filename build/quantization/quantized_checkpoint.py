@@ -1,7 +1,8 @@
 """Find the checkpoint that an engine is compiled from, which may be a quantized one; without torch.
 
 A quantized checkpoint is the directory ``engines/<recipe>/checkpoints/<role>-<fingerprint>/``. It contains
-``config.json``, ``rank*.safetensors``, ``tokenizer.json`` and, written last, ``manifest.json``.
+``config.json``, ``rank*.safetensors``, ``tokenizer.json`` and, written last, ``manifest.json``. For versions
+of TensorRT-LLM that build no engines it is a Hugging Face directory (``build/quantization/export.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from build.quantization.calibration_text import text_path
 from build.quantization.source import CheckpointSource, check_can_be_quantized, read_checkpoint_source
 from build.recipe import EngineRecipe, Recipe
 from build.tensorrt_llm.settings import TensorRtLlmEngine
+from build.tensorrt_llm.versions import serves_checkpoints
 from pipelines.errors import CheckpointError, RecipeError
 from pipelines.manifest import read_manifest, sha256_file, sha256_json
 
@@ -96,9 +98,19 @@ def plan_checkpoint(recipe: Recipe, role: str, engines: Path) -> QuantizedCheckp
         CheckpointError, RecipeError: As for ``checkpoint_for``, except that it may be missing.
     """
     engine: EngineRecipe = getattr(recipe, role)
+    exports = recipe.runtime == "tensorrt_llm" and serves_checkpoints(recipe.tensorrt_llm.version)
+    if exports and engine.quantization in ("none", "checkpoint"):
+        return None
+    if exports and engine.quantization != "fp8":
+        raise RecipeError(
+            "the PyTorch backend loads checkpoints as they are, or as ModelOpt exports them in FP8",
+            values=f"{role}.quantization={engine.quantization}",
+            limit="none, fp8, or checkpoint for one that is quantized already",
+            remedy="choose one of them",
+        )
     source = read_checkpoint_source(engine.checkpoint_directory)
     sizes = engine.tensorrt_llm if recipe.runtime == "tensorrt_llm" else TensorRtLlmEngine()
-    mapping = (sizes.tp_size, sizes.pp_size)
+    mapping = (1, 1) if exports else (sizes.tp_size, sizes.pp_size)
     if _can_use_unchanged(recipe, engine, source, mapping):
         return None
     _check(recipe, role, source)
@@ -106,6 +118,8 @@ def plan_checkpoint(recipe: Recipe, role: str, engines: Path) -> QuantizedCheckp
     settings: dict[str, Any] = {
         "quantization": engine.quantization,
         "kv_cache_dtype": sizes.kv_cache_dtype if is_calibrated else "model",
+        "format": "hugging_face" if exports else "tensorrt_llm",
+        "texts": {path.name: sha256_file(path) for path in source.texts} if exports else {},
         "tp_size": mapping[0],
         "pp_size": mapping[1],
         "pad_vocab_size_to": engine.pad_vocab_size_to,
@@ -161,8 +175,13 @@ def _can_use_unchanged(
 def _check(recipe: Recipe, role: str, source: CheckpointSource) -> None:
     engine: EngineRecipe = getattr(recipe, role)
     check_can_be_quantized(source)
-    if recipe.runtime == "embedded":
-        _check_embedded_runtime(recipe, role, source)
+    if recipe.runtime == "embedded" and source.config.get("model_type") == "qwen3":
+        raise RecipeError(
+            f"recipe {recipe.name}: the embedded runtime cannot read a quantized checkpoint of the {role}",
+            values=f"model_type=qwen3 in {source.directory / 'config.json'}",
+            limit="it reads Qwen3 only from its Hugging Face directory",
+            remedy="set quantization: int8, int4 or none, which need no ModelOpt, or runtime: tensorrt_llm",
+        )
     if engine.quantization == "int4":
         raise RecipeError(
             f"recipe {recipe.name}: TensorRT-LLM has no INT4 by rounding to nearest",
@@ -184,21 +203,6 @@ def _check(recipe: Recipe, role: str, source: CheckpointSource) -> None:
             values=f"pad_vocab_size_to={engine.pad_vocab_size_to}",
             limit=f"at least vocab_size={vocab_size}",
             remedy="raise it, or remove it",
-        )
-
-
-def _check_embedded_runtime(recipe: Recipe, role: str, source: CheckpointSource) -> None:
-    """Check, before hours of quantizing, that the embedded runtime can read the result.
-
-    Raises:
-        RecipeError: It cannot.
-    """
-    if source.config.get("model_type") == "qwen3":
-        raise RecipeError(
-            f"recipe {recipe.name}: the embedded runtime cannot read a quantized checkpoint of the {role}",
-            values=f"model_type=qwen3 in {source.directory / 'config.json'}",
-            limit="it reads Qwen3 only from its Hugging Face directory",
-            remedy="set quantization: int8, int4 or none, which need no ModelOpt, or runtime: tensorrt_llm",
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from build.checkpoints.settings import read_json
+from build.checkpoints.tensor_file import Tensor, read_tensors
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.hugging_face.weights import weight_files
 from pipelines.errors import CheckpointError
@@ -19,6 +20,9 @@ from pipelines.errors import CheckpointError
 DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
 """``model_type`` of Hugging Face -> name of the model family in ModelOpt's export."""
 
+_COMPUTED = ".rotary_emb.inv_freq"  # older checkpoints store the rotary frequencies
+_TEXTS = (".json", ".jinja", ".txt", ".model")
+_NOT_TEXTS = ("config.json", "model.safetensors.index.json", "manifest.json")
 _ROTARY_TYPES = ("default", "llama3", "linear")
 
 
@@ -42,6 +46,12 @@ class CheckpointSource:
     def files(self) -> tuple[Path, ...]:
         """Return all files that define the network and its tokens."""
         return (self.directory / "config.json", self.directory / "tokenizer.json", *self.weight_files)
+
+    @property
+    def texts(self) -> tuple[Path, ...]:
+        """Return the files of tokenizer, chat template and generation settings."""
+        found = sorted(path for path in self.directory.iterdir() if path.suffix in _TEXTS)
+        return tuple(path for path in found if path.name not in _NOT_TEXTS)
 
     @property
     def quant_algo(self) -> str | None:
@@ -83,6 +93,12 @@ def read_checkpoint_source(directory: Path) -> CheckpointSource:
     if not (directory / "tokenizer.json").is_file():
         read_tokenizer(directory / "tokenizer.json")  # raises: it knows the other files of a tokenizer
     return CheckpointSource(directory, is_hugging_face, config, ranks or weight_files(directory))
+
+
+def tensors_of(source: CheckpointSource) -> dict[str, Tensor]:
+    """Map the tensors of a checkpoint into memory, by name, without those that ``config.json`` defines."""
+    found = {name: tensor for path in source.weight_files for name, tensor in read_tensors(path).items()}
+    return {name: tensor for name, tensor in found.items() if not name.endswith(_COMPUTED)}
 
 
 def check_can_be_quantized(source: CheckpointSource) -> None:

@@ -26,7 +26,7 @@ def _version(pair: Pair) -> Iterator[Violation]:
             "flags and limits were not checked for this version of TensorRT-LLM",
             f"version {version}",
             f"{KNOWN_FLAGS}; later versions have no trtllm-build, which was removed in June and July 2026",
-            f"set tensorrt_llm.version: {KNOWN_FLAGS}, or use the LLM API (draftproof llm-api)",
+            f"set tensorrt_llm.version: {KNOWN_FLAGS}, or let draftproof engines pin a bundle without it",
         )
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from build import bundle
+from build import bundle, quantize
 from build.built_pair import build_pair
+from build.checkpoints.tensor_file import read_tensors, write_tensors
 from build.engines import build_engines, check_engines
 from build.llm_api import exported_quantization
+from build.quantization.export import compare_export
+from build.quantization.source import read_checkpoint_source
 from build.recipe import Recipe, load_recipe
 from pipelines.errors import CheckpointError, EngineLoadError, RecipeError
-from tests.support.hugging_face_checkpoints import make_hugging_face
-from tests.support.modelopt_in_process import worker
+from tests.support.checkpoints import LLAMA3_SCALING
+from tests.support.hugging_face_checkpoints import make_hugging_face, pair_recipe
+from tests.support.modelopt_in_process import run_in_process, worker
 from tests.unit.tensorrt_llm.test_preflight import broken_pair
 
 CONTAINER = "nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1@sha256:" + "0" * 64
@@ -131,8 +136,8 @@ def test_an_empty_checkpoint_is_refused_before_anything_is_written(tmp_path: Pat
 def test_what_would_not_be_served_as_it_says_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="container by digest"):
         build_engines(recipe_of(tmp_path, container="nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1"), tmp_path)
-    with pytest.raises(RecipeError, match=r"draft\.quantization=fp8.*export_hf_checkpoint"):
-        build_engines(recipe_of(tmp_path, quantization="fp8"), tmp_path)
+    with pytest.raises(RecipeError, match=r"draft\.quantization=int8_sq.*none, fp8"):
+        build_engines(recipe_of(tmp_path, quantization="int8_sq"), tmp_path)
     with pytest.raises(EngineLoadError, match=r"bundle\.json: cannot be read"):
         check_engines(recipe_of(tmp_path), tmp_path / "none")
 
@@ -146,18 +151,44 @@ def test_our_server_names_nvidias(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # from ModelOpt and its libraries
-def test_an_fp8_checkpoint_as_modelopt_exports_it_is_named_so(tmp_path: Path) -> None:
-    modelopt = worker()
-    from modelopt.torch.export import export_hf_checkpoint
+@pytest.mark.parametrize(
+    ("family", "cache", "vocab_size"),
+    [("llama", "model", 2112), ("qwen3", "fp8", None), ("qwen2", "model", None)],
+)
+def test_a_checkpoint_is_exported_in_fp8_and_pinned(
+    family: str, cache: str, vocab_size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker()
+    tied, base = vocab_size is not None, 500000.0
+    options = {"rotary_base": base, "rotary_scaling": LLAMA3_SCALING, "share_embedding_table": tied}
+    source = make_hugging_face(tmp_path / "source", family, **options)
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    sizes = {"tp_size": 2, "kv_cache_dtype": cache}  # the format is that of one rank
+    section = {"checkpoint": str(source), "quantization": "fp8", "tensorrt_llm": sizes}
+    section |= {"pad_vocab_size_to": vocab_size} if tied else {}
+    recipe = pair_recipe(tmp_path, section, section, runtime="tensorrt_llm")
+    version = replace(recipe.tensorrt_llm, version="1.4.0rc1", container=CONTAINER)
+    recipe = replace(recipe, tensorrt_llm=version)
+    with pytest.raises(CheckpointError, match="run draftproof quantize"):
+        build_engines(recipe, tmp_path / "engines", print)
+    monkeypatch.setattr(quantize, "_run_worker", run_in_process)
+    made = quantize.quantize_recipe(recipe, tmp_path / "engines", print)["target"]
+    bundled = build_engines(recipe, tmp_path / "engines", print)
+    pinned = json.loads(Path(bundled["bundle"]).read_text())["target"]
+    assert (pinned["directory"], pinned["quantization"]) == (str(made), "FP8")
+    assert {"hf_quant_config.json", "chat_template.jinja", "tokenizer_config.json"} <= set(pinned["files"])
+    assert yaml.safe_load(Path(bundled["model"]).read_text())["model"] == str(made)
+    assert check_engines(recipe, tmp_path / "engines")["damaged"] == []
 
-    recipe = recipe_of(tmp_path, quantization="checkpoint")
-    source = make_hugging_face(tmp_path / "source")
-    model = modelopt.load_model(source)
-    ids = modelopt.torch.arange(16).reshape(2, 8)
-    config = copy.deepcopy(modelopt.quantization_config("fp8", "model"))
-    modelopt.mtq.quantize(model, config, lambda model: model(input_ids=ids, use_cache=False))
-    export_hf_checkpoint(model, export_dir=tmp_path / "target")
-    made = build_engines(recipe, tmp_path / "engines", print)
-    pinned = json.loads(Path(made["bundle"]).read_text())
-    assert pinned["target"]["quantization"] == "FP8"
-    assert any(name.endswith(".safetensors") for name in pinned["target"]["files"])
+    config = json.loads((made / "config.json").read_text())
+    assert config["rope_theta"] == base and config["rope_scaling"]["rope_type"] == "llama3"
+    assert config["vocab_size"] == (vocab_size or 2048) and not config["tie_word_embeddings"]
+    tensors = read_tensors(made / "model.safetensors")
+    assert ("model.layers.1.self_attn.k_proj.k_scale" in tensors) == (cache == "fp8")
+    gate = next(name for name in tensors if name.endswith("gate_proj.weight"))
+    for damage in ({}, {gate: tensors[gate.replace("gate", "up")]}, {gate: None}):
+        changed = {**tensors, **damage}
+        (made / "model.safetensors").chmod(0o644)
+        write_tensors(made / "model.safetensors", {name: each for name, each in changed.items() if each})
+        with pytest.raises(CheckpointError) if damage else nullcontext():
+            assert 0.01 < compare_export(made, read_checkpoint_source(source)).largest_error < 0.04
