@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.client.client import Client
@@ -21,23 +21,13 @@ from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.wire.request import CompletionRequest
 
-_ABOUT_SPECIAL_TOKENS = {
-    "add_special_tokens": "put BOS and the like before the prompt",
-    "parse_special_tokens": "read names such as <|im_start|> in the prompt as special tokens",
-    "skip_special_tokens": "leave special tokens out of the text",
+_OTHERWISE = {
+    *("prompt", "prompt_ids", "logit_bias", "guide", "num_log_probs"),
+    *("resume_output_ids", "stop_token_ids"),  # for programs, which have the tokens
 }
+"""Fields that are no option, or not one that is made of their declaration."""
 
-_NUMBERS = {
-    "max_tokens": "most output tokens",
-    "temperature": "0 is greedy",
-    "top_k": "0 means all tokens",
-    "top_p": "in (0, 1]",
-    "min_p": "in [0, 1]",
-    "repetition_penalty": "above 0",
-    "presence_penalty": "in [-2, 2]",
-    "frequency_penalty": "in [-2, 2]",
-    "min_tokens": "least output tokens",
-}
+_TYPES: dict[str, Callable[[str], Any]] = {"INT32": int, "UINT64": int, "FP32": float, "BYTES": str}
 
 DEFAULT_URL = "grpc://127.0.0.1:8001"  # Triton's own gRPC port on this machine
 
@@ -98,7 +88,6 @@ def _ask(client: Client, request: CompletionRequest, options: argparse.Namespace
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser; options of a request have the names of its fields."""
-    defaults = CompletionRequest("")
     parser = argparse.ArgumentParser(
         prog="draftproof ask", description="Continue a text with a Draftproof server."
     )
@@ -106,29 +95,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompt-ids", type=token_ids, default=(), metavar="ID,ID", help="tokens to continue, not a text"
     )
-    for name, text in _ABOUT_SPECIAL_TOKENS.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            action=argparse.BooleanOptionalAction,
-            default=getattr(defaults, name),
-            help=text,
-        )
     parser.add_argument("--url", default=DEFAULT_URL, help="grpc://host:port (%(default)s)")
     parser.add_argument("--model", default="generate", help="generate, generate_target, router (%(default)s)")
     parser.add_argument("--stream", action="store_true", help="print text as it arrives")
     parser.add_argument(
         "--json", action="store_true", help="print the answer with its figures as one JSON line"
     )
-    for name, text in _NUMBERS.items():
-        default = getattr(defaults, name)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{text} (%(default)s)"
-        )
-    for option, name, text in (
-        ("--stop-word", "stop_words", "text before which the answer ends; repeatable"),
-        ("--bad-word", "bad_words", "text that the answer must not contain; repeatable"),
-    ):
-        parser.add_argument(option, dest=name, metavar="TEXT", action="append", default=[], help=text)
+    for field in dataclasses.fields(CompletionRequest):
+        if field.name not in _OTHERWISE:
+            _add_field(parser, field)
     parser.add_argument(
         "--logit-bias",
         action="append",
@@ -145,35 +120,10 @@ def _parser() -> argparse.ArgumentParser:
         help="return log probabilities with N alternatives; see --json",
     )
     parser.add_argument(
-        "--prompt-log-probs",
-        dest="return_prompt_log_probs",
-        action="store_true",
-        help="return those of the prompt too; with --log-probs",
-    )
-    parser.add_argument(
         "--guide",
         nargs=2,
         metavar=("TYPE", "TEXT"),
         help="the answer follows it: json_schema, regex, choice, ebnf_grammar, lark_grammar, or json ''",
-    )
-    parser.add_argument(
-        "--use-draft-logits", action="store_true", help="accept draft tokens by the ratio rule"
-    )
-    parser.add_argument("--seed", type=int, help="the same seed gives the same answer (default: random)")
-    parser.add_argument("--end-id", type=int, help="token that ends the answer (default: the engine's)")
-    parser.add_argument(
-        "--prediction",
-        default="",
-        help="what the answer is expected to be, such as a file before an edit; drafts are looked up in it",
-    )
-    parser.add_argument(
-        "--session-id",
-        default="",
-        help="requests of one session share draft statistics, earlier answers for lookups, and one arm",
-    )
-    parser.add_argument("--arm", default="", help="with --model router: stable, candidate or control")
-    parser.add_argument(
-        "--num-draft-tokens", type=int, help="draft tokens per round; 0 is off (default: the server's)"
     )
     limits = Timeouts()
     parser.add_argument(
@@ -183,6 +133,21 @@ def _parser() -> argparse.ArgumentParser:
         "--connect-timeout", type=float, default=limits.connect_s, help="seconds to connect (%(default)s)"
     )
     return parser
+
+
+def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+    """Add the option of a field with one tensor, by its declaration."""
+    (tensor,) = field.metadata["tensors"]
+    option = f"--{field.name.replace('_', '-')}"
+    text = tensor.effect.replace("`", "").replace("%", "%%")
+    if tensor.datatype == "BOOL":
+        parser.add_argument(option, action=argparse.BooleanOptionalAction, default=field.default, help=text)
+        return
+    text += f" ({tensor.limits})".replace("`", "")
+    if tensor.is_list:
+        parser.add_argument(option, metavar="TEXT", action="append", default=[], help=f"{text}; repeatable")
+    else:
+        parser.add_argument(option, type=_TYPES[tensor.datatype], default=field.default, help=text)
 
 
 def token_ids(text: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ def test_the_command_line_prints_text_or_json(capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().out == "a ü b\n"
         assert main(["--url", url, "--stream", "x"]) == 0
         assert capsys.readouterr().out == "a ü b\n"
-        assert main(["--url", url, "--stream", "--json", "--stop-word", "q", "x"]) == 0
+        assert main(["--url", url, "--stream", "--json", "--stop-words", "q", "x"]) == 0
         document = json.loads(capsys.readouterr().out)
     assert document["output_ids"] == [5, 6, 7, 8]
     assert document["acceptance_rate"] == 0.25
@@ -39,8 +39,8 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
         "--frequency-penalty": ["2"],
         "--min-tokens": ["3"],
         "--seed": ["11"],
-        "--stop-word": ["q", "r"],
-        "--bad-word": ["ugly", "bad"],
+        "--stop-words": ["q", "r"],
+        "--bad-words": ["ugly", "bad"],
         "--logit-bias": ["5=-100", "0=0.5"],
         "--end-id": ["9"],
         "--log-probs": ["2"],
@@ -50,7 +50,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
         "--arm": ["stable"],
         "--prompt-ids": ["5,6"],
     }
-    switches = ["--use-draft-logits", "--parse-special-tokens", "--prompt-log-probs"]
+    switches = ["--use-draft-logits", "--parse-special-tokens", "--return-prompt-log-probs"]
     switches += ["--no-add-special-tokens", "--no-skip-special-tokens"]
     switches += ["--guide", "regex", "[a-z]+"]
     arguments = [word for flag, values in flags.items() for value in values for word in (flag, value)]
