@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.harness import Result, parser_of, run_benchmark, say, server_conditions
-from benchmarks.peers.figures import figures_of, table
+from benchmarks.peers.figures import figures_of, first_token_table, table
 from benchmarks.peers.measuring import Measurement, Plan, Runner, Schedule, ServerRunner, num_requests
 from benchmarks.peers.models import PeerModels
 from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, OURS_ALONE, PEERS, Arm
@@ -29,8 +29,8 @@ from pipelines.command_line.running_server import running_server
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
 
 _METHOD = (
-    "greedy, not streamed; our server over gRPC, the others in their own process; prompts are in the prefix "
-    "caches of all engines"
+    "greedy, not streamed; our server over gRPC, the others in their own process; except for first tokens, "
+    "prompts are in the prefix caches of all engines"
 )
 
 
@@ -76,6 +76,8 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     lines = [
         table(figures, titles),
         "",
+        first_token_table(schedule.first_token_s, titles),
+        "",
         "Medians of output tokens/s: target alone -> speculating, at the engine's best draft length. Bold: "
         "how many times as fast Draftproof is as the faster of both (least to greatest repetition). "
         f"{plan.repetitions} repetitions in turn, at most {plan.max_tokens} tokens; {_METHOD}.",
@@ -90,6 +92,10 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
                 "num_draft_tokens": entry.arm.num_draft_tokens,
             }
             for entry in figures
+        ],
+        "first_token_s": [
+            {"arm": str(arm), "prompt_set": prompt_set, "seconds": seconds}
+            for (arm, prompt_set), seconds in schedule.first_token_s.items()
         ],
         "not_measured": failures,
         "max_tokens": plan.max_tokens,

@@ -155,6 +155,30 @@ def table(figures: Sequence[ArmFigures], titles: Mapping[str, str]) -> str:
     return markdown(["Concurrent", "Engine", *sets, "Answers unlike its target"], rows)
 
 
+def first_token_table(seconds: Mapping[tuple[Arm, str], Sequence[float]], titles: Mapping[str, str]) -> str:
+    """Return a line for each engine: time to the first token, alone and with its fastest draft.
+
+    Args:
+        seconds: Arm and prompt set -> time of each prompt, which is in no cache, in seconds.
+        titles: As for ``table``.
+    """
+    sets = list(dict.fromkeys(prompt_set for _, prompt_set in seconds))
+    rows = []
+    for engine, title in titles.items():
+        cells = []
+        for name in sets:
+            medians = {
+                arm: statistics.median(times)
+                for (arm, of_set), times in seconds.items()
+                if (arm.engine, of_set) == (engine, name)
+            }
+            drafting = [median_s for arm, median_s in medians.items() if arm.num_draft_tokens != 0]
+            alone = [median_s for arm, median_s in medians.items() if arm.num_draft_tokens == 0]
+            cells.append(" -> ".join(f"{min(each):.2f} s" if each else "-" for each in (alone, drafting)))
+        rows.append([title, *cells])
+    return markdown(["First token of a new prompt", *sets], rows)
+
+
 def _cell(arms: Sequence[ArmFigures]) -> str:
     """Return an engine's speeds, alone and at its best draft length, and ours beside the faster one."""
     drafting = [each for each in arms if each.arm.num_draft_tokens != 0]

@@ -148,6 +148,8 @@ class Schedule:
 
     Attributes:
         measurements: All measurements, in chronological order.
+        first_token_s: Arm and prompt set -> seconds from a prompt that is in no cache to its first token,
+            for each of its prompts.
         failures: Arm that failed -> reason.
     """
 
@@ -156,17 +158,24 @@ class Schedule:
     ) -> None:
         self._plan, self._runners, self._on_measurement = plan, dict(runners), on_measurement
         self.measurements: list[Measurement] = []
+        self.first_token_s: dict[tuple[Arm, str], tuple[float, ...]] = {}
         self.failures: dict[Arm, str] = {}
 
     def run(self) -> None:
         """Run all measurements.
 
-        Each arm first answers each set at each load once as a warm-up, which also fills prefix caches. Within
-        a repetition, the arms run one after another, and each repetition begins with another arm.
+        Each arm first gives one token for each prompt, one after the other. Then it answers each set at each
+        load once as a warm-up, which also fills prefix caches. Within a repetition, the arms run one after
+        another, and each repetition begins with another arm.
 
         Raises:
             DraftproofError: Our own server failed, so that there is nothing to compare with.
         """
+        for prompt_set in self._plan.prompts:
+            for arm in list(self._runners):
+                first = self._ask(arm, prompt_set, num_requests(1), 1, 1)
+                if first is not None:
+                    self.first_token_s[arm, prompt_set] = first.seconds
         for num_at_once in self._plan.concurrency:
             for prompt_set in self._plan.prompts:
                 for repetition in range(-1, self._plan.repetitions):
@@ -176,18 +185,25 @@ class Schedule:
         arms = list(self._runners)
         first = max(repetition, 0) % len(arms)
         for arm in arms[first:] + arms[:first]:
-            prompts = self._plan.prompts[prompt_set][: num_requests(num_at_once)]
-            try:
-                outcome = self._runners[arm].run(prompts, self._plan.max_tokens, num_at_once)
-            except DraftproofError as error:
-                if arm.engine == OURS:
-                    raise
-                self.failures[arm] = str(error)
-                del self._runners[arm]
-                continue
-            if repetition >= 0:
+            count = num_requests(num_at_once)
+            outcome = self._ask(arm, prompt_set, count, self._plan.max_tokens, num_at_once)
+            if outcome is not None and repetition >= 0:
                 measurement = Measurement(
                     arm, prompt_set, num_at_once, repetition, outcome.answers, outcome.wall_s
                 )
                 self.measurements.append(measurement)
                 self._on_measurement(measurement)
+
+    def _ask(
+        self, arm: Arm, prompt_set: str, count: int, max_tokens: int, num_at_once: int
+    ) -> Outcome | None:
+        """Return what an arm answers to the first prompts of a set; drop it, and return None, if it fails."""
+        try:
+            prompts = self._plan.prompts[prompt_set][:count]
+            return self._runners[arm].run(prompts, max_tokens, num_at_once)
+        except DraftproofError as error:
+            if arm.engine == OURS:
+                raise
+            self.failures[arm] = str(error)
+            del self._runners[arm]
+            return None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.figures import ALL_SETS, ArmFigures, Spread, figures_of, table
+from benchmarks.peers.figures import ALL_SETS, ArmFigures, Spread, figures_of, first_token_table, table
 from benchmarks.peers.measuring import Measurement, Plan, Schedule, TokenizedPrompt, num_requests
 from benchmarks.peers.models import PeerModels
 from benchmarks.peers.peers import OURS_ADAPTIVE, OURS_ALONE, PEERS, Arm, Peer
@@ -43,16 +43,16 @@ RUN = RunRequest(((10, 11), (20,), (30,)), max_tokens=3, num_at_once=2)
 
 
 class ScriptedRunner:
-    """A runner that records its name when it is asked; ``SHORT`` breaks at its third request."""
+    """A runner that records its name when it is asked; ``SHORT`` breaks at its fourth request."""
 
     def __init__(self, arm: Arm, log: list[tuple[str, int]]) -> None:
         self.arm, self.log, self.num_runs = arm, log, 0
 
     def run(self, prompts: Sequence[TokenizedPrompt], max_tokens: int, num_at_once: int) -> Outcome:
         self.num_runs += 1
-        if self.arm == SHORT and self.num_runs > 2:
+        if self.arm == SHORT and self.num_runs > 3:
             raise PeerError("it broke")
-        self.log.append((str(self.arm), num_at_once))
+        self.log.append((str(self.arm), num_at_once if max_tokens > 1 else 0))
         return Outcome(tuple(prompt.ids for prompt in prompts), (1.0,) * len(prompts), 2.0)
 
 
@@ -65,6 +65,8 @@ def test_arms_take_turns_and_one_that_breaks_is_left_out() -> None:
     a, b, c, d = map(str, arms)
     assert [name for name, num_at_once in log if num_at_once == 4] == [a, b, c, a, b, c, b, c, a]
     assert [name for name, num_at_once in log if num_at_once == 1] == [a, b, c, d, a, b, c, d, b, c, a]
+    assert [name for name, num_at_once in log if not num_at_once] == [a, b, c, d], "before caches are filled"
+    assert schedule.first_token_s == {(arm, "code"): (1.0,) * num_requests(1) for arm in arms}
     assert schedule.failures == {SHORT: "it broke"}
     assert [entry.repetition for entry in schedule.measurements if entry.arm == SHORT] == [0]
     assert {len(entry.answers) for entry in schedule.measurements} == {num_requests(1), num_requests(4)}
@@ -119,6 +121,13 @@ def test_the_table_shows_each_engine_at_its_fastest_draft_length() -> None:
     assert table(figures, {"draftproof": "Ours", "other": "Another engine"}).splitlines()[2:] == [
         "| 1 | Ours | 4 -> 4 | 0 of 2 |",
         "| 1 | Another engine | 4 -> 3 (K=4): **1.00** (1.00 to 1.00) | 1 of 4 |",
+    ]
+
+
+def test_first_tokens_are_shown_alone_and_with_the_fastest_draft() -> None:
+    seconds = {(ALONE, "code"): (1.0, 2.0, 6.0), (SHORT, "code"): (4.0,), (LONG, "code"): (3.0,)}
+    assert first_token_table(seconds, {"other": "Another engine"}).splitlines()[2:] == [
+        "| Another engine | 2.00 s -> 3.00 s |"
     ]
 
 
