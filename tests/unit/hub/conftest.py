@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY_ROOT
+from tests.support.forked_program import run_forked
 from tests.support.hub_server import Hub, HubRepository, running_hub
 from tests.support.hugging_face_checkpoints import make_hugging_face
 
@@ -23,7 +21,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 class Outcome:
     """Holds the exit code and the output of a program."""
 
-    code: int
+    code: int | None
     shown: str
     error: str
 
@@ -48,19 +46,10 @@ def program(hub: Hub, tmp_path: Path) -> Callable[..., Outcome]:
 
     def run(module: str, *arguments: str, **environment: str) -> Outcome:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            env={
-                **clean,
-                "DRAFTPROOF_CACHE": str(tmp_path / "own"),
-                **hub.environment(tmp_path / "cache", **environment),
-            },
-            cwd=REPOSITORY_ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
+        clean.update(
+            hub.environment(tmp_path / "cache", **environment), DRAFTPROOF_CACHE=str(tmp_path / "own")
         )
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        return Outcome(*run_forked(module, arguments, clean, tmp_path))
 
     return run
 
