@@ -40,7 +40,7 @@ PARTS = (
     Part("wire", 1_220, ("pipelines/wire/",)),
     Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
     Part("triton", 3_380, ("pipelines/triton/", "model_repository/")),
-    Part("front door", 4_605, ("pipelines/front_door/",)),
+    Part("front door", 4_645, ("pipelines/front_door/",)),
     Part("client", 890, ("pipelines/client/",)),
     Part("validation", 4_140, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_990, ("pipelines/canary/",)),

@@ -40,6 +40,9 @@ class Format(Protocol):
     def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
         """Return the events for a chunk of an answer, the first with those that begin the answer."""
 
+    def sign(self) -> Iterable[dict[str, Any]]:
+        """Return the events that say that the answer is still computed; none if a comment is enough."""
+
     def end(self) -> Iterable[dict[str, Any]]:
         """Return the events after all answers."""
 
@@ -100,7 +103,10 @@ async def _stream(
         return [event for piece in pieces(chunk) for event in form.events(number, piece)]
 
     try:
-        async with aclosing(merged([router.stream(each) for each in asked])) as arriving:
+        async with (
+            events.kept_alive(form.sign),
+            aclosing(merged([router.stream(each) for each in asked])) as arriving,
+        ):
             async for number, chunk in arriving:
                 exchange.add(number, chunk)
                 if chunk.prompt_log_probs:  # of a whole prompt

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import select
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from aiohttp import web
@@ -15,6 +18,9 @@ from pydantic_core import to_json
 
 from pipelines.errors import DraftproofError
 from pipelines.front_door.errors import error_body, is_anthropics
+
+QUIET_S = 30.0
+"""Longest silence of a stream, seconds. Proxies often end one after 60, fetch of Node.js after 300."""
 
 _POLL_S = 0.05
 
@@ -60,12 +66,28 @@ class EventStream:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
+        self._sending = asyncio.Lock()
+        self._sent_at_s = time.monotonic()
         self.response = web.StreamResponse(headers=_HEADERS)
 
     @property
     def has_begun(self) -> bool:
         """Whether headers have been sent."""
         return self.response.prepared
+
+    @asynccontextmanager
+    async def kept_alive(self, sign: Callable[[], Iterable[dict[str, Any]]]) -> AsyncIterator[None]:
+        """Give a sign of life after each ``QUIET_S`` without an event, such as while a prompt is computed.
+
+        Args:
+            sign: Returns its events; none stand for a comment.
+        """
+        signs = asyncio.create_task(self._send_signs(sign))
+        try:
+            yield
+        finally:
+            async with self._sending:  # a sign that has begun is sent whole
+                signs.cancel()
 
     async def send(self, *documents: dict[str, Any]) -> None:
         """Send an event for each document, together; those with a type are named by it."""
@@ -82,10 +104,19 @@ class EventStream:
         if not is_anthropics(self._request):
             await self._write(b"data: [DONE]\n\n")
 
+    async def _send_signs(self, sign: Callable[[], Iterable[dict[str, Any]]]) -> None:
+        with suppress(ConnectionError):
+            while True:
+                await asyncio.sleep(self._sent_at_s + QUIET_S - time.monotonic())
+                if time.monotonic() >= self._sent_at_s + QUIET_S:
+                    await self._write(b"".join(map(_event, sign())) or b":\n\n")
+
     async def _write(self, data: bytes) -> None:
-        if not self.response.prepared:
-            await self.response.prepare(self._request)
-        await self.response.write(data)
+        async with self._sending:
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            await self.response.write(data)
+            self._sent_at_s = time.monotonic()
 
 
 def _event(document: dict[str, Any]) -> bytes:

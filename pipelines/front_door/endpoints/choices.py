@@ -59,6 +59,10 @@ class Choices(ABC):
         ending = {"usage": self._usage, "metrics": self._metrics, **self._fields.warning_fields}
         return {**self._head, "choices": choices, **ending}
 
+    def sign(self) -> Iterable[dict[str, Any]]:
+        """Return no event: OpenAI's API has none for this."""
+        return ()
+
     def end(self) -> Iterable[dict[str, Any]]:
         """Return the events after all answers."""
         if self._options.include_usage:

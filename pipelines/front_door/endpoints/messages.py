@@ -200,6 +200,10 @@ class _MessageFormat:
         if chunk.finish_reason:
             yield from self._message.end(*self._ending(chunk.finish_reason), self._usage())
 
+    def sign(self) -> Iterable[dict[str, Any]]:
+        """Return Anthropic's event for this."""
+        return ({"type": "ping"},)
+
     def end(self) -> Iterable[dict[str, Any]]:
         """Return the events after all answers."""
         return ()

@@ -203,9 +203,7 @@ class _ResponseFormat:
 
     def events(self, number: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """Return the events for a chunk of the answer, the first with those that begin the response."""
-        if not self._has_begun:
-            self._has_begun = True
-            yield from self._response.begin()
+        yield from self._begin()
         self._thoughts.add(chunk.output_ids)
         if self._log_probs is not None:
             self._log_probs.add(chunk)
@@ -222,9 +220,18 @@ class _ResponseFormat:
                 chunk.finish_reason, self._usage(chunk.sequence_length, chunk.num_cached)
             )
 
+    def sign(self) -> Iterable[dict[str, Any]]:
+        """Return the events that begin the response, or its state: Codex counts no comments."""
+        return list(self._begin()) or [self._response.state()]
+
     def end(self) -> Iterable[dict[str, Any]]:
         """Return the events after all answers."""
         return ()
+
+    def _begin(self) -> Iterator[dict[str, Any]]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self._response.begin()
 
     def _add(self, part: Part) -> Iterator[dict[str, Any]]:
         self._has_thoughts |= isinstance(part, Thought)

@@ -54,7 +54,11 @@ class ResponseDocument:
     def begin(self) -> Iterator[Event]:
         """Yield the events before the first part."""
         yield self._of_response("created")
-        yield self._of_response("in_progress")
+        yield self.state()
+
+    def state(self) -> Event:
+        """Return the event of a response in progress."""
+        return self._of_response("in_progress")
 
     def add(self, part: Part, log_probs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Add a part and yield its events.

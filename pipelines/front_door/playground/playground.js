@@ -51,7 +51,7 @@ async function* events(response) {
     rest = parts.pop();
     for (const part of parts) {
       const data = part.replace(/^data: /, "");
-      if (data !== "[DONE]") yield JSON.parse(data);
+      if (data !== "[DONE]" && data !== ":") yield JSON.parse(data);
     }
   }
 }

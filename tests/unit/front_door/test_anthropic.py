@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from pipelines.client.generation import Chunk
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import DraftproofError, ServerBusyError
+from pipelines.front_door import delivery
 from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.endpoints.messages import first_word
@@ -62,10 +64,12 @@ class Router:
         self.answer, self.stop_word, self.reason = "Yes.", "", "stop"
         self.failure: DraftproofError | None = None
         self.fails_after = 0  # pieces
+        self.waits_s = 0.0
         self.asked: list[CompletionRequest] = []
 
     async def stream(self, request: CompletionRequest) -> Any:
         self.asked.append(request)
+        await asyncio.sleep(self.waits_s)
         starts = range(0, len(self.answer) or 1, 3)
         for number, start in enumerate(starts):
             if self.failure is not None and number == self.fails_after:
@@ -411,3 +415,32 @@ async def test_what_is_returned_can_be_sent_back_wherever_it_is_cut_off(template
             assert status == 200, (size, message["content"], told)
         assert uses[0]["input"] == json.loads(ARGUMENTS)
         assert message["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("path", "signs"),
+    [
+        ("/v1/messages", ["event: ping\n", "event: ping\n"]),
+        ("/v1/chat/completions", [":", ":"]),
+        (
+            "/v1/responses",
+            [f"event: response.{name}\n" for name in ("created", "in_progress", "in_progress")],
+        ),
+    ],
+)
+async def test_a_stream_gives_signs_of_life_while_the_prompt_is_computed(
+    path: str, signs: list[str], fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "QUIET_S", 0.05)
+    async with open_door() as door:
+        door.router.waits_s, door.router.answer = 0.3, "Yes"
+        door.router.failure = ServerBusyError("it is busy") if fails else None
+        asked = {"model": "m", "input": "hot?"} if path.endswith("responses") else ASKED
+        reply = await door.client.post(path, json={**asked, "stream": True})
+        events = (await reply.text()).split("\n\n")
+    assert reply.status == 200
+    assert all(map(str.startswith, events, signs)), events
+    assert ("busy" in "".join(events), "Yes" in "".join(events)) == (fails, not fails)
+    places = re.findall(r'"sequence_number":(\d+)', "".join(events))
+    assert list(map(int, places)) == list(range(len(places)))
