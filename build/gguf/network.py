@@ -313,8 +313,9 @@ def _engine_bits(file: GgufFile) -> float:
     """Return the bits of a weight of the layers in an engine, on average; floats become INT8."""
     layers = [tensor for name, tensor in file.tensors.items() if name.startswith("blk.")]
     sizes = [math.prod(tensor.shape) for tensor in layers]
-    bits = [ENGINE_BITS.get(tensor.type.name, 8) for tensor in layers]
-    return float(np.average(bits, weights=sizes))
+    if not sum(sizes):
+        raise file.fail("the layers have no weights", f"{len(layers)} tensors", "those of a whole network")
+    return float(np.average([ENGINE_BITS.get(tensor.type.name, 8) for tensor in layers], weights=sizes))
 
 
 def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:

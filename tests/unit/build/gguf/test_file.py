@@ -117,6 +117,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(path, metadata, tensors)
 
 
+def test_a_file_that_lost_its_layers_is_refused(small: Path, tmp_path: Path) -> None:
+    content = bytearray(small.read_bytes())
+    content[8] = 1  # the number of tensors
+    path = tmp_path / "lost.gguf"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="the layers have no weights; 0 tensors"):
+        config_of(open_gguf(path))
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_no_change_of_a_header_does_more_than_a_refusal(data: st.DataObject, small: Path) -> None:
