@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from pipelines.atomic_file import write_whole
-from pipelines.bench.reporting.page import render
 from pipelines.bench.reporting.section import Section, Table, joint_verdict
 from pipelines.program import EXIT_CODES
 
@@ -77,6 +78,7 @@ class SideBySide:
 
 
 _WIDTH = 110
+_PAGE = Path(__file__).with_name("verify.html")
 
 
 @dataclass(frozen=True)
@@ -141,13 +143,16 @@ def as_document(report: Report, conditions: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_html(report: Report, conditions: dict[str, Any]) -> str:
-    """Render the page.
+    """Render the page, which needs no other file; texts are escaped: prompts and answers may contain HTML.
 
     Args:
         report: Report to render.
         conditions: Conditions from ``pipelines.bench.reporting.conditions``.
     """
-    return render("verify.html", verdict=joint_verdict(report.sections), report=report, conditions=conditions)
+    page = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(_PAGE.read_text(encoding="utf-8"))
+    return page.render(verdict=joint_verdict(report.sections), report=report, conditions=conditions)
 
 
 def add_report_options(parser: argparse.ArgumentParser, page: str) -> None:

@@ -28,7 +28,7 @@ CLIENT = PIPELINES / "client"
 _HERE = Path(__file__).resolve().parent
 ADDED = _HERE / "added"
 DATA = (  # files that are no modules; project.toml names their folders
-    *(f"bench/reporting/pages/{page}.html" for page in ("layout", "sections", "verify")),
+    "validation/verify.html",
     "command_line/general_prompts.json",
 )
 _PIP = ("pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")

@@ -1,1 +1,1 @@
-"""Shared parts of reports: sections, charts, pages, conditions of a measurement."""
+"""Shared parts of reports: sections, conditions of a measurement."""

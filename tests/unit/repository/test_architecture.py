@@ -114,7 +114,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
     "scipy": ("pipelines/validation/", "pipelines/bench/", "pipelines/canary/", "tests/"),
-    "jinja2": ("pipelines/bench/reporting/page.py", "pipelines/text/chat_rendering.py", "tests/"),
+    "jinja2": ("pipelines/validation/report.py", "pipelines/text/chat_rendering.py", "tests/"),
     "tritonclient": (
         "pipelines/client/",
         "pipelines/triton/gateway/",
@@ -145,7 +145,7 @@ NEWER_THAN_3_10 = re.compile(
 )
 
 SMALL_FILE_LINES = 60
-SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
+SMALL_FILES_WITH_ONE_IMPORTER = 4  # on the way to none; lower it with every step
 
 
 def _sources(*folders: str) -> list[str]:
