@@ -96,7 +96,7 @@ class Ports:
                 "the ports are invalid",
                 values=", ".join(f"{_WRITTEN[name]} {number}" for name, number in used.items()),
                 limit="must be different numbers from 1 to 65535",
-                remedy="choose others with HTTP_PORT, GRPC_PORT, METRICS_PORT and OPENAI_PORT",
+                remedy="choose others with --http-port, --grpc-port, --metrics-port and --openai-port",
             )
         for name, number in used.items():
             _check_free(_WRITTEN[name], number)

@@ -6,7 +6,7 @@ import argparse
 import json
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,6 @@ class SideBySide:
     common: str
     lines: tuple[Line, ...]
     alternatives: tuple[Side, ...]
-
-    def as_document(self) -> dict[str, Any]:
-        """Return the finding, ready for JSON."""
-        return asdict(self)
 
 
 _WIDTH = 110

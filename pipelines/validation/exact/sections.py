@@ -61,7 +61,7 @@ def equality_section(proof: Proof, divergences: Sequence[SideBySide]) -> Section
         "missing_because": [{"error": error, "answers": count} for error, count in proof.missing],
         "answers_that_differ": len(proof.findings),
         "groups": [_group_document(group, proof) for group in proof.groups],
-        "divergences": [divergence.as_document() for divergence in divergences],
+        "divergences": list(map(asdict, divergences)),
     }
     rows = tuple(_group_row(group, proof) for group in proof.groups)
     return Section(EQUALITY, proof.verdict, summary, Table(_GROUP_COLUMNS, rows), _power(proof), document)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def test_a_divergence_is_laid_side_by_side() -> None:
     for words in ("output position 2", "'d' against 'j'", "logit margin 0.25"):
         assert words in found.what
     assert [side.text for side in found.alternatives] == ["d", "j"]
-    json.dumps(found.as_document())
+    json.dumps(asdict(found))
     without = shown(Explanation(None, "no luck"), None, **OTHER)
     assert without.common == "1 2" and "logit margin not available: no luck" in without.what
     failed = shown(Explanation(None, "no second answer"))
