@@ -8,7 +8,6 @@ import numpy as np
 
 from pipelines.validation.distribution.chi_square import (
     CellTest,
-    alpha_of_each,
     detectable_total_variation,
     power,
 )
@@ -21,7 +20,7 @@ NUM_TESTS = 40
 It includes those that only assert a p-value; ``conftest`` counts the others.
 """
 
-ALPHA = alpha_of_each(FAMILY_ALPHA, NUM_TESTS)
+ALPHA = FAMILY_ALPHA / NUM_TESTS
 POWER = 0.99
 TOTAL_VARIATION = 0.01
 """The deviation that a full-size test detects with ``POWER``."""

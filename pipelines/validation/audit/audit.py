@@ -29,7 +29,6 @@ from pipelines.validation.audit.noise_floor import (
     surprise,
     tie_limit,
 )
-from pipelines.validation.distribution.chi_square import alpha_of_each
 
 ALPHA = 1e-3
 """Probability that a correct candidate fails, over all arms and reasons of a report."""
@@ -73,7 +72,7 @@ def judge(audit: Audit) -> list[Section]:
     """
     noise_margins = known_margins(audit.noise)
     limit = tie_limit(noise_margins)
-    alpha = alpha_of_each(ALPHA, _NUM_REASONS * len(audit.candidates) * _NUM_AUDITS)
+    alpha = ALPHA / (_NUM_REASONS * len(audit.candidates) * _NUM_AUDITS)  # Bonferroni's
     return [
         _noise_section(audit.noise, noise_margins, limit),
         *(

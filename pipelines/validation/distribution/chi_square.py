@@ -165,8 +165,3 @@ def samples_in_comparison(num_first: int, num_second: int) -> float:
     are worth n / 2 against a known distribution.
     """
     return num_first * num_second / (num_first + num_second)
-
-
-def alpha_of_each(alpha: float, num_tests: int) -> float:
-    """Return Bonferroni's level of each test, which is known in advance, so power can be computed with it."""
-    return alpha / num_tests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from pipelines.bench.reporting.section import Section, Table
 from pipelines.validation.audit.arms import Audit
@@ -124,7 +124,7 @@ def not_checked(baseline: Baseline, candidate: OpenAIServer, unchecked: Unchecke
         "info",
         f"Not checked here: {'; '.join(notes)}." if notes else "Everything was checked.",
         Table(("what a server can tell", "control", "candidate"), tuple(rows)),
-        document={"not_checked": notes, **{name: asdict(each) for name, each in able.items()}},
+        document={"not_checked": notes, **{name: abilities.document() for name, abilities in able.items()}},
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.errors import (
@@ -65,6 +65,10 @@ class Abilities:
     streams: bool
     ends_streams: bool
     counts_drafts: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the abilities ready for JSON."""
+        return asdict(self)
 
 
 def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
