@@ -58,9 +58,8 @@ class ChatRenderers:
             raise self._busy(f"{self._num_open} conversations")
         self._num_open += 1
         try:
-            return await within(
-                self._within_s, self._in_turn(partial(self._renderer.render, messages, **options))
-            )
+            rendering = self._in_turn(partial(self._renderer.render, messages, **options))
+            return await within(self._within_s, rendering)
         except asyncio.TimeoutError:
             raise self._busy(f"waited {self._within_s:g} s") from None
         finally:

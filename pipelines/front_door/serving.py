@@ -143,7 +143,7 @@ async def listen(
         ServerStartError: The certificate cannot be read.
     """
     tls = TlsContext(settings.tls) if settings.tls else None
-    watching = asyncio.create_task(tls.watch()) if tls else None
+    context, watching = (tls.context, asyncio.create_task(tls.watch())) if tls else (None, None)
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -154,9 +154,7 @@ async def listen(
     )
     await runner.setup()
     try:
-        await web.SockSite(
-            runner, listening, ssl_context=tls.context if tls else None, backlog=_BACKLOG
-        ).start()
+        await web.SockSite(runner, listening, ssl_context=context, backlog=_BACKLOG).start()
         yield
     finally:
         await runner.cleanup()

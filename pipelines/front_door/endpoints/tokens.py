@@ -14,7 +14,7 @@ from pipelines.errors import InvalidRequestError
 from pipelines.front_door.answering import json_response
 from pipelines.front_door.messages.tools import Tool
 from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
-from pipelines.front_door.requests.prompts import TokenIds, encode
+from pipelines.front_door.requests.prompts import encode
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import token_text
@@ -75,7 +75,8 @@ async def tokenize(
         ids = await encode(model, body.prompt or "", "prompt", add_special_tokens=add)
     document: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_seq_len}
     if body.return_token_strs:
-        document["token_strs"] = await asyncio.to_thread(_token_texts, model, ids)
+        texts = (token_text(model.bytes_of(token_id)) for token_id in ids)
+        document["token_strs"] = await asyncio.to_thread(list, texts)
     return json_response(document)
 
 
@@ -93,7 +94,3 @@ async def detokenize(
         return decode_chunk(b"".join(map(model.bytes_of, body.tokens)))
 
     return json_response({"prompt": await asyncio.to_thread(work)})
-
-
-def _token_texts(model: ServedModel, ids: TokenIds) -> list[str]:
-    return [token_text(model.bytes_of(token_id)) for token_id in ids]

@@ -14,9 +14,7 @@ GuideTensors = tuple[str, str]
 """Type and text of a guide, as ``CompletionRequest.guide``."""
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # as ``text.grammar`` limits it for schemas without Lark
-_ANY_OBJECT: dict[str, JsonValue] = {"type": "object"}
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
-_KINDS = "one of json, json_object, regex, choice, grammar"
 
 
 def content_guide(
@@ -100,7 +98,7 @@ def guide_of_structured_outputs(outputs: Mapping[str, JsonValue] | None) -> Guid
     raise InvalidRequestError(
         "the structured output is unknown",
         values=f"structured_outputs={json.dumps(given):.200}",
-        limit=_KINDS,
+        limit="one of json, json_object, regex, choice, grammar",
         remedy="send exactly one of these",
     )
 
@@ -129,7 +127,7 @@ def lark_of(guide: GuideTensors) -> str:
     """
     kind, text = guide
     if kind == "json":
-        return f"%json {enforceable(_ANY_OBJECT, strict=True)}"
+        return f"%json {enforceable({'type': 'object'}, strict=True)}"
     if kind == "json_schema":
         return f"%json {_with_limited_spaces(text)}"
     if kind == "regex":

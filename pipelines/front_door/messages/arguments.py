@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -236,9 +237,14 @@ def unenforced_by(style: CallStyle | None, function: Function) -> list[str]:
     root, known = parameters_of(function), _OF_BARE if style.quote else _READ
     named = properties_of(root) or {"others": root.get("additionalProperties")}
     found = [f"{keyword} of the arguments" for keyword in sorted(_left_out(root, root, _ABOUT | _OF_ALL))]
-    texts = [each for each in named.items() if "string" in types_of(each[1], root)]
-    of_texts = (itertools.islice(_walk([each], root), _MOST_PARTS) for each in texts)
-    for name, part in _walk(named.items(), root, is_deep=True) if style.quote else itertools.chain(*of_texts):
+    of_reference = functools.cache(lambda reference: types_of({"$ref": reference}, root))
+
+    def may_be_text(schema: JsonValue) -> bool:
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        return "string" in (of_reference(reference) if isinstance(reference, str) else types_of(schema, root))
+
+    texts = [each for each in named.items() if may_be_text(each[1])]
+    for name, part in _walk(named.items(), root, is_deep=True) if style.quote else _walk(texts, root):
         keywords = _left_out(part, root, known)
         if values_of(part) and part is choices_of(named.get(name), root)[0]:
             keywords -= {"enum", "const"}

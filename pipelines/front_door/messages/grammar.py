@@ -89,11 +89,10 @@ class AnswerPlan:
         if self.style.calls is HARMONY:
             return HarmonyReader(thinking, functions)
         is_structured = self.content is not None or self.calling is None or self.calling.mode == "required"
-        marks = self.style.thoughts
         return MessageReader(
             thinking,
             self._calls,
-            thoughts=marks,
+            thoughts=self.style.thoughts,
             functions=functions,
             is_structured=is_structured,
             is_parallel=self.calling is None or self.calling.is_parallel,
@@ -138,6 +137,7 @@ class _Writer:
 
     def __init__(self, style: MessageStyle, thinking: Thinking) -> None:
         self.rules: list[str] = []
+        self._num_bytes = 0  # of the rules
         self._names: dict[str, str] = {}  # of rules for bare values, by their schemas
         self._waiting: list[tuple[str, JsonValue, arguments.Schema]] = []  # rules that are named only
         self._style = style
@@ -210,8 +210,7 @@ class _Writer:
     def _call(self, number: int, style: CallStyle, function: Function) -> str:
         """Return the item for a call of one function."""
         schema = schema_of(function)
-        if len(schema) > MAX_GUIDE_BYTES:
-            return f"%json {schema}"  # so the guide is refused as too long, before work on the schema
+        self._check_length(schema)
         if function.strict and (left_out := arguments.unenforced_by(style, function)):
             raise InvalidRequestError(
                 "a strict schema cannot be enforced whole",
@@ -256,9 +255,10 @@ class _Writer:
     def _value(self, schema: JsonValue, tags: Tags, function: Function) -> str:
         """Return the item for one value, and what ends it: free text, or JSON for other types."""
         root = parameters_of(function)
-        types = arguments.types_of(schema, root)
+        choices = arguments.choices_of(schema, root)
+        types = frozenset().union(*map(arguments.own_types, choices))
         begin, end, value_end = map(_escaped, (*tags.quotes, tags.value_end))
-        if values := arguments.values_of(arguments.choices_of(schema, root)[0]):
+        if values := arguments.values_of(choices[0]):
             written = [each if isinstance(each, str) else json.dumps(each) for each in values]
             each_of = "|".join(map(_escaped, written))
             return f"/({begin}({each_of}){end}|({each_of})){value_end}/"
@@ -268,8 +268,7 @@ class _Writer:
         inner |= {key: root[key] for key in ("$defs", "definitions") if key in root}
         spelled = [*(["True", "False"] if "boolean" in types else []), *(["None"] if "null" in types else [])]
         plain = f"%json {enforceable(inner, strict=function.strict is True)}"
-        choices = " | ".join([plain, *map(json.dumps, spelled)])
-        return f"/{SPACE}/ ({choices}) /{SPACE}{value_end}/"
+        return f"/{SPACE}/ ({' | '.join([plain, *map(json.dumps, spelled)])}) /{SPACE}{value_end}/"
 
     def _add_bare(self, quote: str) -> None:
         """Add the rules for texts and any values like JSON with bare keys."""
@@ -344,7 +343,19 @@ class _Writer:
         return f"<[{self._style.special[special]}]>" + (f" {json.dumps(rest)}" if rest else "")
 
     def _add(self, name: str, body: str) -> None:
+        self._check_length(body)
+        self._num_bytes += len(body)
         self.rules.append(f"{name}: {body}")
+
+    def _check_length(self, added: str) -> None:
+        """Refuse more than a guide may have, before it is written."""
+        if self._num_bytes + len(added) > MAX_GUIDE_BYTES:
+            raise InvalidRequestError(
+                "the grammar of the tools is too long",
+                values=f"tools give {self._num_bytes + len(added)} bytes and more",
+                limit=f"at most {MAX_GUIDE_BYTES} bytes",
+                remedy="send fewer tools, or simpler schemas, with fewer references to large ones",
+            )
 
 
 def _without(excluded: list[str], included: str = _ANY) -> str:

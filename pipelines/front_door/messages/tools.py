@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,7 +75,7 @@ def calling_of(
         if choice in (None, "none", "auto"):
             return None
         raise wrong_choice(choice, "none and auto, as there are no tools")
-    _check(functions)
+    known = _by_name(functions)
     if choice is None or choice == "auto":
         return Calling(tuple(functions), "auto", is_parallel)
     if choice == "none":
@@ -83,8 +83,8 @@ def calling_of(
     if choice == "required":
         return Calling(tuple(functions), "required", is_parallel)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        return _allowed(functions, choice, is_parallel)
-    return Calling((_named_by(choice, functions, choice),), "required", is_parallel=False)
+        return _allowed(known, choice, is_parallel)
+    return Calling((_named_by(choice, known, choice),), "required", is_parallel=False)
 
 
 def tools_for_template(functions: Sequence[Function]) -> list[dict[str, Any]]:
@@ -112,19 +112,19 @@ def schema_of(function: Function) -> str:
     return enforceable({"type": "object", **parameters_of(function)}, strict=function.strict is True)
 
 
-def _allowed(functions: Sequence[Function], choice: dict[str, JsonValue], is_parallel: bool) -> Calling:
+def _allowed(known: Mapping[str, Function], choice: dict[str, JsonValue], is_parallel: bool) -> Calling:
     """Return what a choice of some of the tools means; that of ``/v1/responses`` is not nested."""
     allowed = choice.get("allowed_tools", choice)
     mode = allowed.get("mode") if isinstance(allowed, dict) else None
     tools = allowed.get("tools") if isinstance(allowed, dict) else None
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise wrong_choice(choice, 'allowed_tools with a mode, "auto" or "required", and a list of tools')
-    named = [_named_by(tool, functions, choice) for tool in tools]
-    allowed_functions = tuple(each for each in functions if each in named)
+    named = {_named_by(tool, known, choice).name for tool in tools}
+    allowed_functions = tuple(each for each in known.values() if each.name in named)
     return Calling(allowed_functions, "auto" if mode == "auto" else "required", is_parallel)
 
 
-def _named_by(reference: JsonValue, functions: Sequence[Function], choice: JsonValue) -> Function:
+def _named_by(reference: JsonValue, known: Mapping[str, Function], choice: JsonValue) -> Function:
     """Return the function that an object names; its name in ``/v1/responses`` is not nested.
 
     Raises:
@@ -134,14 +134,20 @@ def _named_by(reference: JsonValue, functions: Sequence[Function], choice: JsonV
     if isinstance(reference, dict) and reference.get("type") == "function":
         nested = reference.get("function")
         name = nested.get("name") if isinstance(nested, dict) else reference.get("name")
-    for function in functions:
-        if function.name == name:
-            return function
-    known = ", ".join(function.name for function in functions)
-    raise wrong_choice(choice, f"none, auto, required, or an object that names some of {known}"[:300])
+    if isinstance(name, str) and name in known:
+        return known[name]
+    raise wrong_choice(
+        choice, f"none, auto, required, or an object that names some of {', '.join(known)}"[:300]
+    )
 
 
-def _check(functions: Sequence[Function]) -> None:
+def _by_name(functions: Sequence[Function]) -> dict[str, Function]:
+    """Return functions by their names, which differ.
+
+    Raises:
+        InvalidRequestError: A function has a wrong name or schema.
+    """
+    known: dict[str, Function] = {}
     for number, function in enumerate(functions):
         place = f"tools[{number}].function"
         if not re.fullmatch(NAME, function.name):
@@ -151,7 +157,7 @@ def _check(functions: Sequence[Function]) -> None:
                 limit="1 to 64 ASCII letters, digits and _ - . : /",
                 remedy="rename the function",
             )
-        if function.name in (each.name for each in functions[:number]):
+        if function.name in known:
             raise InvalidRequestError(
                 "two functions have the same name",
                 values=f"{place}.name={function.name!r}",
@@ -165,6 +171,8 @@ def _check(functions: Sequence[Function]) -> None:
                 limit='a JSON schema with "type": "object"',
                 remedy="put the parameter into an object's properties",
             )
+        known[function.name] = function
+    return known
 
 
 def wrong_choice(choice: JsonValue, limit: str) -> InvalidRequestError:

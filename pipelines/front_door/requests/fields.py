@@ -95,10 +95,8 @@ def settle(
     settled["tools"] = [_without_idle_keys(tool) for tool in tools if _kind(tool) == "function"]
     if not others:
         return settled, ()
-    left_out = (
-        f"tools of type {', '.join(sorted(others))[:200]} were left out: the model calls functions only"
-    )
-    return settled, (left_out,)
+    kinds = ", ".join(sorted(others))[:200]
+    return settled, (f"tools of type {kinds} were left out: the model calls functions only",)
 
 
 def _kind(tool: Any) -> str:

@@ -20,9 +20,7 @@ _BILLING = "x-anthropic-billing-header:"
 """Begins a block of Claude Code's that differs in each request, so that no two prompts would begin alike."""
 
 _THOUGHTS = "reasoning_content"
-_READABLE = (
-    "text; of the user also tool_result, of the assistant tool_use and thinking; no images or documents"
-)
+_READABLE = "text; of the user also tool_result, of the assistant tool_use and thinking; no images, no files"
 
 
 def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[Message]:
@@ -57,10 +55,8 @@ def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[M
 
 def left_out(tools: Sequence[Message]) -> tuple[str, ...]:
     """Return a warning for each tool that is no function of the client, but run or defined by Anthropic."""
-    kinds = (tool.get("type") for tool in tools if not _is_function(tool))
-    return tuple(
-        f"a tool of type {kind!s:.100} was left out: the model calls functions only" for kind in kinds
-    )
+    warning = "a tool of type {!s:.100} was left out: the model calls functions only".format
+    return tuple(warning(tool.get("type")) for tool in tools if not _is_function(tool))
 
 
 def chats_tools(tools: Sequence[Message]) -> tuple[Tool, ...]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages import arguments
 from pipelines.front_door.messages.arguments import choices_of, unenforced_by
 from pipelines.front_door.messages.message import CallArguments, read_arguments
 from pipelines.front_door.messages.reader import MessageReader
@@ -148,9 +149,24 @@ def test_choices_of_one_schema_are_found_once_and_long_schemas_refused_first() -
     schema["properties"] = {f"a{number}": {**again} for number in range(20_000)}
     function = Function(name="f", parameters=schema)
     assert unenforced_by(QWEN_XML, function) == []
-    guide = guide_of_answer(message_style(QWEN_XML), Thinking.NONE, Calling((function,), "auto"), None)
     with pytest.raises(InvalidRequestError, match="too long"):
-        follows(guide, "a")
+        guide_of_answer(message_style(QWEN_XML), Thinking.NONE, Calling((function,), "auto"), None)
+
+
+@pytest.mark.parametrize("style", [QWEN_XML, GEMMA_4], ids=lambda style: style.name)
+def test_a_schema_that_refers_often_to_a_long_one_is_refused_before_it_is_written(
+    style: CallStyle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long: JsonValue = {"anyOf": [{"type": ["array", "string"], "title": str(number)} for number in range(90)]}
+    named: JsonValue = {f"a{number}": {"$ref": "#/$defs/T", "title": str(number)} for number in range(4500)}
+    function = Function(name="f", parameters={"properties": named, "$defs": {"T": long}})
+    seen: list[object] = []
+    counted = arguments.own_types
+    monkeypatch.setattr(arguments, "own_types", lambda part: seen.append(0) or counted(part))
+    assert unenforced_by(style, function) == []
+    assert len(seen) < 1000
+    with pytest.raises(InvalidRequestError, match="grammar of the tools is too long"):
+        guide_of_answer(message_style(style), Thinking.NONE, Calling((function,), "auto"), None)
 
 
 def test_long_chains_of_references_have_a_grammar() -> None:
