@@ -31,7 +31,7 @@ class OutputTensor:
         token_axis: Axis with one entry for each new token; None for none.
         prompt_axis: Axis with one entry for each token of the prompt; None for none.
         is_sum: Whether it counts from the beginning of the answer.
-        part: Who has it: all, only engines with a draft, the target that verifies, text models, the router.
+        part: Who has it: all, only engines with a draft, engines, text models, the router.
     """
 
     name: str
@@ -41,7 +41,7 @@ class OutputTensor:
     token_axis: int | None = None
     prompt_axis: int | None = None
     is_sum: bool = False
-    part: Literal["all", "draft", "verification", "engine", "text", "router"] = "all"
+    part: Literal["all", "draft", "engine", "text", "router"] = "all"
 
     @property
     def config(self) -> str:
@@ -68,7 +68,6 @@ OUTPUTS: Mapping[str, OutputTensor] = {
         OutputTensor("prompt_log_probs", "FP32", (1, -1), "prompt", prompt_axis=2),
         OutputTensor("prompt_top_log_prob_ids", "INT32", (-1, -1), "prompt", prompt_axis=1),
         OutputTensor("prompt_top_log_probs", "FP32", (-1, -1), "prompt", prompt_axis=1),
-        OutputTensor("generation_logits", "FP32", (1, -1, -1), part="verification"),
         OutputTensor("accepted_mask", "BOOL", (-1,), "drafted", token_axis=1, part="draft"),
         OutputTensor("token_sources", "INT32", (-1,), "drafted", token_axis=1, part="draft"),
         OutputTensor("num_rounds", "INT32", carried="drafted", part="draft"),
@@ -97,7 +96,7 @@ def declared_outputs(model: str) -> list[str]:
     parts = {
         "text": ("all", "draft", "text", "router"),
         "ensemble": ("all", "draft", "text"),
-        "speculative": ("all", "draft", "verification", "engine"),
+        "speculative": ("all", "draft", "engine"),
         "target_alone": ("all", "engine"),
     }[model]
     return [tensor.config for tensor in OUTPUTS.values() if tensor.part in parts]

@@ -115,10 +115,6 @@ class _SocketOutlet:
         with self._lock:
             self._write({"error": error.to_wire()}, {})
 
-    def finish(self) -> None:
-        """End without a response."""
-        self._loop.call_soon_threadsafe(self._writer.close)
-
     def watch(self, on_gone: Callable[[], object]) -> None:
         """Register a callback for a disconnect of the caller."""
         self._loop.call_soon_threadsafe(self._begin_to_watch, on_gone)

@@ -10,12 +10,10 @@ import dataclasses
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams, draw_seed
-from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 from pipelines.text.guides import GUIDE_TYPES, Guide
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.request import PASSED_ON, CompletionRequest
@@ -93,16 +91,12 @@ def parse_call(
         input_ids=input_ids,
         max_tokens=read_scalar(inputs, "request_output_len", int, 0),
         prompt_length=read_scalar(inputs, "prompt_length", int, num_input),
-        draft_input_ids=read_token_ids(inputs, "draft_input_ids"),
-        draft_logits=_read_draft_logits(inputs),
         sampling=_read_sampling(inputs),
         end_ids=end_ids,
         stop_words=_read_words(inputs, vocabulary, WordKind.STOP),
         bad_words=_read_words(inputs, vocabulary, WordKind.BAD),
         num_log_probs=_read_num_log_probs(inputs),
         prompt_log_probs=read_scalar(inputs, "return_prompt_log_probs", bool, False),
-        return_generation_logits=read_scalar(inputs, "return_generation_logits", bool, False),
-        independent_noise=read_scalar(inputs, "independent_noise", bool, False),
         deadline_s=time.monotonic() + timeout_us / 1e6 if timeout_us else None,
     )
     return GenerationCall(
@@ -147,11 +141,6 @@ def _read_num_log_probs(inputs: Inputs) -> int | None:
             remedy="send return_log_probs=true, or leave num_log_probs out",
         )
     return None
-
-
-def _read_draft_logits(inputs: Inputs) -> Logits | None:
-    array = without_batch(inputs, "draft_logits")
-    return None if array is None else np.ascontiguousarray(array, dtype=np.float32)
 
 
 def check_bias(inputs: Inputs) -> None:

@@ -35,7 +35,7 @@ class InputTensor:
         effect: What it does, for the reference.
         dims: Shape without the batch dimension, as ``config.pbtxt`` has it; -1 for any size.
         engine: Name at engines, as TensorRT-LLM has it; "" if it ends at the text models.
-        part: Engines that have it: all, those with a draft, or the target that verifies drafts.
+        part: Engines that have it: all, or those with a draft.
         is_required: Whether every request has it.
     """
 
@@ -45,7 +45,7 @@ class InputTensor:
     effect: str = ""
     dims: tuple[int, ...] = (1,)
     engine: str = ""
-    part: Literal["all", "draft", "verification"] = "all"
+    part: Literal["all", "draft"] = "all"
     is_required: bool = False
 
     @property
@@ -373,13 +373,8 @@ _OF_ENGINES = (
     InputTensor("", "INT32", engine="input_lengths", is_required=True),
     InputTensor("", "INT32", dims=(2, -1), engine="stop_words_list"),
     InputTensor("", "INT32", dims=(2, -1), engine="bad_words_list"),
-    InputTensor("", "BOOL", engine="stop"),
     InputTensor("", "INT32", dims=(-1,), engine="prediction_ids", part="draft"),
-    InputTensor("", "INT32", engine="prompt_length", part="verification"),
-    InputTensor("", "INT32", dims=(-1,), engine="draft_input_ids", part="verification"),
-    InputTensor("", "FP32", dims=(-1, -1), engine="draft_logits", part="verification"),
-    InputTensor("", "BOOL", engine="independent_noise", part="verification"),
-    InputTensor("", "BOOL", engine="return_generation_logits", part="verification"),
+    InputTensor("", "INT32", engine="prompt_length", part="draft"),
 )
 
 _MADE_OF_TEXT = frozenset({"max_tokens", "stream", "stop_words", "bad_words"})
@@ -414,7 +409,7 @@ def declared_inputs(model: str) -> list[str]:
     if model == "ensemble":
         tensors = (tensor for name, tensor in TEXT_INPUTS.items() if name not in NOT_OF_ENSEMBLE)
         return [tensor.config(at_engine=False) for tensor in tensors]
-    parts = ("all",) if model == "target_alone" else ("all", "draft", "verification")
+    parts = ("all",) if model == "target_alone" else ("all", "draft")
     return [tensor.config(at_engine=True) for tensor in ENGINE_INPUTS.values() if tensor.part in parts]
 
 

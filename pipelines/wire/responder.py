@@ -29,9 +29,6 @@ class Outlet(Protocol):
     def fail(self, error: DraftproofError) -> None:
         """Deliver an error as the last response."""
 
-    def finish(self) -> None:
-        """End without a response."""
-
     def watch(self, on_gone: Callable[[], object]) -> None:
         """Register a callback for a client that disconnects before the last response."""
 
@@ -79,11 +76,6 @@ class Responder:
             error = internal_error(self._request_id)
         self._outlet.fail(error)
 
-    def finish(self) -> None:
-        """End without a response."""
-        if self._open(close=True):
-            self._outlet.finish()
-
     def _end(self, work: Future[None]) -> None:
         try:
             error = work.exception()
@@ -91,7 +83,7 @@ class Responder:
             error = RequestCancelledError(
                 "the request was cancelled",
                 values=f"request {self._request_id}",
-                limit="the client disconnected or asked to stop, or the server is shutting down",
+                limit="the client disconnected, or the server is shutting down",
                 remedy="send it again if the answer is still wanted",
             )
         if not self._is_closed:

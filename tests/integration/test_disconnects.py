@@ -7,14 +7,12 @@ import queue
 import signal
 import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 import tritonclient.grpc
 
@@ -29,7 +27,6 @@ from tests.integration.conftest import (
     grpc_client,
     http_client,
     kserve_inputs,
-    post,
     read_gauge,
     wait_until,
 )
@@ -143,19 +140,6 @@ def test_a_full_queue_refuses_at_once_and_answers_the_rest(server: Server) -> No
     assert len(answered_s) >= MAX_BATCH_SIZE + MAX_QUEUE_SIZE
     assert statistics.median(refused_s) < statistics.median(answered_s)
     assert wait_until(lambda: all_blocks_are_free(server))
-
-
-def test_a_request_can_be_stopped_by_its_id(server: Server) -> None:
-    outcome: dict[str, httpx.Response] = {}
-    body = {"id": "mine", "input_ids": [5, 6], "input_lengths": 2, "request_output_len": 480}
-    for _ in range(20):  # the request may be answered before the first stop arrives
-        thread = threading.Thread(target=lambda: outcome.update(reply=post(server, body, "speculative")))
-        thread.start()
-        while thread.is_alive():
-            post(server, {**body, "stop": True}, "speculative")
-        if "request_cancelled" in outcome["reply"].text:
-            return
-    raise AssertionError(outcome["reply"].text)
 
 
 def models_of(server: Server) -> list[str]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
@@ -181,16 +180,11 @@ def test_the_target_alone_refuses_what_only_the_loop_has(server: Server, name: s
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"draft_logits": np.zeros((1, VOCAB_SIZE))}, "0 draft tokens"),
-        ({"draft_logits": np.zeros((1, VOCAB_SIZE)), "draft_input_ids": [3, 4]}, "2 draft tokens"),
-        ({"draft_logits": np.zeros((2, VOCAB_SIZE - 1)), "draft_input_ids": [3, 4]}, "2 draft tokens"),
         ({"bad_words_list": [[9, 9], [2, 1]]}, "bad_words_list is malformed"),
         ({"bad_words_list": [[0], [1]]}, "a bad word is empty"),
     ],
 )
-def test_the_target_refuses_draft_logits_that_do_not_fit_and_malformed_bad_words(
-    server: Server, values: dict[str, Any], words: str
-) -> None:
+def test_the_target_refuses_malformed_bad_words(server: Server, values: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         stream_infer(server, engine_tensors([5], 4, **values), "target")
 

@@ -152,11 +152,10 @@ def fake_backend() -> Any:
 
 def engine_tensors(input_ids: list[int], max_tokens: int, **others: Any) -> dict[str, npt.NDArray[Any]]:
     """Return inputs of ``draft``, ``target`` or ``speculative``."""
-    reals = ("temperature", "runtime_top_p", "min_p", "logit_bias_values", "draft_logits")
+    reals = ("temperature", "runtime_top_p", "min_p", "logit_bias_values")
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     dtypes: dict[str, Any] = {**dict.fromkeys((*reals, *penalties), np.float32), "seed": np.uint64}
-    flags = {"streaming", "stop", "return_log_probs", "return_generation_logits", "independent_noise"}
-    flags.add("use_draft_logits")
+    flags = {"streaming", "return_log_probs", "use_draft_logits"}
     tensors: dict[str, npt.NDArray[Any]] = {
         "input_ids": np.array([input_ids], dtype=np.int32),
         "input_lengths": np.array([[len(input_ids)]], dtype=np.int32),

@@ -46,10 +46,6 @@ class TritonOutlet:
         """Queue an error as the last response."""
         self._outbox.put(lambda: self._deliver_error(error))
 
-    def finish(self) -> None:
-        """End without a response."""
-        self._outbox.put(self._deliver_end)
-
     def watch(self, on_gone: Callable[[], object]) -> None:
         """Poll Triton for a disconnect of the client."""
         self._outbox.put(lambda: self._begin_to_watch(on_gone))
@@ -90,10 +86,6 @@ class TritonOutlet:
         if self._sender is not None:
             sender = self._let_go()
             sender.send(self._wire.error_response(error), flags=self._wire.final_flag)
-
-    def _deliver_end(self) -> None:
-        if self._sender is not None:
-            self._let_go().send(flags=self._wire.final_flag)
 
     def _let_go(self) -> Any:
         """Release Triton's objects with the last response: freed at process exit, they would crash it."""

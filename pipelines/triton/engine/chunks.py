@@ -47,7 +47,6 @@ class ChunkStream:
         self._held_sources: list[int] = []
         self._no_log_probs = LogProbs.of(_NO_LOGITS, NO_TOKENS, request.num_log_probs or 0)
         self._held_log_probs = [self._no_log_probs]
-        self._held_logits: list[Logits] = []
         self._prompt_log_probs = self._no_log_probs
         self._num_sent = 0
         self._num_cached: int | None = None
@@ -59,7 +58,7 @@ class ChunkStream:
         Args:
             output: The tokens.
             sources: int32 [n], where each came from (``speculation.loop.TOKEN_SOURCES``); None if all are the
-                target's, whose logits may have been asked for.
+                target's.
 
         Returns:
             The outputs of the response to send now, except for counts of drafting; None if there is none yet.
@@ -74,14 +73,12 @@ class ChunkStream:
             self._held_log_probs.append(output.log_probs)
         if output.prompt_log_probs is not None:
             self._prompt_log_probs = output.prompt_log_probs
-        if output.generation_logits is not None:
-            self._held_logits.append(output.generation_logits)
         self._held_ids += self._boundary.release(ids, is_final=output.is_final) if self._streaming else ids
         if not output.is_final and not (self._held_ids and self._streaming and self._is_due()):
             return None
         released, self._held_ids = self._held_ids, []
-        own = self._released_logits if sources is None else self._released_sources
-        return {**self._outputs(released, output), **own(len(released))}
+        outputs = self._outputs(released, output)
+        return outputs if sources is None else {**outputs, **self._released_sources(len(released))}
 
     def _is_due(self) -> bool:
         now_s = time.monotonic()
@@ -126,11 +123,6 @@ class ChunkStream:
         sources = np.array([self._held_sources[:count]], np.int32)
         self._held_sources = self._held_sources[count:]
         return {"accepted_mask": sources != 0, "token_sources": sources}
-
-    def _released_logits(self, count: int) -> Tensors:
-        logits = np.concatenate(self._held_logits) if self._held_logits else _NO_LOGITS
-        self._held_logits = [logits[count:]] if self._held_logits else []
-        return {"generation_logits": logits[np.newaxis, np.newaxis, :count]}
 
     def _text_length(self, released: list[int]) -> int:
         """Return the number of bytes of the released tokens, up to a stop word."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-import numpy as np
-
-from pipelines.errors import InvalidRequestError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.triton.backend.parameters import ModelParameters
@@ -38,18 +35,8 @@ class EngineAnswerer:
         self.end_ids = executor.config.end_ids
 
     def check(self, call: GenerationCall) -> None:
-        """Refuse what the executor would refuse, and draft logits that are NaN or plus infinity."""
+        """Refuse what the executor would refuse."""
         self._executor.check(call.request)
-        logits = call.request.draft_logits
-        # Checked here and not in each round: the sampler checks the logits of our own draft.
-        # Minus infinity is valid: a draft with another tokenizer returns it for tokens that it lacks.
-        if logits is not None and not (logits < np.inf).all():
-            raise InvalidRequestError(
-                "draft_logits are not finite",
-                values=f"{np.count_nonzero(~(logits < np.inf))} of {logits.size} are NaN or plus infinity",
-                limit="every logit must be finite, or minus infinity for a token that the draft lacks",
-                remedy="send the generation_logits of the draft as they are",
-            )
 
     async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Tensors, bool]]:
         """Yield one response per chunk."""

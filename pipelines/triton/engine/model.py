@@ -1,14 +1,11 @@
 """Handles Triton's requests to ``target`` and ``speculative``, except for answering them.
 
-If the client disconnects, sends ``stop``, or the server shuts down, the answer is cancelled and its KV blocks
-are freed. ``stop`` affects only requests from Triton with exactly the same id; calls of other models over a
-socket belong to no client.
+If the client disconnects or the server shuts down, the answer is cancelled and its KV blocks are freed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.backend.header import Header
@@ -19,7 +16,7 @@ from pipelines.triton.engine.answering import Answering
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Call
 from pipelines.wire.responder import Responder
-from pipelines.wire.tensors import Inputs, read_scalar
+from pipelines.wire.tensors import Inputs
 
 
 class GenerationModel(TritonModel):
@@ -47,7 +44,6 @@ class GenerationModel(TritonModel):
         self._services = services
         self._sockets = sockets
         self._on_close = on_close
-        self._running: dict[Future[None], str] = {}  # -> the client's id
 
     def close(self) -> None:
         """Cancel all running requests and send the last responses."""
@@ -58,14 +54,8 @@ class GenerationModel(TritonModel):
         self._on_close()
 
     def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
-        if read_scalar(inputs, "stop", bool, False):  # as in TensorRT-LLM
-            self._stop(header.client_id)
-            responder.finish()
-            return
         call = Call(dict(inputs), header.client_id, header.timeout_us)
-        running = self._service(header.arm).begin(call, responder, number)
-        self._running[running] = header.client_id
-        running.add_done_callback(lambda done: self._running.pop(done, None))
+        self._service(header.arm).begin(call, responder, number)
 
     def _service(self, arm: str) -> Answering:
         if arm not in self._services:
@@ -76,20 +66,3 @@ class GenerationModel(TritonModel):
                 remedy="send the request to another model",
             )
         return self._services[arm]
-
-    def _stop(self, client_id: str) -> None:
-        """Cancel all requests with exactly this client id.
-
-        Raises:
-            InvalidRequestError: The id is empty.
-        """
-        if not client_id:
-            raise InvalidRequestError(
-                "stop needs a request id",
-                values="stop=true without a request id",
-                limit="the id of the request to stop",
-                remedy="give the request a unique id, such as a UUID, and send stop with the same id",
-            )
-        for future, other_id in self._running.copy().items():
-            if other_id == client_id:
-                future.cancel()

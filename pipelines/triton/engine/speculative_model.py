@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.asyncio_thread import AsyncioThread
-from pipelines.errors import InvalidRequestError
 from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.calibration import Calibration
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
@@ -107,7 +106,6 @@ class SpeculativeAnswerer:
     def check(self, call: GenerationCall) -> None:
         """Refuse a request that cannot be answered."""
         self._setting.read().check(call.num_draft_tokens)
-        _refuse_verification(call)
         self._engines.check(call)
 
     async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Tensors, bool]]:
@@ -180,24 +178,6 @@ class SpeculativeAnswerer:
                 yield rounds
         finally:
             length.end()
-
-
-def _refuse_verification(call: GenerationCall) -> None:
-    """Refuse what only the target alone does, for a loop outside of the server."""
-    request = call.request
-    given = {
-        "draft_input_ids": bool(request.draft_input_ids.size),
-        "draft_logits": request.draft_logits is not None,
-        "independent_noise": request.independent_noise,
-        "return_generation_logits": request.return_generation_logits,
-    }
-    if any(given.values()):
-        raise InvalidRequestError(
-            "the draft-then-verify loop takes no drafts and returns no logits",
-            values=", ".join(name for name, is_given in given.items() if is_given),
-            limit="these inputs are for the model target",
-            remedy="leave them out, or send the request to target",
-        )
 
 
 def count_tensors(counts: SpeculationStatistics) -> Tensors:

@@ -43,15 +43,13 @@ def request_of(**others: Any) -> GenerationRequest:
 
 
 def output_of(ids: list[int], first_position: int, request: GenerationRequest) -> Output:
-    """Return an engine's output whose log probabilities and logits identify their token and position."""
-    log_probs, logits = None, None
+    """Return an engine's output whose log probabilities identify their token and position."""
+    log_probs = None
     positions = np.arange(first_position, first_position + len(ids), dtype=np.float32)
     if request.num_log_probs is not None:
         top_ids = np.tile(np.array(ids, np.int32)[:, np.newaxis], request.num_log_probs)
         log_probs = LogProbs(-positions / 3, top_ids, top_ids.astype(np.float32))
-    if request.return_generation_logits:
-        logits = np.tile(positions[:, np.newaxis], 4)
-    return Output(np.array(ids, dtype=np.int32), "", False, log_probs, logits)
+    return Output(np.array(ids, dtype=np.int32), "", False, log_probs)
 
 
 def stream_of(request: GenerationRequest, *, streaming: bool = True) -> ChunkStream:
@@ -69,7 +67,7 @@ def chunks_of(
         output = output_of(ids, position, request)
         position += len(ids)
         if number == len(rounds):
-            output = Output(output.token_ids, "length", True, output.log_probs, output.generation_logits)
+            output = Output(output.token_ids, "length", True, output.log_probs)
         sources = None if num_accepted is None else (np.arange(len(ids)) < num_accepted).astype(np.int32)
         chunk = stream.push(output, sources)
         if chunk is not None:
@@ -115,7 +113,6 @@ def test_streamed_chunks_join_to_the_whole(
         stop_words=stop_words,
         min_tokens=min_tokens,
         num_log_probs=num_log_probs,
-        return_generation_logits=True,
     )
     kept = as_an_engine_ends(rounds, request)
     streamed = chunks_of(kept, request, streaming=True)
@@ -133,8 +130,6 @@ def test_streamed_chunks_join_to_the_whole(
             ids = values_of(chunk, "output_ids")
             assert chunk["output_log_probs"].size == len(ids)
             assert chunk["top_log_prob_ids"][0].tolist() == [[i] * num_log_probs for i in ids]
-    logits = np.concatenate([chunk["generation_logits"][0, 0] for chunk in streamed])
-    assert logits[:, 0].tolist() == list(range(sum(map(len, kept))))
 
 
 @given(ROUNDS, STOP_WORDS.filter(bool), st.integers(0, 12))
@@ -152,14 +147,12 @@ def test_text_is_cut_only_at_stop_words_that_begin_after_the_least_tokens(
 
 def test_a_chunk_waits_for_the_end_of_a_character_and_of_a_possible_stop_word() -> None:
     rounds = [[DEF, HALF_CAFE], [CAFE_END, ord("r"), ord("e")], [ord("x"), CUP], [ord("!")]]
-    request = request_of(stop_words=(b"return",), num_log_probs=0, return_generation_logits=True)
+    request = request_of(stop_words=(b"return",), num_log_probs=0)
     streamed = chunks_of(rounds, request, streaming=True)
     assert [text_of(chunk) for chunk in streamed] == ["def ", " café!", "rex☕", "!"]
-    # Log probabilities, logits and sources travel with their tokens, withheld or not.
-    logits = [chunk["generation_logits"][0, 0, :, 0].tolist() for chunk in streamed]
-    assert logits == [[0], [1, 2], [3, 4, 5, 6], [7]]
+    # Log probabilities and sources travel with their tokens, withheld or not.
     thirds = [chunk["output_log_probs"].reshape(-1) * -3 for chunk in streamed]
-    assert [np.round(part).tolist() for part in thirds] == logits
+    assert [np.round(part).tolist() for part in thirds] == [[0], [1, 2], [3, 4, 5, 6], [7]]
     of_a_pair = chunks_of(rounds, request, streaming=True, num_accepted=1)
     sources = [values_of(chunk, "token_sources") for chunk in of_a_pair]
     assert sources == [[1], [0, 1], [0, 0, 1, 0], [1]]

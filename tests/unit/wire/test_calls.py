@@ -158,7 +158,7 @@ def test_a_full_backlog_is_awaited_and_then_busy(tmp_path: Path, monkeypatch: py
 def test_a_process_without_file_descriptors_is_busy_and_no_engine_is_blamed(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = serve(lambda call, responder: responder.finish())
+    path = serve(lambda call, responder: None)
 
     def exhausted(*_: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")

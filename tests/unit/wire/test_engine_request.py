@@ -34,8 +34,7 @@ def test_absent_tensors_mean_greedy_whole_and_the_engines_own_end() -> None:
     assert (request.max_tokens, request.num_prompt_tokens, request.end_ids) == (5, 3, (7, 8))
     assert request.sampling == SamplingParams()
     assert (request.stop_words, request.bad_words, request.deadline_s) == ((), (), None)
-    assert (request.draft_input_ids.size, request.draft_logits, request.independent_noise) == (0, None, False)
-    assert (request.num_log_probs, request.return_generation_logits) == (None, False)
+    assert request.num_log_probs is None
     assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (False, None, False)
 
 
@@ -48,24 +47,19 @@ NAMED_OTHERWISE = {"top_k": "runtime_top_k", "top_p": "runtime_top_p"}
 
 def test_every_tensor_reaches_the_request() -> None:
     others: dict[str, Any] = {
-        **{"prompt_length": 2, "draft_input_ids": [8, 9], "end_id": 11, "num_draft_tokens": 0},
+        **{"prompt_length": 2, "end_id": 11, "num_draft_tokens": 0},
         **{"prediction_ids": [6, 5]},
         **{"stop_words_list": [[DEF, ord("a"), ord("b")], [1, 3, -1]], "bad_words_list": [[RETURN], [1]]},
         **{"logit_bias_ids": [5, 0], "logit_bias_values": [-100.0, 0.5], "num_log_probs": 7},
-        **{"draft_logits": [[0.5, 1.5], [2.5, 3.5]], "return_log_probs": True, "streaming": True},
-        **dict.fromkeys(("independent_noise", "return_generation_logits", "use_draft_logits"), True),
+        **{"return_log_probs": True, "streaming": True, "use_draft_logits": True},
     }
     sampling = {NAMED_OTHERWISE.get(name, name): value for name, value in SAMPLING.items()}
     call = parse(engine_tensors([1, 2, 3], 5, **sampling, **others), timeout_us=1_000_000)
     request = call.request
-    ids = (request.num_prompt_tokens, request.draft_input_ids.tolist(), request.end_ids)
-    assert ids == (2, [8, 9], (11,))
+    assert (request.num_prompt_tokens, request.end_ids) == (2, (11,))
     assert (request.stop_words, request.bad_words) == ((b"def ", b"ab"), (b"return",))
     assert request.sampling == SamplingParams(**SAMPLING, logit_bias=((5, -100.0), (0, 0.5)))
-    assert request.draft_logits is not None
-    assert request.draft_logits.tolist() == [[0.5, 1.5], [2.5, 3.5]]
     assert (request.num_log_probs, call.prediction_ids.tolist()) == (7, [6, 5])
-    assert request.return_generation_logits is request.independent_noise is True
     assert request.deadline_s is not None
     assert 0 < request.deadline_s - time.monotonic() <= 1
     assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (True, 0, True)

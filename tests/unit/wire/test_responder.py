@@ -117,7 +117,6 @@ def test_responses_come_in_order_and_what_follows_the_last_is_dropped(client: Cl
         for value in range(5):
             responder.send(number(value), is_final=value == 2)
         responder.fail(KeyError())
-        responder.finish()
 
     assert client.ask(begin) == ([0, 1, 2], None)
 
