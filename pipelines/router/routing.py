@@ -200,7 +200,7 @@ class Routing(Generic[Chunk]):
             is_judged = bool(visit.observation.failure)
             raise
         finally:
-            self._note(visit.number, visit.observation, is_judged=is_judged)
+            self._note(visit.number, visit.observation, is_judged)
 
     def _breaker(self, table: ArmTable, arm: Arm) -> Breaker:
         socket = table.settings[arm].socket
@@ -220,7 +220,7 @@ class Routing(Generic[Chunk]):
         if arm == visit.wanted == "stable":
             self._shadow.offer(call, visit.observation, visit.table)
 
-    def _note(self, number: int, observation: Observation, *, is_judged: bool) -> None:
+    def _note(self, number: int, observation: Observation, is_judged: bool) -> None:
         oldest_open_at_s = self._open.end(number)
         ended: Ended = "left"
         if is_judged:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from pipelines.router.observation import Observation
 from pipelines.router.open_requests import OpenRequests, unix_time_s
 
 _LOG = logging.getLogger(__name__)
+
+Note = Callable[[int, Observation, bool], None]
 
 
 class Replayed(Protocol):
@@ -39,13 +41,6 @@ class Replayed(Protocol):
         """
 
 
-class Note(Protocol):
-    """Records the observation of a request that ended."""
-
-    def __call__(self, number: int, observation: Observation, *, is_judged: bool) -> None:
-        """Record the outcome of request ``number``; ``is_judged`` is false if no arm is to blame."""
-
-
 @dataclass(frozen=True)
 class _Answered:
     call: Replayed
@@ -63,7 +58,8 @@ class ShadowTraffic:
         arms: The table of arms, whose limits are read for each replay. Without limits none begins, and the
             queue is emptied.
         open_requests: Requests in flight; replays are added to them.
-        note: Receives the observations of each replay.
+        note: Receives the number and the observation of each replay, and whether it is judged: not if no arm
+            is to blame for its end.
     """
 
     def __init__(self, arms: LiveArms, open_requests: OpenRequests, note: Note) -> None:
@@ -166,7 +162,7 @@ class ShadowTraffic:
             seen = await answered.call.replay(table, begun)
         finally:
             for arm in reversed(begun):
-                self._note(numbers[arm], seen.get(arm, begun[arm]), is_judged=arm in seen)
+                self._note(numbers[arm], seen.get(arm, begun[arm]), arm in seen)
 
 
 def is_replayed(setting: ShadowSetting, salt: str, request_id: str) -> bool:

@@ -13,11 +13,8 @@ from urllib.parse import urlsplit
 
 from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.resources import Sample
-from pipelines.canary.run_files import arms_file, observations_file
+from pipelines.canary.run_files import RouterFiles
 from pipelines.errors import CanaryError, DraftproofError, ModelNotFoundError
-from pipelines.router.arms import ArmTable, write_table
-from pipelines.router.observation import Observation
-from pipelines.router.observation_log import log_end, read_observations
 from pipelines.upstreams.request import RESPONSES
 from pipelines.validation.openai.server.abilities import Abilities, find_abilities
 from pipelines.validation.openai.server.connection import Connection
@@ -28,7 +25,7 @@ _NEEDED = ("completions", "chat", "streams")
 _ANSWERS_WITHIN_S = 120.0
 
 
-class UpstreamWorld:
+class UpstreamWorld(RouterFiles):
     """Implements ``World``.
 
     Args:
@@ -41,7 +38,7 @@ class UpstreamWorld:
     def __init__(
         self, run_directory: Path, endpoints: Mapping[str, Endpoint], stable: str, candidate: str
     ) -> None:
-        self._run = run_directory
+        super().__init__(run_directory)
         self._endpoints = endpoints
         self._stable = stable
         self._candidate = candidate
@@ -97,18 +94,6 @@ class UpstreamWorld:
     def settle(self) -> Outcome:
         """Leave the former server to those who run it."""
         return Outcome(True, f"{self._candidate} is in service; make it stable in the settings")
-
-    def write(self, table: ArmTable) -> None:
-        """Replace the table of arms on disk."""
-        write_table(arms_file(self._run), table)
-
-    def observations(self, offset: int) -> tuple[list[Observation], int]:
-        """Read the router's log."""
-        return read_observations(observations_file(self._run), offset)
-
-    def observations_end(self) -> int:
-        """Return the current end of the router's log."""
-        return log_end(observations_file(self._run))
 
     def sample(self) -> Sample:
         """Refuse: the processes are elsewhere.

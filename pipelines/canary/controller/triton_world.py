@@ -23,7 +23,7 @@ from pipelines.canary.controller.repository_api import RepositoryApi
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.resources import Sample
-from pipelines.canary.run_files import arms_file, observations_file
+from pipelines.canary.run_files import RouterFiles, arms_file
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import find_server
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
@@ -31,9 +31,7 @@ from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.deploy.triton.place import read_key
 from pipelines.errors import CanaryError, ServerUnavailableError
-from pipelines.router.arms import ArmTable, read_table, write_table
-from pipelines.router.observation import Observation
-from pipelines.router.observation_log import log_end, read_observations
+from pipelines.router.arms import read_table
 from pipelines.socket_path import is_listening
 
 _POLL_S = 0.5
@@ -115,7 +113,7 @@ class ServerAddress:
         return f"http://{self.host}:{self.ports.metrics}/metrics"
 
 
-class TritonWorld:
+class TritonWorld(RouterFiles):
     """Implements ``World`` for a server of this machine or in a container.
 
     Args:
@@ -134,7 +132,7 @@ class TritonWorld:
         rollout: Rollout,
         candidate_socket: str = "",
     ) -> None:
-        self._run = run_directory
+        super().__init__(run_directory)
         self._address = address
         self._public_key = public_key
         self._rollout = rollout
@@ -198,18 +196,6 @@ class TritonWorld:
         self._unload_pair(self._stable_socket)
         pair = _pair_at(self._run, self._candidate_socket)
         return Outcome(True, f"the router serves {pair.speculative_model} from now on")
-
-    def write(self, table: ArmTable) -> None:
-        """Replace the table of arms on disk."""
-        write_table(arms_file(self._run), table)
-
-    def observations(self, offset: int) -> tuple[list[Observation], int]:
-        """Read the router's log."""
-        return read_observations(observations_file(self._run), offset)
-
-    def observations_end(self) -> int:
-        """Return the current end of the router's log."""
-        return log_end(observations_file(self._run))
 
     def sample(self) -> Sample:
         """Read the metrics port."""

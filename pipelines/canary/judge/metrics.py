@@ -36,7 +36,7 @@ _MOST_PAUSING = 0.5  # share of the stable pair's answers above which a rise can
 
 _MOST_UNREPEATED = 0.5  # likewise, of prompts that the stable arm answers differently the second time
 
-_BY_SEVERITY: tuple[Compared, ...] = ("equal", "tie", "unknown", "diverged")
+_BY_SEVERITY: tuple[Compared, ...] = ("equal", "unknown", "diverged")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _answers(requests: Sequence[ObservedRequest], limits: Limits) -> Iterator[Me
         yield _answers_above_noise(worst, again, limits.answers, detail)
         return
     severity = np.array(list(map(_severity, worst.values())), np.float64)
-    measure = Rate(severity > 0, severity > 0) if is_exact else Rate(severity > 2, severity > 1)
+    measure = Rate(severity > 0, severity > 0) if is_exact else Rate(severity > 1, severity > 0)
     yield Metric("answers", measure, limits.answers, is_exact, by_replays=True, detail=detail)
 
 

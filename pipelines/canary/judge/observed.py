@@ -9,7 +9,7 @@ from pipelines import configuration
 from pipelines.router.arms import Arm
 from pipelines.router.observation import Difference, Failure
 
-Compared = Literal["", "equal", "tie", "unknown", "diverged"]
+Compared = Literal["", "equal", "unknown", "diverged"]
 """Comparison with the right answer: "" if not compared, "unknown" if tokens differ by an unknown margin."""
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from pipelines.asyncio_thread import AsyncioThread
 from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.calibration import Calibration
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
 from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.draft_length.survival import AcceptanceByMargin
-from pipelines.speculation.loop import EngineCall, EngineStream, Round, speculate
+from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import Output
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.token_ids import TokenIds
 from pipelines.speculation.watched_draft import WatchedDraft
-from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.gauges import Gauges, watch_executor, watch_speculation
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
@@ -27,7 +25,6 @@ from pipelines.triton.engine.acceptance_alarm import AcceptanceAlarm
 from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
-from pipelines.triton.engine.grammars import Grammars
 from pipelines.triton.engine.in_process_engines import InProcessEngines
 from pipelines.triton.engine.live_corpus import LiveCorpus
 from pipelines.triton.engine.model import GenerationModel
@@ -40,36 +37,6 @@ from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Tensors
 from pipelines.wire.engine_request import GenerationCall
 from pipelines.wire.tensors import scalar_tensor, text_tensor
-
-
-class EnginePair(Protocol):
-    """Gives the loop access to draft and target.
-
-    Attributes:
-        stream: Streams the target's answer token by token; None if it only gives whole answers.
-        stream_alone: The same for a request that never drafts.
-    """
-
-    vocabulary: Vocabulary
-    end_ids: tuple[int, ...]
-    grammars: Grammars | None
-    loop: AsyncioThread
-    stream: EngineStream | None
-    stream_alone: EngineStream | None
-
-    @property
-    def draft(self) -> EngineCall:
-        """Proposes draft tokens."""
-
-    @property
-    def target(self) -> EngineCall:
-        """Verifies draft tokens."""
-
-    def check(self, call: GenerationCall) -> None:
-        """Raise InvalidRequestError for a request that the engines would refuse."""
-
-    def reason_for_target_alone(self, call: GenerationCall) -> str:
-        """Return why the pair must answer without drafting; "" if it can draft."""
 
 
 class SpeculativeAnswerer:
@@ -85,7 +52,7 @@ class SpeculativeAnswerer:
 
     def __init__(
         self,
-        engines: EnginePair,
+        engines: InProcessEngines | TensorRtLlmEngines,
         admission: Admission,
         setting: LiveDraftLength,
         lengths: DraftLengths | None,

@@ -35,8 +35,7 @@ class GrpcServer:
         supervisor: State of Triton and its models.
         relay: Sends requests to Triton.
         identity: Published with the server's metadata; None to publish none.
-        directory: Run directory whose model is described to front doors of several servers; None to describe
-            none.
+        directory: Run directory whose model is described to front doors of several servers.
     """
 
     def __init__(
@@ -44,8 +43,8 @@ class GrpcServer:
         triton: Triton,
         supervisor: Supervisor,
         relay: Relay,
-        identity: ServerIdentity | None = None,
-        directory: Path | None = None,
+        identity: ServerIdentity | None,
+        directory: Path,
     ) -> None:
         self._triton = triton
         self._supervisor = supervisor
@@ -111,8 +110,6 @@ class GrpcServer:
         return document
 
     async def _describe_model(self, raw: bytes, context: Any) -> bytes:
-        if self._directory is None:
-            raise _closed()
         return (await asyncio.to_thread(ServedFiles.read, self._directory)).to_wire()
 
     async def _describe(self, raw: bytes, context: Any) -> Any:

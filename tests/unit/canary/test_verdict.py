@@ -174,13 +174,12 @@ def test_a_regression_between_both_limits_needs_review_and_no_sample_would_decid
 @pytest.mark.parametrize(
     ("runtime", "kind", "num", "verdict"),
     [
-        ("exact", "tie", 1, "fail"),
-        ("batch_dependent", "tie", 100, "pass"),
-        ("batch_dependent", "unknown", 100, "inconclusive"),  # it may be a tie
+        ("exact", "unknown", 1, "fail"),
+        ("batch_dependent", "unknown", 100, "inconclusive"),  # both answers may be the target's
         ("batch_dependent", "diverged", 100, "fail"),
     ],
 )
-def test_an_exact_runtime_excuses_no_tie(runtime: Any, kind: str, num: int, verdict: str) -> None:
+def test_an_exact_runtime_excuses_no_difference(runtime: Any, kind: str, num: int, verdict: str) -> None:
     requests = [*rollout(400), *(request(number, answer=kind) for number in range(400, 400 + num))]
     assert words(requests, replace(LENIENT, runtime=runtime))["answers"] == verdict
 

@@ -171,7 +171,8 @@ async def running_gateway(directory: Path) -> AsyncIterator[Gateway]:
         supervisor: Any = gateway.health
         relay = Relay(connected, supervisor, gateway.calls, directory / "model_repository")
         grpc_port = Ports.free().grpc
-        server = await GrpcServer(connected, supervisor, relay, IDENTITY).start(f"{HOST}:{grpc_port}")
+        methods = GrpcServer(connected, supervisor, relay, IDENTITY, directory)
+        server = await methods.start(f"{HOST}:{grpc_port}")
         running.push_async_callback(server.stop, 0)
         application = HttpServer(connected, supervisor, relay).application()
         await listen(running, application, HOST, gateway.port)
