@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,14 @@ from build.digests import known_engine
 from build.package import read_package
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.kv_blocks import returned_bytes, with_kv_blocks
-from build.rendering.rendered_pair import PairNames, RenderedPair
+from build.rendering.rendered_pair import RenderedPair
 from build.rendering.second_pair import models_of_other_pairs, render_second_pair
 from build.rendering.templates import TEMPLATES, render_repository
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.atomic_file import remove_directory
 from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
-from pipelines.deploy.triton.pair_record import PairRecord
+from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import RepositoryError, ServerStartError
 from pipelines.socket_path import is_listening
 
@@ -69,11 +68,10 @@ def render_recipe(
     engines = known_engine(draft_engine), known_engine(target_engine)
     pair = RenderedPair(recipe, *engines, destination.parent.resolve(), memory)
     kept = models_of_other_pairs(pair)
-    loop = pair.names.speculative
+    loop = pair.loop
     pair = with_kv_blocks(pair, destination / loop, lambda: free() + returned_bytes(destination, loop))
-    models = render_repository(TEMPLATES, recipe.runtime, pair.values, destination, kept)
-    own = [model for model in models if model in asdict(pair.names).values()]
-    pair.record(own, loads_at_start=True).write(destination / loop)
+    render_repository(TEMPLATES, recipe.runtime, pair.values, destination, kept)
+    pair.record(loads_at_start=True).write(destination / loop)
     launch_of(recipe, package).write(destination.parent)
     return destination
 
@@ -93,7 +91,7 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
     free = available_bytes if options.free_bytes is None else lambda: options.free_bytes
     if options.add_to is not None:
         run = options.add_to.resolve()
-        record = render_second_pair(pair.recipe, *engines, run, pair.memory, free)
+        record = render_second_pair(pair.recipe, *engines, run, free)
         if package is not None:
             package.check_rendered(record)
         return record.document()
@@ -104,7 +102,7 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
         _begin_anew(run, origin)
     destination = render_recipe(pair.recipe, *engines, run.parent, pair.memory, free, origin, run.name)
     if package is not None:
-        package.check_rendered(PairRecord.read(destination / PairNames().speculative))
+        package.check_rendered(PairRecord.read(destination / LOOP))
     return {"model_repository": str(destination), "recipe": pair.recipe.name}
 
 
@@ -126,7 +124,7 @@ def _begin_anew(run_directory: Path, package: PackageOrigin) -> None:
     if _rendered_from(run_directory) == package.sha256:
         return
     try:
-        socket = REPOSITORY_ROOT / PairRecord.read(repository / PairNames().speculative).socket
+        socket = REPOSITORY_ROOT / PairRecord.read(repository / LOOP).socket
     except RepositoryError:  # there is none, or one of another version
         socket = None
     if socket is not None and is_listening(socket):

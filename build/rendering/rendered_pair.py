@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,26 +14,9 @@ from typing import Any
 from build.recipe import REPOSITORY_ROOT, Recipe
 from build.rendering.tensorrt_llm_repository import engine_values
 from build.tensorrt_llm.memory_plan import MemoryPlan
-from pipelines.deploy.triton.pair_record import PairRecord
+from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import RepositoryError
 from pipelines.manifest import EngineFiles, engine_digest, sha256_json
-
-
-@dataclass(frozen=True)
-class PairNames:
-    """Names of a pair's models; two pairs in one repository have different names.
-
-    Attributes:
-        speculative: Model that runs the speculative loop.
-        draft: Model of the draft's engine, on TensorRT-LLM.
-        target: Model of the target's engine; on the embedded runtime, the name of the target's socket.
-        target_alone: Model that serves the target alone, on TensorRT-LLM.
-    """
-
-    speculative: str = "speculative"
-    draft: str = "draft"
-    target: str = "target"
-    target_alone: str = "target_alone"
 
 
 def calibration_file(draft_engine: Path, target_engine: Path) -> Path:
@@ -51,7 +34,7 @@ class RenderedPair:
         target: Engine of the target; preprocessing uses its tokenizer.
         run: ``.run/<recipe of the repository>``, absolute.
         memory: How the engines share their GPUs; required on TensorRT-LLM.
-        names: Names of the pair's models.
+        suffix: What tells the names of its loop and sockets from those of the repository's own pair.
         num_kv_blocks: Blocks of the KV caches by role; required on the embedded runtime.
     """
 
@@ -60,8 +43,13 @@ class RenderedPair:
     target: EngineFiles
     run: Path
     memory: MemoryPlan | None = None
-    names: PairNames = field(default_factory=PairNames)
+    suffix: str = ""
     num_kv_blocks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def loop(self) -> str:
+        """Name of its model."""
+        return LOOP + self.suffix
 
     @property
     def fingerprint(self) -> str:
@@ -111,9 +99,9 @@ class RenderedPair:
             "target_engine_digest": engine_digest(self.target.manifest),
             "tokenizer_file": str(self.target.path("tokenizer.json")),
             "tokenizer_sha256": self.target.sha256("tokenizer.json"),
-            "speculative_model": self.names.speculative,
-            "target_socket": str(sockets / f"{self.names.target}.sock"),
-            "speculative_socket": str(sockets / f"{self.names.speculative}.sock"),
+            "speculative_model": self.loop,
+            "target_socket": str(sockets / f"target{self.suffix}.sock"),
+            "speculative_socket": str(sockets / f"{self.loop}.sock"),
             "max_batch_size": str(serving.max_batch_size),
             "max_seq_len": str(serving.max_seq_len),
             "max_queue_size": str(serving.max_queue_size),
@@ -132,9 +120,6 @@ class RenderedPair:
                 "engine_access": "tensorrt_llm",
                 # Its engines do not tell what a step costs, by which lengths adapt.
                 "num_draft_tokens": str(serving.max_draft_len) if fixed is None else str(fixed),
-                "draft_model": self.names.draft,
-                "target_model": self.names.target,
-                "target_alone_model": self.names.target_alone,
             }
         return {
             **shared,
@@ -145,21 +130,17 @@ class RenderedPair:
             "lookup_corpus_file": str(self.run / f"lookup_corpus-{self._tokenizer_identity[:16]}.npy"),
         }
 
-    def record(self, models: Sequence[str], *, loads_at_start: bool) -> PairRecord:
+    def record(self, *, loads_at_start: bool) -> PairRecord:
         """Return the record of the pair.
 
         Args:
-            models: Models that are rendered for it.
             loads_at_start: See the attribute.
         """
-        is_embedded = self.recipe.runtime == "embedded"
         return PairRecord(
             name=self.recipe.name,
             fingerprint=self.fingerprint,
             runtime=self.recipe.runtime,
-            speculative_model=self.names.speculative,
-            control_model=self.names.speculative if is_embedded else self.names.target_alone,
-            models=tuple(models),
+            speculative_model=self.loop,
             socket=self.values["speculative_socket"],
             control_socket=self.values["target_socket"],
             draft_engine_dir=self.values["draft_engine_dir"],
@@ -173,8 +154,6 @@ class RenderedPair:
             draft_length_file=self.values["draft_length_file"],
             calibration_file=self.values.get("calibration_file", ""),
             num_kv_blocks=dict(self.num_kv_blocks),
-            gpu_bytes={} if self.memory is None else self._gpu_bytes(self.memory, models),
-            gpu_usable_bytes=0 if self.memory is None else self.memory.usable_bytes,
             loads_at_start=loads_at_start,
         )
 
@@ -183,14 +162,3 @@ class RenderedPair:
         """Digest that pairs that may follow each other have in common; others cannot read the tokens."""
         identity = self.target.manifest.get("tokenizer_identity_sha256")
         return str(identity or self.target.sha256("tokenizer.json"))
-
-    def _gpu_bytes(self, memory: MemoryPlan, models: Sequence[str]) -> dict[str, int]:
-        """Return the memory that the rendered engines take of each GPU: weights, workspace and KV cache."""
-        taken: dict[str, int] = {}
-        for engine in (memory.draft, memory.target):
-            if getattr(self.names, engine.role) not in models:
-                continue
-            num_bytes = engine.static_bytes + engine.kv_bytes_per_token * engine.max_tokens_in_paged_kv_cache
-            for device in engine.devices:
-                taken[str(device)] = taken.get(str(device), 0) + num_bytes
-        return taken

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import configuration
-from pipelines.deploy.triton.models import LOOP
-from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
+from pipelines.deploy.triton.pair_record import LOOP, PAIR_FILE, PairRecord
 from pipelines.errors import RepositoryError
 
 _PREFIX = "draftproof "

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.atomic_file import whole_file, write_whole
-from pipelines.deploy.triton.models import LOOP, rendered_parameters
+from pipelines.deploy.triton.models import rendered_parameters
+from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.errors import InvalidRequestError
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.lookup.corpus import MAX_TOKENS, Corpus

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipelines import configuration
-from pipelines.deploy.triton.models import LOOP, ROUTER, rendered_parameters
-from pipelines.deploy.triton.pair_record import PairRecord
+from pipelines.deploy.triton.models import ROUTER, rendered_parameters
+from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import ServerStartError
 from pipelines.manifest import read_checked
 

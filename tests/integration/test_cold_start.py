@@ -16,9 +16,10 @@ from pipelines.bench.calibration.__main__ import main as calibrate
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline
 from pipelines.canary.checks.cold_start import cold_start
 from pipelines.canary.checks.preflight import examine
-from pipelines.canary.checks.server_figures import free_bytes, memory_of
+from pipelines.canary.checks.server_figures import free_bytes
 from pipelines.canary.controller.candidate import CandidatePair
 from pipelines.deploy.server import Server
+from pipelines.engine_memory import pair_bytes
 from tests.integration.conftest import repository_api, tiny_recipe
 from tests.integration.test_two_pairs import processes
 from tests.support.ready_server import ready_server
@@ -85,10 +86,9 @@ def test_a_good_pair_gives_the_very_counts_of_its_baseline(
 ) -> None:
     """The baseline ran concurrently in another process; here the pair gets one request at a time."""
     pair = load(draft).pair
-    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, pair, "", LIMITS)
+    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, pair, LIMITS)
     assert found.verdict == "pass"
     baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
-    assert baseline is not None
     probe = found.probe
     assert probe is not None
     assert probe.prompts == baseline.prompts
@@ -104,10 +104,9 @@ def test_a_pair_that_accepts_less_than_at_its_build_needs_review_or_fails(
     """Done in reverse: the recorded measurement is raised above what the engines achieve."""
     pair = load("noisy").pair
     baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
-    assert baseline is not None
     better = tuple(int(gain * accepted) for accepted in baseline.accepted_per_position)
     replace(baseline, accepted_per_position=better).add_to(Path(pair.calibration_file))
-    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, pair, "", LIMITS)
+    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, pair, LIMITS)
     assert found.verdict == verdict, found.reason
     assert ("at the build" in found.reason) == (verdict != "pass")
 
@@ -116,7 +115,7 @@ def test_a_pair_that_accepts_less_than_at_its_build_needs_review_or_fails(
 def test_a_draft_that_knows_nothing_of_the_target_fails_at_once(
     server: Server, load: Callable[[str], CandidatePair]
 ) -> None:
-    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, load("random").pair, "", LIMITS)
+    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, load("random").pair, LIMITS)
     assert "the mean acceptance length is 1.0" in found.reason
 
 
@@ -124,12 +123,12 @@ def test_an_unloaded_pair_does_not_answer(server: Server, load: Callable[[str], 
     candidate = load("noisy")
     with repository_api(server) as api:
         api.unload(candidate.pair.speculative_model)
-    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, candidate.pair, "", LIMITS)
+    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, candidate.pair, LIMITS)
     assert "does not answer" in found.reason
 
 
 def test_the_memory_that_is_asked_for_is_about_what_is_taken(
-    server: Server, load: Callable[[str], CandidatePair], free: Callable[[], int]
+    server: Server, load: Callable[[str], CandidatePair]
 ) -> None:
     candidate = load("noisy")
     [process] = processes(server, candidate.pair.speculative_model)
@@ -137,5 +136,6 @@ def test_the_memory_that_is_asked_for_is_about_what_is_taken(
         line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":" in line
     )
     resident = int(fields["VmRSS"].split()[0]) * 1024
-    [memory] = memory_of(candidate.pair, [candidate.stable], free)
-    assert 0.5 * memory.needed < resident < 1.2 * memory.needed
+    pair = candidate.pair
+    needed = pair_bytes(Path(pair.draft_engine_dir), Path(pair.target_engine_dir), pair.num_kv_blocks)
+    assert 0.5 * needed < resident < 1.2 * needed

@@ -22,7 +22,8 @@ from pipelines.client.models import connect_to_models
 from pipelines.deploy.live_settings import set_lookup_corpus
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import Server
-from pipelines.deploy.triton.models import LOOP, rendered_parameters
+from pipelines.deploy.triton.models import rendered_parameters
+from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.speculation.lookup.corpus import Corpus
 from pipelines.wire.calls import Call, stream
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until

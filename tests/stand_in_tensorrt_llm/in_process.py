@@ -77,8 +77,6 @@ def parameters(directory: Path, **changes: str) -> ModelParameters:
         "draft_engine_dir": str(directory),
         "draft_engine_digest": digest,
         "target_engine_digest": digest,
-        "draft_model": "draft",
-        "target_model": "target",
         "target_engine_dir": str(directory),
         "end_ids": ",".join(map(str, END_IDS)),
         "vocab_size": str(VOCAB_SIZE),

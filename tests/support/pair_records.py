@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.deploy.triton.pair_record import PairRecord
 
-_EMPTY = {"str": "", "int": 0, "bool": True, "tuple[str, ...]": (), "dict[str, int]": {}}
+_EMPTY = {"str": "", "int": 0, "bool": True, "dict[str, int]": {}}
 
 
 def pair_record(**given: Any) -> PairRecord:

@@ -79,16 +79,15 @@ class AcceptanceBaseline:
         write_whole(calibration_file, json.dumps(document, indent=1) + "\n")
 
     @classmethod
-    def read(cls, calibration_file: Path) -> AcceptanceBaseline | None:
-        """Read the baseline of a calibration file; None if it has none, like those of earlier versions.
+    def read(cls, calibration_file: Path) -> AcceptanceBaseline:
+        """Read the baseline of a calibration file.
 
         Raises:
-            EngineLoadError: The file is missing, or its baseline is invalid.
+            EngineLoadError: The file is missing, or its baseline is missing or invalid.
         """
-        raw = _document(calibration_file).get(_KEY)
-        if raw is None:
-            return None
+        document = _document(calibration_file)
         try:
+            raw = document[_KEY]
             counts = {each.name: raw[each.name] for each in fields(cls)}  # without the rates, which follow
             baseline = configuration.parse(cls, counts, EngineLoadError, _REMEDY)
             _check(baseline)

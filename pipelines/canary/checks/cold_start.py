@@ -23,9 +23,6 @@ from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, Ba
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.client.connection import Timeouts
 from pipelines.client.models import Tensors, connect_to_models
-from pipelines.command_line.chat_prompts import render_chats
-from pipelines.command_line.prompt_choice import choose_prompts
-from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import DraftproofError
 
@@ -38,10 +35,6 @@ _SEVERITY: tuple[Found, ...] = ("pass", "held", "fail")
 NEAR_ONE = 1.1
 """A lower mean acceptance length fails: nine of ten rounds output no more than the target alone would."""
 
-_NUM_PROMPTS = 8
-_PROMPT_TOKENS = 64
-_NUM_DRAFT_TOKENS = 4
-_MAX_TOKENS = 32
 _CONCURRENT_REQUESTS = 4
 _TIMEOUTS = Timeouts(total_s=60)
 
@@ -90,28 +83,24 @@ class ColdStart:
     evidence: dict[str, Any]
 
 
-def cold_start(url: str, key: str, pair: PairRecord, recipe: str, limits: Limits) -> ColdStart:
+def cold_start(url: str, key: str, pair: PairRecord, limits: Limits) -> ColdStart:
     """Probe a candidate.
 
     Args:
         url: ``grpc://host:port`` of the server that has loaded it.
         key: Key of that server.
         pair: Candidate.
-        recipe: Recipe of the candidate, whose prompts are the probes of a pair without a baseline.
         limits: Limits, of which ``manifest`` applies to the baseline.
 
     Raises:
-        ChatTemplateError: The recipe's prompts are conversations, for which the target has no template.
-        EngineLoadError: The pair's baseline is invalid.
-        InvalidRequestError: The address is invalid, or the recipe's prompts cannot be read.
-        RecipeError: The recipe cannot be read.
+        EngineLoadError: The pair's baseline is missing or invalid.
+        InvalidRequestError: The address is invalid.
     """
-    baseline = AcceptanceBaseline.read(Path(pair.calibration_file)) if pair.calibration_file else None
-    asked = baseline or AcceptanceBaseline(_NUM_DRAFT_TOKENS, _MAX_TOKENS, _prompts(pair, recipe), 0, 0, ())
-    asked = replace(asked, num_draft_tokens=min(asked.num_draft_tokens, pair.max_draft_len))
+    at_build = AcceptanceBaseline.read(Path(pair.calibration_file))
+    asked = replace(at_build, num_draft_tokens=min(at_build.num_draft_tokens, pair.max_draft_len))
     drops = limits.manifest
-    if baseline and (drops is None or asked.num_draft_tokens != baseline.num_draft_tokens):
-        baseline = None  # it cannot be compared
+    is_comparable = drops is not None and asked.num_draft_tokens == at_build.num_draft_tokens
+    baseline = at_build if is_comparable else None
     probe, regressions = None, []
     try:
         probe = _probe(url, key, pair.speculative_model, asked)
@@ -159,14 +148,6 @@ def _figures(counts: AcceptanceBaseline | None) -> dict[str, float] | None:
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
     }
-
-
-def _prompts(pair: PairRecord, recipe: str) -> tuple[BaselinePrompt, ...]:
-    """Encode prompts for a pair without a baseline."""
-    target = Path(pair.target_engine_dir)
-    prompts = render_chats(choose_prompts(None, recipe).for_judging().draw(_NUM_PROMPTS), target)
-    encoded = encode_prompts(prompts.all, read_tokenizer(target), _PROMPT_TOKENS)
-    return tuple(BaselinePrompt(name, ids) for name, ids in encoded.items())
 
 
 def _probe(url: str, key: str, model: str, asked: AcceptanceBaseline) -> AcceptanceBaseline:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.canary.checks.server_figures import memory_of
-from pipelines.canary.controller.candidate import CandidatePair, engine_manifest, read_pair
+from pipelines.canary.controller.candidate import CandidatePair, engine_manifest
 from pipelines.deploy.triton.pair_record import PairRecord
+from pipelines.engine_memory import pair_bytes
 from pipelines.errors import EngineLoadError
 from pipelines.manifest import MANIFEST_NAME, EngineFiles
 
@@ -49,10 +49,9 @@ def examine(candidate: CandidatePair, free_bytes: Callable[[], int]) -> tuple[Ch
     """
     pair, stable = candidate.pair, candidate.stable
     whole = _is_whole(pair)
-    room = (_has_room(candidate, free_bytes),) if whole.is_met else ()  # a damaged engine has no known size
+    room = (_has_room(pair, free_bytes),) if whole.is_met else ()  # a damaged engine has no known size
     return (
         _is_another_pair(pair, stable),
-        _is_of_the_runtime(pair, stable),
         _has_the_tokenizer(pair, stable),
         _ends_texts_alike(pair, stable),
         whole,
@@ -84,16 +83,6 @@ def _is_another_pair(pair: PairRecord, stable: PairRecord) -> Check:
         },
         "other engines, or other limits of the server",
         f"change the recipe; if it changes num_draft_tokens alone, remove {pair.draft_length_file}",
-    )
-
-
-def _is_of_the_runtime(pair: PairRecord, stable: PairRecord) -> Check:
-    return Check(
-        "it has the server's runtime",
-        pair.runtime == stable.runtime,
-        {"candidate": pair.runtime, "stable": stable.runtime},
-        "one runtime per server",
-        f"give --runtime {stable.runtime}",
     )
 
 
@@ -174,14 +163,15 @@ def _draft_length_in_force(pair: PairRecord) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _has_room(candidate: CandidatePair, free_bytes: Callable[[], int]) -> Check:
-    recipes_own = read_pair(candidate.run_directory)
-    loaded = {each.socket: each for each in (recipes_own, candidate.stable)}
-    memory = memory_of(candidate.pair, tuple(loaded.values()), free_bytes)
+def _has_room(pair: PairRecord, free_bytes: Callable[[], int]) -> Check:
+    needed = available = 0
+    if not pair.loads_at_start:  # otherwise it is loaded already
+        engines = Path(pair.draft_engine_dir), Path(pair.target_engine_dir)
+        needed, available = pair_bytes(*engines, pair.num_kv_blocks), free_bytes()
     return Check(
         "there is memory for it beside the pair in service",
-        all(each.needed <= each.available for each in memory),
-        {each.device: {"needed": each.needed, "available": each.available} for each in memory},
+        needed <= available,
+        {"needed": needed, "available": available},
         "at most the available memory",
         "reduce the kv_cache sizes of the recipes, free memory, or use a larger machine",
     )

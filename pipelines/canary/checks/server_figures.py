@@ -1,22 +1,14 @@
-"""Read memory and CPU time from a server's metrics, and compare what a pair needs with what is available.
-
-On the embedded runtime the need is estimated from the engines (``pipelines/engine_memory.py``), and the
-server publishes how much memory is available. On TensorRT-LLM both figures come from
-``build/tensorrt_llm/memory_plan.py``, whose workspace is an estimate too.
-"""
+"""Read memory and CPU time from a server's metrics."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 
 import httpx
 
 from pipelines.canary.judge.resources import Sample, Taken
 from pipelines.deploy.triton.pair_record import PairRecord
-from pipelines.engine_memory import pair_bytes
 from pipelines.errors import CanaryError
 
 _TIMEOUT_S = 10.0
@@ -31,47 +23,6 @@ _LINE = re.compile(
     rf"^({RESIDENT_BYTES}|{CPU_SECONDS}|{CONTROL_CPU_SECONDS}|{OUTPUT_TOKENS})"
     r'{(?![^}]*\bsource="control")[^}]*?\bmodel="([^"]*)"[^}]*} (\S+)$'
 )
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory of one device.
-
-    Attributes:
-        device: ``host``, or the number of a GPU.
-        needed: Bytes that the models to load need.
-        available: Bytes that are available before loading.
-    """
-
-    device: str
-    needed: int
-    available: int
-
-
-def memory_of(
-    candidate: PairRecord, loaded: Sequence[PairRecord], free_bytes: Callable[[], int]
-) -> tuple[Memory, ...]:
-    """Compute needed and available memory for loading a pair.
-
-    Args:
-        candidate: Pair to load.
-        loaded: Pairs that are loaded.
-        free_bytes: Returns the available bytes of the host (``free_bytes``); used on the embedded runtime.
-
-    Raises:
-        CanaryError: The server's available memory cannot be read.
-        EngineLoadError: An engine's need cannot be read.
-    """
-    if candidate.loads_at_start:  # it is loaded already
-        return ()
-    if candidate.runtime == "embedded":
-        engines = Path(candidate.draft_engine_dir), Path(candidate.target_engine_dir)
-        return (Memory("host", pair_bytes(*engines, candidate.num_kv_blocks), free_bytes()),)
-    usable = min(pair.gpu_usable_bytes for pair in (candidate, *loaded))
-    return tuple(
-        Memory(device, needed, usable - sum(pair.gpu_bytes.get(device, 0) for pair in loaded))
-        for device, needed in candidate.gpu_bytes.items()
-    )
 
 
 def free_bytes(metrics_url: str) -> int:
@@ -130,14 +81,10 @@ def _read(metrics_url: str) -> str:
 
 
 def _taken(figures: Mapping[tuple[str, str], float], pair: PairRecord) -> Taken:
-    """Sum the figures of a pair; NVIDIA's engines run in Triton's process and publish none.
-
-    The loop's process also answers by the target alone: those tokens and their CPU time do not count.
-    """
+    """Return the figures of a pair, without tokens of the target alone and their CPU time."""
     loop = pair.speculative_model
-    others = {model for model in pair.models if (RESIDENT_BYTES, model) in figures} - {loop}
     return Taken(
-        figures[RESIDENT_BYTES, loop] + sum(figures[RESIDENT_BYTES, model] for model in others),
+        figures[RESIDENT_BYTES, loop],
         figures[CPU_SECONDS, loop] - figures.get((CONTROL_CPU_SECONDS, loop), 0.0),
         figures[OUTPUT_TOKENS, loop],
     )

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,14 +15,12 @@ from typing import Any
 
 from pipelines.building import package_arguments
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
-from pipelines.deploy.triton.pair_record import PairRecord
+from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import CanaryError
 from pipelines.manifest import MANIFEST_NAME, read_manifest
 
-STABLE_MODEL = "speculative"
 
-
-def read_pair(run_directory: Path, speculative_model: str = STABLE_MODEL) -> PairRecord:
+def read_pair(run_directory: Path, speculative_model: str = LOOP) -> PairRecord:
     """Read the pair of a model in ``<run_directory>/model_repository``.
 
     Raises:
@@ -57,12 +54,10 @@ class CandidatePair:
     Attributes:
         pair: Candidate.
         stable: Pair in service.
-        run_directory: ``.run/<recipe of stable>``.
     """
 
     pair: PairRecord
     stable: PairRecord
-    run_directory: Path
 
     @classmethod
     def read(cls, run_directory: Path, speculative_model: str) -> CandidatePair:
@@ -71,7 +66,7 @@ class CandidatePair:
         Raises:
             CanaryError: One of the pairs cannot be read.
         """
-        return cls(read_pair(run_directory, speculative_model), read_pair(run_directory), run_directory)
+        return cls(read_pair(run_directory, speculative_model), read_pair(run_directory))
 
     @property
     def same_target(self) -> bool:
@@ -112,19 +107,15 @@ def render_beside(
 
 def remove(run_directory: Path, pair: PairRecord) -> None:
     """Remove an unloaded pair from the repository; files that are missing are no error."""
-    repository = run_directory / "model_repository"
+    folder = run_directory / "model_repository" / pair.speculative_model
     with tempfile.TemporaryDirectory(prefix=".removed-", dir=run_directory) as scratch:
-        for model in reversed(pair.models):  # the loop first, so that its callers fail immediately
-            if (repository / model).exists():
-                (repository / model).rename(Path(scratch) / model)
-            shutil.rmtree(Path(scratch) / model, ignore_errors=True)
-    sockets = ((pair.speculative_model, pair.socket), (pair.control_model, pair.control_socket))
-    for model, socket in sockets:
-        if model in pair.models:  # a shared target stays in service
-            (REPOSITORY_ROOT / socket).unlink(missing_ok=True)
+        if folder.exists():
+            folder.rename(Path(scratch) / folder.name)
+    for socket in (pair.socket, pair.control_socket):
+        (REPOSITORY_ROOT / socket).unlink(missing_ok=True)
 
 
 def load_at_start(run_directory: Path, pair: PairRecord, *, wanted: bool) -> None:
-    """Set whether servers of the directory load a pair's models when they start."""
-    for model in pair.models:
-        replace(pair, loads_at_start=wanted).write(run_directory / "model_repository" / model)
+    """Set whether servers of the directory load a pair when they start."""
+    folder = run_directory / "model_repository" / pair.speculative_model
+    replace(pair, loads_at_start=wanted).write(folder)

@@ -12,7 +12,6 @@ from pipelines.canary.checks.cold_start import cold_start
 from pipelines.canary.checks.preflight import examine
 from pipelines.canary.checks.server_figures import free_bytes, read_sample
 from pipelines.canary.controller.candidate import (
-    STABLE_MODEL,
     CandidatePair,
     load_at_start,
     read_pair,
@@ -28,7 +27,7 @@ from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import find_server
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
-from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
+from pipelines.deploy.triton.pair_record import LOOP, PAIR_FILE, PairRecord
 from pipelines.deploy.triton.place import read_key
 from pipelines.errors import CanaryError, ServerUnavailableError
 from pipelines.router.arms import read_table
@@ -153,19 +152,18 @@ class TritonWorld(RouterFiles):
         return Outcome(True, f"{len(checks)} checks pass", {**evidence, "socket": candidate.pair.socket})
 
     def load(self) -> Outcome:
-        """Load the candidate's models."""
+        """Load the candidate."""
         candidate = self._candidate()
         pair = candidate.pair
         began_s = time.monotonic()
         with closing(self._api()) as api:
-            for model in pair.models:
-                api.load(model)
+            api.load(pair.speculative_model)
         seconds = time.monotonic() - began_s
         evidence = {
             "socket": pair.socket,
             "control_socket": pair.control_socket,
             "same_target": candidate.same_target,
-            "models": list(pair.models),
+            "model": pair.speculative_model,
             "seconds": round(seconds, 2),
         }
         return Outcome(True, f"loaded in {seconds:.1f} s", evidence)
@@ -174,7 +172,7 @@ class TritonWorld(RouterFiles):
         """Measure the candidate's acceptance with probes."""
         pair = self._candidate().pair
         address, rollout = self._address, self._rollout
-        found = cold_start(address.grpc, address.key, pair, rollout.recipe_candidate, rollout.limits)
+        found = cold_start(address.grpc, address.key, pair, rollout.limits)
         return Outcome(found.verdict == "pass", found.reason, found.evidence, found.verdict == "held")
 
     def unload(self) -> str:
@@ -226,12 +224,11 @@ class TritonWorld(RouterFiles):
             Whether the pair no longer exists.
         """
         pair = _find_pair(self._run, socket)
-        if pair is None or pair.speculative_model == STABLE_MODEL:
+        if pair is None or pair.speculative_model == LOOP:
             return pair is None
         load_at_start(self._run, pair, wanted=False)
         with closing(self._api()) as api:
-            for model in reversed(pair.models):
-                api.unload(model)
+            api.unload(pair.speculative_model)
         remove(self._run, pair)
         return True
 
@@ -247,7 +244,7 @@ class TritonWorld(RouterFiles):
         return self._beside_stable(rendered.pair)
 
     def _beside_stable(self, pair: PairRecord) -> CandidatePair:
-        return CandidatePair(pair, _pair_at(self._run, self._stable_socket), self._run)
+        return CandidatePair(pair, _pair_at(self._run, self._stable_socket))
 
     def _api(self) -> RepositoryApi:
         return RepositoryApi(self._address.http, self._address.key)
@@ -265,7 +262,7 @@ def _pair_at(run_directory: Path, socket: str) -> PairRecord:
 
 
 def _find_pair(run_directory: Path, socket: str) -> PairRecord | None:
-    for path in sorted((run_directory / "model_repository").glob(f"{STABLE_MODEL}*/{PAIR_FILE}")):
+    for path in sorted((run_directory / "model_repository").glob(f"{LOOP}*/{PAIR_FILE}")):
         pair = read_pair(run_directory, path.parent.name)
         if pair.socket == socket:
             return pair

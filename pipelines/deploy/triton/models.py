@@ -8,9 +8,6 @@ from pathlib import Path
 from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.errors import RepositoryError, ServerStartError
 
-LOOP = "speculative"
-"""Model that runs the loop of the repository's own pair."""
-
 ROUTER = "router"
 """Model that answers: it chooses the pair, and another one if that fails."""
 

@@ -1,7 +1,7 @@
-"""The record of a pair of engines, ``pair.json``, which lies in the folder of each of its models.
+"""The record of a pair of engines, ``pair.json``, which lies in the folder of its loop.
 
-``build`` writes it when it renders the models (``build/rendering/rendered_pair.py``). Servers read whether
-they load a model when they start, and a rollout reads what it must know of both pairs.
+``build`` writes it when it renders the model (``build/rendering/rendered_pair.py``). Servers read whether
+they load the model when they start, and a rollout reads what it must know of both pairs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from pipelines import configuration
 from pipelines.atomic_file import write_whole
 from pipelines.errors import DraftproofError, RepositoryError
 
+LOOP = "speculative"
+"""Model that runs the loop of the repository's own pair."""
+
 PAIR_FILE = "pair.json"
-FORMAT = 3
+FORMAT = 4
 _HASH_DIGITS = 8  # few, as the path of a socket is limited
 
 
@@ -30,11 +33,8 @@ class PairRecord:
         fingerprint: Hash of everything that decides the pair's output and speed, hexadecimal.
         runtime: ``embedded`` or ``tensorrt_llm``.
         speculative_model: Model that runs the speculative loop.
-        control_model: Model whose process answers by the target alone. On TensorRT-LLM, that of the other
-            pair if they share the target.
-        models: Models that were rendered for this pair, in loading order.
         socket: Socket of ``speculative_model``, as its process sees it.
-        control_socket: Socket at which it does.
+        control_socket: Socket of the target alone.
         draft_engine_dir: Engine directory of the draft.
         draft_fingerprint: Hash of everything that the draft's engine was built from.
         draft_digest: Hash of the files of the draft's engine.
@@ -46,17 +46,13 @@ class PairRecord:
         draft_length_file: File that overrides ``num_draft_tokens`` of both pairs while the server runs.
         calibration_file: Measurements of the pair; "" on TensorRT-LLM.
         num_kv_blocks: KV cache blocks by role, on the embedded runtime.
-        gpu_bytes: Estimated memory of the pair on each GPU, by number, on TensorRT-LLM.
-        gpu_usable_bytes: Memory of a GPU for all pairs together.
-        loads_at_start: Whether a server loads the models when it starts.
+        loads_at_start: Whether a server loads the model when it starts.
     """
 
     name: str
     fingerprint: str
     runtime: str
     speculative_model: str
-    control_model: str
-    models: tuple[str, ...]
     socket: str
     control_socket: str
     draft_engine_dir: str
@@ -70,21 +66,19 @@ class PairRecord:
     draft_length_file: str
     calibration_file: str
     num_kv_blocks: dict[str, int]
-    gpu_bytes: dict[str, int]
-    gpu_usable_bytes: int
     loads_at_start: bool
 
     @property
     def hash(self) -> str:
-        """Suffix of the names of its models, unless it is the pair of the repository's own recipe."""
+        """Suffix of the name of its model, unless it is the pair of the repository's own recipe."""
         return short_hash(self.fingerprint)
 
     def document(self) -> dict[str, Any]:
         """Return the content of the file."""
-        return {"format": FORMAT, **asdict(self), "models": list(self.models)}
+        return {"format": FORMAT, **asdict(self)}
 
     def write(self, folder: Path) -> None:
-        """Write the file into a model's folder."""
+        """Write the file into the folder of the pair's loop."""
         write_whole(folder / PAIR_FILE, json.dumps(self.document(), indent=1) + "\n")
 
     @classmethod
@@ -105,5 +99,5 @@ class PairRecord:
 
 
 def short_hash(fingerprint: str) -> str:
-    """Return the digits of a fingerprint that are in the names of a second pair's models."""
+    """Return the digits of a fingerprint that are in the name of a second pair's model."""
     return fingerprint[:_HASH_DIGITS]

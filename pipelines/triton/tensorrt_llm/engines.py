@@ -61,7 +61,6 @@ class TensorRtLlmEngines:
         self.stream: EngineStream | None = self._between_rounds
         self.stream_alone: EngineStream | None = self._alone.generate
         self._calls = calls
-        self._draft_model = parameters.text("draft_model")
         self._draft_vocab = parameters.integer("draft_vocab_size")
         self._draft_columns = parameters.integer("draft_padded_vocab_size")
         self._numbers = itertools.count(1)
@@ -90,7 +89,7 @@ class TensorRtLlmEngines:
         deadline_s = min(own_deadline_s, request.deadline_s or own_deadline_s)
         try:
             outputs = await self._calls.whole(
-                self._draft_model,
+                "draft",
                 tensors,
                 [*TOKENS, LOGITS] if wants_logits else TOKENS,
                 request_id=self._call_id(request),

@@ -45,7 +45,7 @@ class TensorRtLlmTarget:
         self._max_seq_len = parameters.integer("max_seq_len")
         self._calls = calls
         self._spell = _spelling(tokenizer)
-        self.model = parameters.text("target_model")
+        self.model = "target"
         self._numbers = itertools.count(1)
 
     def check(self, request: GenerationRequest) -> None:

@@ -260,7 +260,7 @@ def rolled_out(run: Path) -> None:
     (run / "arms.json").write_text("{}")
     loop = run / "model_repository" / "speculative"
     shutil.copytree(loop, loop.with_name("speculative_2"))
-    record = replace(PairRecord.read(loop), models=("speculative_2",), loads_at_start=True)
+    record = replace(PairRecord.read(loop), loads_at_start=True)
     record.write(loop.with_name("speculative_2"))
 
 

@@ -14,7 +14,7 @@ from build.rendering.templates import TEMPLATES, config_templates, render_reposi
 from build.repository import render_recipe
 from pipelines.errors import EngineLoadError, RepositoryError
 from pipelines.manifest import EngineFiles, engine_digest, sha256_file
-from pipelines.wire.request import ENGINE_INPUTS, NOT_OF_ENSEMBLE, PASSED_ON, TEXT_INPUTS
+from pipelines.wire.request import NOT_OF_ENSEMBLE, PASSED_ON, TEXT_INPUTS
 
 
 def write_template(templates: Path, model: str, text: str) -> None:
@@ -170,8 +170,7 @@ def test_the_ensemble_has_the_tensors_of_generate_and_hands_on_all_of_them(rende
     }
     for (model, kind), mapped in maps.items():
         theirs = tensors((rendered / model / "config.pbtxt").read_text(), kind)
-        own = {name for name, each in ENGINE_INPUTS.items() if each.part == "verification"}
-        assert set(mapped) == set(theirs) - own - {"stop", "generation_logits", "prediction_ids"}, (
+        assert set(mapped) == set(theirs) - {"prompt_length", "prediction_ids"}, (
             "of those who ask speculative"
         )
     handed_in = {name for model in steps for name in maps[model, "input"].values()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from pathlib import Path
@@ -62,8 +61,7 @@ def test_a_pair_with_the_same_target_gets_its_own_loop_and_nothing_else(tmp_path
     before = contents(repository)
     record = render_second_pair(DEMO, *other_pair(tmp_path), run)
     name = f"speculative_{record.fingerprint[:8]}"
-    assert record.models == (name,)
-    assert record.control_model == name
+    assert record.speculative_model == name
     after = contents(repository)
     new = {path for path in after if path not in before}
     assert {path: after[path] for path in before} == before
@@ -77,15 +75,14 @@ def test_a_pair_with_the_same_target_gets_its_own_loop_and_nothing_else(tmp_path
     assert sorted(path.name for path in run.iterdir()) == ["launch.json", "model_repository"]
     assert PairRecord.read(repository / name) == record and not record.loads_at_start
     served = PairRecord.read(repository / "speculative")
-    assert served.loads_at_start and served.models == ("speculative",)
+    assert served.loads_at_start and served.speculative_model == "speculative"
     assert (served.target_fingerprint, served.draft_fingerprint) == ("target-1", "draft-1")
 
 
 @pytest.mark.parametrize("target", ["target-1", "target-2"])
 def test_a_pairs_process_answers_by_its_target_alone_too(tmp_path: Path, run: Path, target: str) -> None:
     record = render_second_pair(DEMO, *other_pair(tmp_path, target=target), run)
-    assert record.models == (record.speculative_model,) == (record.control_model,)
-    rendered = parameters(run / "model_repository" / record.control_model)
+    rendered = parameters(run / "model_repository" / record.speculative_model)
     assert rendered["target_socket"] == record.control_socket
     assert record.control_socket.endswith(f"/target_{record.fingerprint[:8]}.sock")
     assert rendered["target_engine_dir"] == str(tmp_path / "other" / target)
@@ -99,8 +96,8 @@ def test_the_recipes_own_pair_is_not_rendered_a_second_time(tmp_path: Path, run:
 
 
 def promote(run: Path, record: PairRecord) -> None:
-    for model in record.models:
-        dataclasses.replace(record, loads_at_start=True).write(run / "model_repository" / model)
+    folder = run / "model_repository" / record.speculative_model
+    dataclasses.replace(record, loads_at_start=True).write(folder)
 
 
 def test_a_promoted_pair_that_is_rendered_again_stays_promoted(tmp_path: Path, run: Path) -> None:
@@ -202,11 +199,14 @@ def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path) -> None:
         render_second_pair(DEMO, *other_pair(tmp_path), run)
 
 
-def test_a_pair_of_another_runtime_is_refused(tmp_path: Path, run: Path) -> None:
+def test_two_pairs_are_for_the_embedded_runtime(tmp_path: Path, run: Path) -> None:
     before = contents(run)
-    with pytest.raises(RepositoryError, match="must have the same runtime"):
+    with pytest.raises(RepositoryError, match="only the embedded runtime serves two pairs"):
         render_second_pair(load_recipe("demo", "tensorrt_llm"), *other_pair(tmp_path), run)
     assert contents(run) == before
+    recipe = tensorrt_llm.recipe()
+    with pytest.raises(RepositoryError, match="only the embedded runtime serves two pairs"):
+        render_second_pair(recipe, *other_pair(tmp_path / "b"), tensorrt_llm.render(tmp_path / "c", recipe))
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"format": 2}'])
@@ -221,39 +221,3 @@ def test_a_repository_without_its_pairs_record_is_refused(
         RepositoryError, match=r"pair.json: (cannot be read|a key is missing); .*; run 'draftproof"
     ):
         render_second_pair(DEMO, *other_pair(tmp_path), run)
-
-
-@pytest.mark.parametrize(
-    ("draft", "target", "models"),
-    [
-        ("draft", "other", ("target", "target_alone", "speculative")),
-        ("other", "target", ("draft", "speculative")),
-        ("other", "another", ("draft", "target", "target_alone", "speculative")),
-        ("draft", "target", ("speculative",)),
-    ],
-)
-def test_engines_of_tensorrt_llm_that_both_pairs_have_are_shared(
-    tmp_path: Path, draft: str, target: str, models: tuple[str, ...]
-) -> None:
-    recipe = tensorrt_llm.recipe()
-    run = tensorrt_llm.render(tmp_path, recipe)
-    engines = []
-    for role, fingerprint in (("draft", draft), ("target", target)):
-        engine = tensorrt_llm.write_engine(tmp_path / "new" / role, role, recipe)
-        manifest = json.loads((engine / "manifest.json").read_text())
-        (engine / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": fingerprint}))
-        engines.append(engine)
-    other = tensorrt_llm.recipe(serving={"num_draft_tokens": 3})
-    record = render_second_pair(other, *engines, run, tensorrt_llm.MEMORY)
-    suffix = f"_{record.fingerprint[:8]}"
-    assert record.models == tuple(model + suffix for model in models)
-    asked = parameters(run / "model_repository" / record.speculative_model)
-    for role in ("draft", "target"):
-        assert asked[f"{role}_model"] == role + suffix * (role in models)
-        if role in models:
-            given = parameters(run / "model_repository" / (role + suffix))
-            assert given["gpt_model_path"] == str(tmp_path / "new" / role)
-    if "target_alone" in models:
-        alone = parameters(run / "model_repository" / record.control_model)
-        assert alone["target_model"] == f"target{suffix}"
-    assert bool(record.gpu_bytes) == bool({"draft", "target"} & set(models))

@@ -37,7 +37,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_it_stands_beside_what_the_loop_reads(path: Path) -> None:
-    assert AcceptanceBaseline.read(path) is None
+    with pytest.raises(EngineLoadError, match="baseline of the pair cannot be used"):
+        AcceptanceBaseline.read(path)
     BASELINE.add_to(path)
     assert AcceptanceBaseline.read(path) == BASELINE
     assert Calibration.read(path) == TINY_CALIBRATION
@@ -96,7 +97,6 @@ def test_an_older_calibration_keeps_its_costs_and_gets_what_it_lacks(
     monkeypatch.setattr(f"{main.__module__}.measure_step_costs", None)
     assert measure(pair, output) == 0
     baseline = AcceptanceBaseline.read(output)
-    assert baseline is not None
     calibration = Calibration.read(output)
     assert (calibration.draft, calibration.target) == (TINY_CALIBRATION.draft, TINY_CALIBRATION.target)
     assert calibration.prompts_sha256 == calibration_prompts(None).sha256
@@ -122,7 +122,6 @@ def test_other_prompts_are_measured_again_and_only_those_that_are_kept_for_it(
     assert f"of {mine} (mine" in capsys.readouterr().out
     own = AcceptanceBaseline.read(output)
     kept = {prompt.prompt_id for prompt in read_prompts(mine).for_calibration().all}
-    assert general is not None and own is not None
     assert {prompt.name for prompt in own.prompts} <= kept and len(kept) > 1
     assert {prompt.name for prompt in general.prompts}.isdisjoint(kept)
     before = output.read_bytes()
@@ -152,7 +151,6 @@ def test_conversations_are_measured_in_the_targets_template_and_refused_without_
     assert measure((pair[0], target), output, "--prompts", str(mine)) == 0
     assert Calibration.read(output).prompts_sha256 == calibration_prompts(mine).sha256
     baseline = AcceptanceBaseline.read(output)
-    assert baseline is not None
     kept = {prompt.prompt_id for prompt in read_prompts(mine).for_calibration().all}
     assert {prompt.name for prompt in baseline.prompts} <= kept and len(kept) > 1
     for prompt in baseline.prompts:

@@ -14,10 +14,9 @@ from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, Ba
 from pipelines.canary.checks import cold_start as probing
 from pipelines.canary.checks.cold_start import ColdStart, cold_start
 from pipelines.canary.judge.limits import Limit, Limits
-from pipelines.command_line.prompts import Prompt
 from pipelines.deploy.triton.pair_record import PairRecord
-from pipelines.errors import ChatTemplateError, EngineFailedError
-from tests.support.tiny_engines import TINY_CALIBRATION, write_template, write_tokenizer
+from pipelines.errors import EngineFailedError
+from tests.support.tiny_engines import TINY_CALIBRATION
 from tests.unit.canary.conftest import Render
 from tests.unit.canary.requests import LIMITS
 
@@ -40,8 +39,7 @@ def pair(rendered: Render, tmp_path: Path) -> PairRecord:
     calibration = tmp_path / "calibration.json"
     TINY_CALIBRATION.write(calibration)
     BASELINE.add_to(calibration)
-    write_tokenizer(tmp_path / "tokenizer.json")
-    return replace(rendered().pair, calibration_file=str(calibration), target_engine_dir=str(tmp_path))
+    return replace(rendered().pair, calibration_file=str(calibration))
 
 
 class Probes:
@@ -52,11 +50,9 @@ class Probes:
         self._counts: Counts | None = None
         monkeypatch.setattr(probing, "connect_to_models", self._connect)
 
-    def __call__(
-        self, pair: PairRecord, counts: Counts | None, by: Limits = LIMITS, recipe: str = ""
-    ) -> ColdStart:
+    def __call__(self, pair: PairRecord, counts: Counts | None, by: Limits = LIMITS) -> ColdStart:
         self.asked, self._counts = [], counts
-        found = cold_start(URL, KEY, pair, recipe, by)
+        found = cold_start(URL, KEY, pair, by)
         json.dumps(found.evidence, allow_nan=False)
         assert counts is None or len(self.asked) == len(found.evidence["prompts"])
         return found
@@ -158,36 +154,3 @@ def test_what_was_never_reached_or_asked_for_cannot_be_compared(pair: PairRecord
     replace(BASELINE, accepted_per_position=(20, 0, 0, 0), num_rounds=20).add_to(Path(pair.calibration_file))
     found = probed(pair, (10, 20, (10, 0, 0, 0)))
     assert [loss["name"] for loss in found.evidence["losses"]][2:] == ["survival/1"]
-
-
-@pytest.mark.parametrize("calibration", ["", "older"])
-def test_a_pair_that_was_not_measured_is_asked_prompts_of_its_recipe(
-    calibration: str, pair: PairRecord, probed: Probes, tmp_path: Path
-) -> None:
-    if calibration:
-        TINY_CALIBRATION.write(Path(pair.calibration_file))
-    else:
-        pair = replace(pair, calibration_file="")
-    texts = [f"question {number}" for number in range(40)]
-    (tmp_path / "mine.txt").write_text("\n---\n".join(texts))
-    recipe = tmp_path / "own.yaml"
-    recipe.write_text("name: own\nprompts: mine.txt\n")
-    found = probed(pair, (5, 20, (4, 3, 2, 1)), recipe=str(recipe))
-    assert (found.verdict, found.evidence["baseline"], len(found.evidence["prompts"])) == ("pass", None, 8)
-    judged = {f"mine-{i:04d}" for i, text in enumerate(texts, 1) if not Prompt("", text).is_for_calibration}
-    assert set(found.evidence["prompts"]) <= judged
-
-
-def test_conversations_of_a_recipe_are_asked_in_the_targets_template(
-    pair: PairRecord, probed: Probes, tmp_path: Path
-) -> None:
-    pair = replace(pair, calibration_file="")
-    lines = [{"messages": [{"role": "user", "content": f"question {number} " * 80}]} for number in range(40)]
-    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    recipe = tmp_path / "own.yaml"
-    recipe.write_text("name: own\nprompts: mine.jsonl\n")
-    with pytest.raises(ChatTemplateError, match="no chat template for prompts of messages"):
-        cold_start(URL, KEY, pair, str(recipe), LIMITS)
-    write_template(tmp_path)
-    assert probed(pair, (5, 20, (4, 3, 2, 1)), recipe=str(recipe)).verdict == "pass"
-    assert {(len(ids), ids[-1]) for ids in probed.asked} == {(64, 0)}

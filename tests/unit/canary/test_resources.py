@@ -12,9 +12,9 @@ import pytest
 from pipelines.canary.checks.server_figures import FIGURE, free_bytes, read_sample
 from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growth
 from pipelines.canary.judge.verdict import Judged, analyse
-from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError
 from pipelines.triton.backend.gauges import _DESCRIPTIONS
+from tests.support.pair_records import pair_record
 from tests.unit.canary.requests import LIMITS, SLO, samples
 
 
@@ -146,7 +146,6 @@ draftproof_output_tokens_total{model="speculative",source="draft_model"} 30
 draftproof_output_tokens_total{model="speculative",source="target"} 20.000000
 draftproof_output_tokens_total{model="speculative_1",source="target"} 7
 draftproof_process_resident_memory_bytes{model="speculative"} 1e+09
-draftproof_process_resident_memory_bytes{model="target"} 500
 draftproof_process_resident_memory_bytes{model="speculative_1"} 2048
 draftproof_process_resident_memory_bytes{model="router"} 9
 draftproof_process_cpu_seconds_total{model="speculative"} 15.5
@@ -160,15 +159,10 @@ FREE = f"# HELP {FIGURE} x\n" + "".join(
 )
 
 
-def pair(loop: str, *models: str) -> PairRecord:
-    found = object.__new__(PairRecord)
-    object.__setattr__(found, "speculative_model", loop)
-    object.__setattr__(found, "models", (*models, loop))
-    return found
-
-
 def sample(url: str) -> Sample:
-    return read_sample(url, pair("speculative_1"), pair("speculative", "target", "draft"), 5.0)
+    return read_sample(
+        url, *(pair_record(speculative_model=name) for name in ("speculative_1", "speculative")), 5.0
+    )
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> str:
@@ -180,7 +174,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> str:
 
 def test_what_the_metrics_port_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     found = sample(answering(monkeypatch, SAMPLE))
-    assert found == Sample(5.0, Taken(2048, 1.25, 7), Taken(1e9 + 500, 12.5, 50))
+    assert found == Sample(5.0, Taken(2048, 1.25, 7), Taken(1e9, 12.5, 50))
     assert free_bytes(answering(monkeypatch, FREE)) == 603979776, "the least that a model says"
     assert FIGURE in _DESCRIPTIONS
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.canary.checks.cold_start import ColdStart
-from pipelines.canary.checks.server_figures import memory_of
 from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import read_pair, render_beside
 from pipelines.canary.controller.triton_world import find_in_service
@@ -27,16 +25,16 @@ def test_a_candidate_comes_and_goes(place: Place) -> None:
     at_first = place.at_start
     world = place.world()
     checked = world.preflight()
-    assert (checked.is_good, checked.reason) == (True, "7 checks pass")
+    assert (checked.is_good, checked.reason) == (True, "6 checks pass")
     loaded = world.load().evidence
-    assert place.told == [f"load {model}" for model in loaded["models"]]
-    assert place.pairs == ["speculative", loaded["models"][-1]]
+    assert place.told == [f"load {loaded['model']}"]
+    assert place.pairs == ["speculative", loaded["model"]]
     assert place.at_start == at_first
     world.keep()
     assert place.at_start > at_first
     for _ in range(2):
         place.world(loaded["socket"]).unload()  # by controllers that resume
-    assert place.told[-len(loaded["models"]) :] == [f"unload {each}" for each in reversed(loaded["models"])]
+    assert place.told[-1] == f"unload {loaded['model']}"
     assert (place.pairs, place.at_start) == (["speculative"], at_first)
 
 
@@ -53,13 +51,13 @@ def test_a_promoted_pair_is_loaded_at_the_start_and_is_the_stable_one(place: Pla
     assert (place.stable.speculative_model, find_in_service(place.run)[1]) == ("speculative", 0)
     second = place.promote()
     assert find_in_service(place.run)[1] == 4
-    assert {*second.models, "speculative"} <= place.at_start
+    assert {second.speculative_model, "speculative"} <= place.at_start
     del place.told[:]
     place.choose(3, 3)
     third = place.promote()
     assert place.pairs == ["speculative", third.speculative_model]
     unloaded = [word for word in place.told if word.startswith("unload")]
-    assert unloaded == [f"unload {model}" for model in reversed(second.models)], "the ensemble keeps its own"
+    assert unloaded == [f"unload {second.speculative_model}"], "the ensemble keeps its own"
 
 
 def test_the_recipes_own_pair_may_come_back(place: Place) -> None:
@@ -103,16 +101,6 @@ def test_a_shared_target_keeps_its_socket(place: Place) -> None:
         path.touch()
     world.unload()
     assert [path.exists() for path in sockets] == [True, False]
-
-
-def test_the_memory_of_all_loaded_pairs_counts(place: Place) -> None:
-    second = place.promote()
-    own, stable, new = (
-        replace(each, runtime="tensorrt_llm", gpu_bytes={"0": taken}, gpu_usable_bytes=10, loads_at_start=on)
-        for each, taken, on in ((read_pair(place.run), 4, True), (second, 3, True), (second, 5, False))
-    )
-    [room] = memory_of(new, [own, stable], lambda: 0)
-    assert (room.needed, room.available) == (5, 3)
 
 
 def test_files_of_nobody_or_of_another_version_are_refused(place: Place) -> None:
@@ -172,8 +160,8 @@ def test_the_probes_decide_on_the_cold_start(
 ) -> None:
     found = ColdStart(None, verdict, "mean acceptance length 1.00", {"prompts": []})
 
-    def probed(url: str, key: str, pair: PairRecord, recipe: str, limits: Any) -> ColdStart:
-        assert (key, recipe) == ("key", "new"), "probes ask a model that is closed to clients"
+    def probed(url: str, key: str, pair: PairRecord, limits: Any) -> ColdStart:
+        assert key == "key", "probes ask a model that is closed to clients"
         return found
 
     monkeypatch.setattr(triton_world, "cold_start", probed)

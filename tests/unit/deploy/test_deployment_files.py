@@ -18,12 +18,12 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from build.tensorrt_llm.versions import has_fixed_tag
-from pipelines.canary.controller.candidate import STABLE_MODEL
 from pipelines.deploy.__main__ import _parse
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Ports
 from pipelines.deploy.server import KILL_AFTER_S
 from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.front_door.application import POSTS
 from pipelines.front_door.fleet.__main__ import _parse as parse_front_door
 from pipelines.triton.backend import gauges
@@ -346,7 +346,7 @@ def test_alerts_name_metrics_that_the_server_has_and_sum_over_no_servers_or_pair
         if selector.name == "draftproof_requests_waiting"
     ]
     matched = {matcher.name: matcher.value for matcher in absent.matchers.matchers}
-    assert matched["model"] == STABLE_MODEL, "a candidate that is loaded does not stand for the server's own"
+    assert matched["model"] == LOOP, "a candidate that is loaded does not stand for the server's own"
 
 
 def test_prometheus_reads_the_rules_and_the_port_of_the_server(server: list[Document]) -> None:
