@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import configuration
-from pipelines.deploy.triton.pair_record import LOOP, PAIR_FILE, PairRecord
+from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import RepositoryError
 
 _PREFIX = "draftproof "
@@ -65,8 +65,8 @@ class ServerIdentity:
         return configuration.parse_json(cls, found.removeprefix(_PREFIX), RepositoryError, _REMEDY)
 
     @classmethod
-    def read(cls, directory: Path) -> ServerIdentity | None:
-        """Read the identity of the server of a run directory; None if its repository has no pair.
+    def read(cls, directory: Path) -> ServerIdentity:
+        """Read the identity of the server of a run directory.
 
         Args:
             directory: ``.run/<recipe>`` with the rendered repository.
@@ -74,10 +74,7 @@ class ServerIdentity:
         Raises:
             RepositoryError: The description of the pair cannot be read.
         """
-        folder = directory / "model_repository" / LOOP
-        if not (folder / PAIR_FILE).is_file():
-            return None
-        pair = PairRecord.read(folder)
+        pair = PairRecord.read(directory / "model_repository" / LOOP)
         engine = Path(pair.target_engine_dir) / "engine.json"
         wanted = json.loads(engine.read_text(encoding="utf-8"))["num_threads"] if engine.is_file() else 0
         return cls(

@@ -67,7 +67,6 @@ async def _serve(
     router: RouterCalls
     if settings.has_fleet:
         own = ServerIdentity.read(directory)
-        assert own is not None, "the model was read from the same file"
         addresses = Addresses(settings.servers, settings.server_name)
         placement = Placement(settings.prefix_tokens, settings.max_requests_per_server)
         router = fleet = Fleet(addresses, model, own, placement)

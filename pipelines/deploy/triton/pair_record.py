@@ -68,11 +68,6 @@ class PairRecord:
     num_kv_blocks: dict[str, int]
     loads_at_start: bool
 
-    @property
-    def hash(self) -> str:
-        """Suffix of the name of its model, unless it is the pair of the repository's own recipe."""
-        return short_hash(self.fingerprint)
-
     def document(self) -> dict[str, Any]:
         """Return the content of the file."""
         return {"format": FORMAT, **asdict(self)}

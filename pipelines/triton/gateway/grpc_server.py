@@ -34,7 +34,7 @@ class GrpcServer:
         triton: Connections to Triton.
         supervisor: State of Triton and its models.
         relay: Sends requests to Triton.
-        identity: Published with the server's metadata; None to publish none.
+        identity: Published with the server's metadata.
         directory: Run directory whose model is described to front doors of several servers.
     """
 
@@ -43,7 +43,7 @@ class GrpcServer:
         triton: Triton,
         supervisor: Supervisor,
         relay: Relay,
-        identity: ServerIdentity | None,
+        identity: ServerIdentity,
         directory: Path,
     ) -> None:
         self._triton = triton
@@ -105,8 +105,7 @@ class GrpcServer:
 
     async def _describe_server(self, raw: bytes, context: Any) -> Any:
         document = await self._triton.ask("ServerMetadata")
-        if self._identity is not None:
-            document.extensions.append(self._identity.extension)
+        document.extensions.append(self._identity.extension)
         return document
 
     async def _describe_model(self, raw: bytes, context: Any) -> bytes:
