@@ -18,7 +18,6 @@ from pipelines.canary.controller.phases import (
     PREPARING,
     Decision,
     Facts,
-    Judged,
     Position,
     decide,
     num_awaited,
@@ -103,7 +102,7 @@ class Controller:
             now_s=self._clock(),  # after the work, which may take minutes
             order=order and order[1],
             outcome=outcome,
-            judged=None if evidence.analysis is None else Judged.of(evidence.analysis),
+            analysis=evidence.analysis,
             num_pairs=evidence.num_pairs.asked,
             num_replays=evidence.num_pairs.replayed,
             idle_s=self._measure_idle_s(),

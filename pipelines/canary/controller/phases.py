@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from pipelines.canary.controller.plan import Plan, Step
 from pipelines.canary.controller.world import Outcome
-from pipelines.canary.judge.verdict import Action, Analysis, Word
+from pipelines.canary.judge.verdict import Analysis, Word
 
 Order = Literal["pause", "resume", "promote", "abort"]
 
@@ -77,29 +77,6 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Judgement of the requests so far.
-
-    Attributes:
-        verdict: Verdict of the analysis.
-        action: Action that the analysis recommends.
-        reason: Metrics behind it, in a sentence.
-        needs_replays: Whether a metric that only replays can decide, such as equal tokens, has not passed.
-    """
-
-    verdict: Word
-    action: Action
-    reason: str
-    needs_replays: bool = True
-
-    @classmethod
-    def of(cls, analysis: Analysis) -> Judged:
-        """Summarize an analysis."""
-        needs_replays = any(each.metric.by_replays and each.verdict != "pass" for each in analysis.judged)
-        return cls(analysis.verdict, analysis.action, analysis.reason, needs_replays)
-
-
-@dataclass(frozen=True)
 class Facts:
     """Inputs of a decision.
 
@@ -107,7 +84,7 @@ class Facts:
         now_s: Unix time.
         order: Order of an operator; None if there is none.
         outcome: Result of the phase's work; None while it is not done, or if the phase has none.
-        judged: Judgement of the requests so far; None without requests.
+        analysis: Analysis of the requests so far; None without requests.
         num_pairs: Requests of clients so far that the candidate answered and that have a counterpart of the
             stable pair.
         num_replays: Replays so far.
@@ -121,7 +98,7 @@ class Facts:
     now_s: float
     order: Order | None = None
     outcome: Outcome | None = None
-    judged: Judged | None = None
+    analysis: Analysis | None = None
     num_pairs: int = 0
     num_replays: int = 0
     idle_s: float = 0.0
@@ -215,14 +192,14 @@ def _finish(position: Position, facts: Facts, following: str) -> Decision:
 
 
 def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
-    judged = facts.judged
+    analysis = facts.analysis
     if facts.broken:
         return _roll_back(position, facts, f"the evidence cannot be judged: {facts.broken}")
-    if judged is not None and judged.verdict == "fail":
-        return _roll_back(position, facts, judged.reason, "fail")
+    if analysis is not None and analysis.verdict == "fail":
+        return _roll_back(position, facts, analysis.reason, "fail")
     if facts.order == "promote":
         return _go(position, facts, "promoting", "an operator promoted it", _evidence(facts))
-    needs_review = judged is not None and judged.action == "hold"
+    needs_review = analysis is not None and analysis.action == "hold"
     since_s = (
         (facts.now_s if position.held_since_s is None else position.held_since_s) if needs_review else None
     )
@@ -237,9 +214,9 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
         return Decision(resumed, "an operator resumed it", _evidence(facts))
     if position.paused_in:
         return Decision(position)
-    if since_s is not None and facts.now_s - since_s > plan.hold_s and judged is not None:
-        return _roll_back(position, facts, f"above its pass limit for too long: {judged.reason}")
-    if facts.num_pairs >= plan.max_pairs and (judged is None or judged.verdict != "pass"):
+    if since_s is not None and facts.now_s - since_s > plan.hold_s and analysis is not None:
+        return _roll_back(position, facts, f"above its pass limit for too long: {analysis.reason}")
+    if facts.num_pairs >= plan.max_pairs and (analysis is None or analysis.verdict != "pass"):
         return _roll_back(position, facts, f"no verdict after {facts.num_pairs} pairs{_found(facts)}")
     if facts.unmeasured:
         return _roll_back(position, facts, f"memory and CPU time are unknown: {facts.unmeasured}")
@@ -252,7 +229,7 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
 def _advance(position: Position, facts: Facts, plan: Plan, needs_review: bool) -> Decision:
     step = step_of(position, plan)
     needed = step or plan.shadow
-    needs_replays = facts.judged is None or facts.judged.needs_replays
+    needs_replays = facts.analysis is None or facts.analysis.needs_replays
     if step is not None and needs_replays and not plan.replayed_share(step.weight):
         reason = "late replays made a metric inconclusive"
         return _go(position, facts, "shadow", reason, _evidence(facts))
@@ -265,7 +242,7 @@ def _advance(position: Position, facts: Facts, plan: Plan, needs_review: bool) -
             return _wait_for_replays(position, facts, plan)
         reason = f"{num_pairs} pairs and no metric above its limit"
         return _go(position, facts, f"step/{number}", reason, _evidence(facts))
-    if facts.judged is not None and facts.judged.verdict == "pass":
+    if facts.analysis is not None and facts.analysis.verdict == "pass":
         return _go(position, facts, "promoting", "every metric is within its limit", _evidence(facts))
     return Decision(position)
 
@@ -279,7 +256,7 @@ def _wait_for_replays(position: Position, facts: Facts, plan: Plan) -> Decision:
 
 def _found(facts: Facts) -> str:
     """Return the judgement as the end of a reason."""
-    return f": {facts.judged.reason}" if facts.judged else ""
+    return f": {facts.analysis.reason}" if facts.analysis else ""
 
 
 def _roll_back(
@@ -303,6 +280,6 @@ def _go(position: Position, facts: Facts, phase: str, reason: str, evidence: dic
 
 def _evidence(facts: Facts) -> dict[str, Any]:
     found: dict[str, Any] = {"num_pairs": facts.num_pairs, "num_replays": facts.num_replays}
-    if facts.judged is not None:
-        found["verdict"] = facts.judged.verdict
+    if facts.analysis is not None:
+        found["verdict"] = facts.analysis.verdict
     return found

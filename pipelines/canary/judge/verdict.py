@@ -103,6 +103,11 @@ class Analysis:
         return "promote" if self.verdict == "pass" else "roll_back"
 
     @property
+    def needs_replays(self) -> bool:
+        """Whether a metric that only replays can decide, such as equal tokens, has not passed."""
+        return any(each.metric.by_replays and each.verdict != "pass" for each in self.judged)
+
+    @property
     def reason(self) -> str:
         """Metrics behind the verdict: those that fail, else those that do not pass; "" if all pass."""
         named: dict[str, list[str]] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ from pipelines.canary.controller.phases import (
     PREPARING,
     Decision,
     Facts,
-    Judged,
     Order,
     Position,
     decide,
@@ -20,7 +20,6 @@ from pipelines.canary.controller.phases import (
 from pipelines.canary.controller.plan import Plan, Step
 from pipelines.canary.controller.rollout import Progress, arm_table, weights_at
 from pipelines.canary.controller.world import Outcome
-from pipelines.canary.judge.verdict import Action, Word
 from pipelines.router.arms import ArmSetting
 from tests.unit.canary.simulated_world import CANDIDATE, CANDIDATE_CONTROL, CONTROL, PLAN, STABLE, begun
 
@@ -33,15 +32,16 @@ MANY: dict[str, Any] = {"num_pairs": 1000, "num_replays": 1000}
 FEW: dict[str, Any] = {"num_pairs": 0, "num_replays": 0}
 
 
-def judged(verdict: str, action: str = "go_on", needs_replays: bool = True) -> Judged:
-    return Judged(cast(Word, verdict), cast(Action, action), f"{verdict}: ttft", needs_replays)
+def analysed(verdict: str, action: str = "go_on", needs_replays: bool = True) -> Any:
+    found = {"verdict": verdict, "action": action, "needs_replays": needs_replays}
+    return SimpleNamespace(**found, reason=f"{verdict}: ttft")
 
 
 PASS, HOLD, FAIL, OPEN = (
-    judged("pass", "promote"),
-    judged("inconclusive", "hold"),
-    judged("fail", "roll_back"),
-    judged("inconclusive"),
+    analysed("pass", "promote"),
+    analysed("inconclusive", "hold"),
+    analysed("fail", "roll_back"),
+    analysed("inconclusive"),
 )
 
 
@@ -69,11 +69,11 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
         ("cold_start", {"outcome": BAD}, "rolling_back", "fail"),
         ("cold_start", {"outcome": HELD}, "paused", "inconclusive"),
         # it rises step by step, and passes before the last lets it go
-        ("shadow", {"judged": PASS}, "step/1", "pass"),
-        ("step/1", {"judged": PASS}, "step/2", "pass"),
-        ("step/1", {"judged": OPEN}, "step/2", "inconclusive"),
-        ("step/2", {"judged": PASS}, "promoting", "pass"),
-        ("step/2", {"judged": OPEN}, STAYS, None),
+        ("shadow", {"analysis": PASS}, "step/1", "pass"),
+        ("step/1", {"analysis": PASS}, "step/2", "pass"),
+        ("step/1", {"analysis": OPEN}, "step/2", "inconclusive"),
+        ("step/2", {"analysis": PASS}, "promoting", "pass"),
+        ("step/2", {"analysis": OPEN}, STAYS, None),
         ("step/2", {}, STAYS, None),
         # the shadow waits for replays, and a step for requests of clients
         ("shadow", {"num_pairs": 0, "num_replays": PLAN.shadow.min_pairs}, "step/1", None),
@@ -82,21 +82,21 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
         ("step/1", {"num_pairs": PLAN.steps[0].min_pairs - 1, "num_replays": 10**6}, STAYS, None),
         # one that failed leaves, whatever is asked
         *(
-            (f"{paused}{phase}", {"judged": FAIL, "order": order}, "rolling_back", "fail")
+            (f"{paused}{phase}", {"analysis": FAIL, "order": order}, "rolling_back", "fail")
             for phase in SERVING
             for paused in ("", "paused/")
             for order in (None, "pause", "resume", "promote")
         ),
         # an abort is obeyed in every phase before the old pair goes
         *(
-            (phase, {"order": "abort", "outcome": GOOD, "judged": PASS}, "rolling_back", "inconclusive")
+            (phase, {"order": "abort", "outcome": GOOD, "analysis": PASS}, "rolling_back", "inconclusive")
             for phase in (*PREPARING, *SERVING, "paused/step/1", "promoting")
         ),
         # a spent sample without a verdict is no pass, nor is silence
-        ("step/2", {"judged": OPEN, "num_pairs": PLAN.max_pairs}, "rolling_back", "inconclusive"),
-        ("step/2", {"judged": PASS, "num_pairs": PLAN.max_pairs}, "promoting", "pass"),
+        ("step/2", {"analysis": OPEN, "num_pairs": PLAN.max_pairs}, "rolling_back", "inconclusive"),
+        ("step/2", {"analysis": PASS, "num_pairs": PLAN.max_pairs}, "promoting", "pass"),
         ("step/1", {"unmeasured": "no server"}, "rolling_back", "inconclusive"),
-        ("step/1", {"broken": "the log is lost", "judged": PASS}, "rolling_back", "inconclusive"),
+        ("step/1", {"broken": "the log is lost", "analysis": PASS}, "rolling_back", "inconclusive"),
         *(
             (phase, {**FEW, "idle_s": PLAN.idle_s + late_s}, following, verdict)
             for phase in SERVING
@@ -110,7 +110,7 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
             for facts, following, verdict in (
                 ({**FEW, "down_s": DOWN}, STAYS, None),
                 ({"down_s": GONE}, "rolling_back", "fail"),
-                ({"has_restarted": True, "judged": PASS}, "rolling_back", "fail"),
+                ({"has_restarted": True, "analysis": PASS}, "rolling_back", "fail"),
             )
         ),
         # one with all requests is watched before the old one goes, after which there is no way back
@@ -121,7 +121,7 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
         ("settling", {"order": "abort", "down_s": 99.0}, STAYS, None),
         ("settling", {"order": "abort", "down_s": 99.0, "outcome": GOOD}, "promoted", None),
         *(
-            (phase, {"order": "abort", "outcome": BAD, "judged": FAIL, "down_s": 99.0}, STAYS, None)
+            (phase, {"order": "abort", "outcome": BAD, "analysis": FAIL, "down_s": 99.0}, STAYS, None)
             for phase in ENDED
         ),
     ],
@@ -137,7 +137,7 @@ def test_each_phase_ends_as_it_has_to(
 
 def test_reasons_and_evidence_are_those_of_what_was_found() -> None:
     assert after("loading", outcome=GOOD).evidence == {"seen": 1}
-    assert after("step/1", judged=FAIL).reason == "fail: ttft"
+    assert after("step/1", analysis=FAIL).reason == "fail: ttft"
     assert after("loading", outcome=BAD).reason == after("promoting", outcome=BAD).reason == "bad"
     assert after("shadow", **FEW, idle_s=99.0).reason == "no new evidence for 99 s"
     assert after("step/1", has_restarted=True).reason == "its process ended and was replaced"
@@ -158,11 +158,11 @@ def test_a_step_has_its_own_pairs_and_its_time() -> None:
 
 
 def test_a_candidate_that_is_above_a_limit_is_watched_and_then_leaves() -> None:
-    held = after("step/1", judged=HOLD)
+    held = after("step/1", analysis=HOLD)
     assert (held.position.phase, held.position.held_since_s) == ("step/1", NOW_S)
 
-    def later(seconds: float, now: Judged) -> Decision:
-        return decide(held.position, Facts(NOW_S + seconds, judged=now, num_pairs=1000), PLAN)
+    def later(seconds: float, now: Any) -> Decision:
+        return decide(held.position, Facts(NOW_S + seconds, analysis=now, num_pairs=1000), PLAN)
 
     assert later(PLAN.hold_s, HOLD).position.phase == "step/1"
     left = later(PLAN.hold_s + 1, HOLD)
@@ -191,10 +191,10 @@ def test_probes_that_are_neither_good_nor_bad_wait_for_a_person() -> None:
 
 @pytest.mark.parametrize("phase", SERVING)
 def test_a_pause_keeps_the_weight_and_a_resume_continues_there(phase: str) -> None:
-    paused = after(phase, order="pause", judged=PASS).position
+    paused = after(phase, order="pause", analysis=PASS).position
     assert (paused.phase, paused.paused_in) == ("paused", phase)
     assert weights_at(paused, PLAN) == weights_at(Position(phase, 0.0), PLAN)
-    assert decide(paused, Facts(NOW_S + 9e6, judged=PASS, num_pairs=10**6), PLAN).position == paused
+    assert decide(paused, Facts(NOW_S + 9e6, analysis=PASS, num_pairs=10**6), PLAN).position == paused
     assert decide(paused, Facts(NOW_S, order="resume"), PLAN).position == Position(phase, 0.0)
 
 
@@ -262,8 +262,8 @@ def test_a_candidate_never_has_more_to_do_than_the_stable_pair(weight: float, sh
 def test_a_step_in_which_nothing_is_repeated_waits_until_replays_have_shown_all_they_can(
     weight: float, needs_replays: bool, num_replays: int, following: str
 ) -> None:
-    found = judged("inconclusive", needs_replays=needs_replays)
-    facts = Facts(NOW_S + 60, judged=found, num_replays=num_replays)
+    found = analysed("inconclusive", needs_replays=needs_replays)
+    facts = Facts(NOW_S + 60, analysis=found, num_replays=num_replays)
     decision = decide(Position("shadow", NOW_S), facts, one_step(weight))
     assert decision.position.phase == following
     if following == "rolling_back":
@@ -273,12 +273,12 @@ def test_a_step_in_which_nothing_is_repeated_waits_until_replays_have_shown_all_
 
 def test_a_step_without_replays_goes_back_for_more_if_the_last_ones_were_needed() -> None:
     plan, step = one_step(0.4), Position("step/1", NOW_S, 3)
-    facts = Facts(NOW_S + 1, judged=OPEN, num_pairs=30, num_replays=500)
+    facts = Facts(NOW_S + 1, analysis=OPEN, num_pairs=30, num_replays=500)
     back = decide(step, facts, plan)
     assert (back.position.phase, back.position.num_pairs_before) == ("shadow", 500)
     assert "made a metric inconclusive" in back.reason
     shown = Facts(
-        NOW_S + 60, judged=judged("inconclusive", needs_replays=False), num_pairs=80, num_replays=549
+        NOW_S + 60, analysis=analysed("inconclusive", needs_replays=False), num_pairs=80, num_replays=549
     )
     assert decide(back.position, shown, plan).position.phase == "shadow"
     again = decide(back.position, replace(shown, num_replays=550), plan).position
