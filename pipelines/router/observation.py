@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +10,7 @@ from pipelines import configuration
 from pipelines.errors import CanaryError
 from pipelines.router.arms import Arm, Band
 
-FORMAT = 3
+FORMAT = 4
 
 _REMEDY = "continue with the version that wrote it, or abort the rollout and start a new one"
 
@@ -61,9 +59,7 @@ class Observation:
 
     Attributes:
         canary_id: The rollout at arrival; "" for none.
-        generation: Generation of the table of arms at arrival.
         request_id: Id of the request; a replay has the id of the request that it replays.
-        key: The key by which the request was routed: its session, or itself.
         arm: The arm that answered; if none did, the arm that was asked last.
         overridden: Whether the client chose the arm.
         fallback_from: Arms that came before this one and did not answer, in order.
@@ -82,10 +78,8 @@ class Observation:
         num_output_tokens: Length of the answer.
         drafted_per_round: Draft tokens that each target pass verified; empty if not counted.
         accepted_per_round: Accepted draft tokens of each target pass.
-        draft_length: Draft tokens per round that the request asked for; None for the server's choice.
         prompt_id: Identifies prompt and sampling; equal ids should have equal answers.
         session_id: The session; "" for none.
-        output_hash: ``output_hash`` of the answer's tokens; "" without an answer.
         answer: Whether the client would receive from a replay what the candidate should answer
             (``ArmTable.replays_match``); "" if not compared. An answer to a client is "diverged" if its
             chunks contradict each other.
@@ -96,9 +90,7 @@ class Observation:
     """
 
     canary_id: str
-    generation: int
     request_id: str
-    key: str
     arm: Arm
     arrived_at_s: float
     oldest_open_at_s: float
@@ -116,10 +108,8 @@ class Observation:
     num_output_tokens: int = 0
     drafted_per_round: tuple[int, ...] = ()
     accepted_per_round: tuple[int, ...] = ()
-    draft_length: int | None = None
     prompt_id: str = ""
     session_id: str = ""
-    output_hash: str = ""
     answer: Literal["", "equal", "diverged"] = ""
     differs_in: Difference = ""
     num_common_tokens: int | None = None
@@ -155,8 +145,3 @@ class Observation:
                 remedy=_REMEDY,
             )
         return configuration.parse(cls, raw, CanaryError, _REMEDY)
-
-
-def output_hash(output_ids: Iterable[int]) -> str:
-    """Hash the tokens of an answer to 32 hex digits (BLAKE2b, RFC 7693)."""
-    return hashlib.blake2b(",".join(map(str, output_ids)).encode(), digest_size=16).hexdigest()

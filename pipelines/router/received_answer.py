@@ -18,7 +18,6 @@ from pipelines.router.observation import (
     Failure,
     Observation,
     Rightness,
-    output_hash,
 )
 from pipelines.speculation.token_ids import count_accepted
 from pipelines.text.vocabulary import Vocabulary
@@ -176,8 +175,7 @@ def with_answer(observation: Observation, received: ReceivedAnswer) -> Observati
     names = "drafted_per_round", "accepted_per_round"
     if set(names) <= set(received.last):  # absent if the target answered alone
         rounds = {name: tuple(received.last[name].reshape(-1).tolist()) for name in names}
-    ids = received.output_ids
-    return replace(observation, num_output_tokens=len(ids), output_hash=output_hash(ids), **rounds)
+    return replace(observation, num_output_tokens=len(received.output_ids), **rounds)
 
 
 def num_common_tokens(one: Sequence[int], other: Sequence[int]) -> int:

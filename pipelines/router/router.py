@@ -180,8 +180,7 @@ class Router:
         call = _prepared(call, table)
         own_id = f"{call.request_id}/{secrets.token_hex(8)}"
         key = session_id or call.request_id or own_id
-        num_draft_tokens = read_scalar(call.tensors, "num_draft_tokens", int, None)
-        arrived = Arrived(own_id, key, session_id, named, prompt_id(call.tensors), num_draft_tokens)
+        arrived = Arrived(own_id, key, session_id, named, prompt_id(call.tensors))
         visit = self.routing.begin(arrived, table)
         asked = EngineCall(
             call,

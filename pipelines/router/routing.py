@@ -57,7 +57,6 @@ class Arrived:
         session_id: Its session; "" for none.
         arm: Arm that the client chose; "" for none.
         prompt_id: Identifies prompt and sampling.
-        draft_length: Draft tokens per round that it asked for; None for the server's choice.
     """
 
     request_id: str
@@ -65,7 +64,6 @@ class Arrived:
     session_id: str
     arm: str
     prompt_id: str
-    draft_length: int | None = None
 
 
 @dataclass
@@ -147,15 +145,12 @@ class Routing(Generic[Chunk]):
         number, arrived_at_s = self._open.begin()
         observation = Observation(
             canary_id=table.canary_id,
-            generation=table.generation,
             request_id=arrived.request_id,
-            key=arrived.key,
             arm=arm,
             arrived_at_s=arrived_at_s,
             oldest_open_at_s=arrived_at_s,
             band=table.bands.band(len(self._open)),
             overridden=bool(arrived.arm),
-            draft_length=arrived.draft_length,
             prompt_id=arrived.prompt_id,
             session_id=arrived.session_id,
         )

@@ -145,15 +145,12 @@ class ShadowTraffic:
             numbers[arm], arrived_at_s = self._open.begin()
             begun[arm] = Observation(
                 canary_id=table.canary_id,
-                generation=table.generation,
                 request_id=before.request_id,
-                key=before.key,
                 arm=arm,
                 arrived_at_s=arrived_at_s,
                 oldest_open_at_s=arrived_at_s,
                 band=before.band,
                 is_replay=True,
-                draft_length=before.draft_length,
                 prompt_id=before.prompt_id,
                 session_id=before.session_id,
             )

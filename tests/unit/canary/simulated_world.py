@@ -255,9 +255,7 @@ class SimulatedWorld:
             state["candidates"].append(now_s)
         common: dict[str, Any] = {
             "canary_id": table.canary_id,
-            "generation": table.generation,
             "request_id": f"request-{state['number']}",
-            "key": str(state["number"]),
             "session_id": "" if self.asked_by is None else f"s{state['number'] % self.asked_by}",
             "oldest_open_at_s": now_s - self.open_for_s,
             "band": list(_pools())[rng.integers(len(_pools()))],

@@ -18,9 +18,7 @@ from tests.unit.canary.simulated_world import SimulatedWorld, begun
 
 ANSWER = Observation(
     canary_id="c1",
-    generation=3,
     request_id="r1",
-    key="s1",
     arm="candidate",
     arrived_at_s=5.0,
     oldest_open_at_s=4.0,

@@ -20,7 +20,7 @@ from pipelines.router.shadow import ShadowTraffic, is_replayed
 from tests.unit.router.virtual_time import run
 
 SETTING = ShadowSetting(share=1.0, max_per_s=1e6, max_in_flight=2, max_queue=3)
-OBSERVED = Observation("c1", 1, "r", "r", "stable", 0.0, 0.0, "low")
+OBSERVED = Observation("c1", "r", "stable", 0.0, 0.0, "low")
 
 
 class Replays:
@@ -45,7 +45,7 @@ class Replays:
     def offer(self, traffic: ShadowTraffic, number: int) -> None:
         traffic.offer(Request(number, self), OBSERVED, self)  # type: ignore[arg-type]
 
-    def note(self, number: int, observation: Observation, *, is_judged: bool) -> None:
+    def note(self, number: int, observation: Observation, is_judged: bool) -> None:
         assert observation.is_replay
         self.open.end(number)
         self.num_judged += is_judged

@@ -196,13 +196,12 @@ def test_observations_match_the_answers(world: World) -> None:
     assert text == bytes(last["output_ids"].reshape(-1).astype(np.uint8)) == ANSWER
     assert last["text_length"].item() == last["accepted_mask"].size == len(ANSWER)
     streamed, whole = world.close()
-    assert streamed.request_id.startswith("mine/") and streamed.key == "mine"
+    assert streamed.request_id.startswith("mine/")
     assert (streamed.num_output_tokens, streamed.drafted_per_round) == (11, (0, 2, 4, 2))
-    assert (streamed.accepted_per_round, streamed.draft_length) == ((0, 2, 1, 1), 2)
+    assert streamed.accepted_per_round == (0, 2, 1, 1)
     assert streamed.ttft_s is not None and streamed.e2e_latency_s is not None
     assert 0 < streamed.ttft_s <= streamed.e2e_latency_s
     assert whole.ttft_s is None
-    assert streamed.output_hash == whole.output_hash
     assert streamed.prompt_id == whole.prompt_id
     assert abs(streamed.arrived_at_s - time.time()) < 60
 
