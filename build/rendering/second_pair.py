@@ -17,11 +17,13 @@ from build.rendering.rendered_pair import RenderedPair
 from build.rendering.templates import TEMPLATES, render_model
 from pipelines.atomic_file import put_in_place, scratch_beside
 from pipelines.available_resources import available_bytes
-from pipelines.deploy.triton.pair_record import LOOP, PairRecord, short_hash
+from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.engine_memory import PROCESS_BYTES
 from pipelines.errors import RepositoryError
 from pipelines.manifest import engine_digest, read_manifest
 from pipelines.socket_path import check_socket_path
+
+_HASH_DIGITS = 8  # few, as the path of a socket is limited
 
 
 def render_second_pair(
@@ -55,7 +57,7 @@ def render_second_pair(
     pair = RenderedPair(recipe, *engines, run_directory)
     if pair.fingerprint == served.fingerprint:
         return served
-    pair = replace(pair, suffix=f"_{short_hash(pair.fingerprint)}")
+    pair = replace(pair, suffix=f"_{pair.fingerprint[:_HASH_DIGITS]}")
     there = repository / pair.loop
     pair = with_kv_blocks(pair, there, free, PROCESS_BYTES)
     for socket in (pair.values["speculative_socket"], pair.values["target_socket"]):

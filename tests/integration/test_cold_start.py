@@ -14,11 +14,12 @@ from build.rendering.rendered_pair import calibration_file
 from build.rendering.second_pair import render_second_pair
 from pipelines.bench.calibration.__main__ import main as calibrate
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline
-from pipelines.canary.checks.cold_start import cold_start
+from pipelines.canary.checks.cold_start import ColdStart, cold_start
 from pipelines.canary.checks.preflight import examine
 from pipelines.canary.checks.server_figures import free_bytes
 from pipelines.canary.controller.candidate import CandidatePair
 from pipelines.deploy.server import Server
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import pair_bytes
 from tests.integration.conftest import repository_api, tiny_recipe
 from tests.integration.test_two_pairs import processes
@@ -27,6 +28,11 @@ from tests.support.tiny_engines import build_tiny_pair
 from tests.unit.canary.requests import LIMITS
 
 pytestmark = pytest.mark.triton
+
+
+def probe(server: Server, pair: PairRecord) -> ColdStart:
+    with repository_api(server) as api:
+        return cold_start(api, pair, LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +92,17 @@ def test_a_good_pair_gives_the_very_counts_of_its_baseline(
 ) -> None:
     """The baseline ran concurrently in another process; here the pair gets one request at a time."""
     pair = load(draft).pair
-    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, pair, LIMITS)
+    found = probe(server, pair)
     assert found.verdict == "pass"
     baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
-    probe = found.probe
-    assert probe is not None
-    assert probe.prompts == baseline.prompts
-    assert (probe.num_rounds, probe.total_draft_tokens) == (baseline.num_rounds, baseline.total_draft_tokens)
-    assert probe.accepted_per_position[: baseline.num_draft_tokens] == baseline.accepted_per_position
+    counts = found.probe
+    assert counts is not None
+    assert counts.prompts == baseline.prompts
+    assert (counts.num_rounds, counts.total_draft_tokens) == (
+        baseline.num_rounds,
+        baseline.total_draft_tokens,
+    )
+    assert counts.accepted_per_position[: baseline.num_draft_tokens] == baseline.accepted_per_position
 
 
 @pytest.mark.long  # by day tests/unit/canary/test_cold_start.py has pairs that accept less
@@ -106,7 +115,7 @@ def test_a_pair_that_accepts_less_than_at_its_build_needs_review_or_fails(
     baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
     better = tuple(int(gain * accepted) for accepted in baseline.accepted_per_position)
     replace(baseline, accepted_per_position=better).add_to(Path(pair.calibration_file))
-    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, pair, LIMITS)
+    found = probe(server, pair)
     assert found.verdict == verdict, found.reason
     assert ("at the build" in found.reason) == (verdict != "pass")
 
@@ -115,7 +124,7 @@ def test_a_pair_that_accepts_less_than_at_its_build_needs_review_or_fails(
 def test_a_draft_that_knows_nothing_of_the_target_fails_at_once(
     server: Server, load: Callable[[str], CandidatePair]
 ) -> None:
-    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, load("random").pair, LIMITS)
+    found = probe(server, load("random").pair)
     assert "the mean acceptance length is 1.0" in found.reason
 
 
@@ -123,7 +132,7 @@ def test_an_unloaded_pair_does_not_answer(server: Server, load: Callable[[str], 
     candidate = load("noisy")
     with repository_api(server) as api:
         api.unload(candidate.pair.speculative_model)
-    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, candidate.pair, LIMITS)
+    found = probe(server, candidate.pair)
     assert "does not answer" in found.reason
 
 

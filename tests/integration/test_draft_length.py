@@ -18,15 +18,13 @@ from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pairing import Pair, matched_rounds
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.generation import TOKEN_SOURCES
-from pipelines.client.models import connect_to_models
 from pipelines.deploy.live_settings import set_lookup_corpus
-from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import rendered_parameters
 from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.speculation.lookup.corpus import Corpus
 from pipelines.wire.calls import Call, stream
-from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
+from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, post, read_gauge, wait_until
 from tests.support.fake_triton import engine_tensors
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
@@ -200,20 +198,14 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
 
 def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(server: Server) -> None:
     """A candidate is judged by matched rounds, because counts of whole answers depend on the draft length."""
-    models = connect_to_models(f"grpc://{HOST}:{server.ports.grpc}")
 
     def ask(prompt: str, num_draft_tokens: int, **others: Any) -> tuple[list[int], ObservedRequest]:
-        model = models.describe("generate")
         given = {"text_input": prompt, "max_tokens": 60, "end_id": -1, "num_draft_tokens": num_draft_tokens}
-        inputs = {name: model.tensor(name, [value]) for name, value in {**given, **others}.items()}
-        [outputs] = models.infer(model, inputs)
-        drafted, accepted = (
-            tuple(outputs[name].reshape(-1).tolist()) for name in ("drafted_per_round", "accepted_per_round")
-        )
-        output_ids = outputs["output_ids"].reshape(-1).tolist()
+        outputs = post(server, {**given, **others}).json()
+        drafted, accepted = (tuple(outputs[name]) for name in ("drafted_per_round", "accepted_per_round"))
+        output_ids = outputs["output_ids"]
         assert (sum(drafted), sum(accepted), len(drafted)) == tuple(
-            outputs[name].item()
-            for name in ("total_draft_tokens", "total_accepted_draft_tokens", "num_rounds")
+            outputs[name] for name in ("total_draft_tokens", "total_accepted_draft_tokens", "num_rounds")
         )
         assert len(output_ids) <= sum(accepted) + len(drafted) <= len(output_ids) + 1
         answer = ObservedRequest("r", "candidate", 0.0, "low", num_common_tokens=len(output_ids))
@@ -231,6 +223,5 @@ def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(serv
             num_matched += len(matched.depth)
             assert matched.by_candidate.tolist() == matched.by_baseline.tolist()
             rates.append([sum(each.accepted_per_round) / sum(each.drafted_per_round) for each in (few, many)])
-    models.close()
     assert num_matched >= 100
     assert any(few != many for few, many in rates)

@@ -1,18 +1,16 @@
 """Probe a candidate's loop after it is loaded and before it gets requests of clients.
 
 A draft that does not fit the target is obvious: hardly a token is accepted, and every round outputs one token
-at the cost of two engines. The probes are the prompts of the pair's acceptance baseline if it has one, so the
-same pair gives the same counts.
+at the cost of two engines. The probes are the prompts of the pair's acceptance baseline.
 
-A baseline exists for the embedded runtime alone, which is exact: the same engines give the same counts
-whatever else is served. So no difference is random, and a regression is compared with its limits directly.
+The embedded runtime is exact: the same engines give the same counts whatever else is served. So no difference
+is random, and a regression is compared with its limits directly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
+from pipelines.canary.controller.repository_api import RepositoryApi
 from pipelines.canary.judge.limits import Limit, Limits
-from pipelines.client.connection import Timeouts
-from pipelines.client.models import Tensors, connect_to_models
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import DraftproofError
 
@@ -36,7 +33,7 @@ NEAR_ONE = 1.1
 """A lower mean acceptance length fails: nine of ten rounds output no more than the target alone would."""
 
 _CONCURRENT_REQUESTS = 4
-_TIMEOUTS = Timeouts(total_s=60)
+_ANSWERS_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -83,18 +80,16 @@ class ColdStart:
     evidence: dict[str, Any]
 
 
-def cold_start(url: str, key: str, pair: PairRecord, limits: Limits) -> ColdStart:
+def cold_start(api: RepositoryApi, pair: PairRecord, limits: Limits) -> ColdStart:
     """Probe a candidate.
 
     Args:
-        url: ``grpc://host:port`` of the server that has loaded it.
-        key: Key of that server.
+        api: The server that has loaded it.
         pair: Candidate.
         limits: Limits, of which ``manifest`` applies to the baseline.
 
     Raises:
         EngineLoadError: The pair's baseline is missing or invalid.
-        InvalidRequestError: The address is invalid.
     """
     at_build = AcceptanceBaseline.read(Path(pair.calibration_file))
     asked = replace(at_build, num_draft_tokens=min(at_build.num_draft_tokens, pair.max_draft_len))
@@ -103,7 +98,7 @@ def cold_start(url: str, key: str, pair: PairRecord, limits: Limits) -> ColdStar
     baseline = at_build if is_comparable else None
     probe, regressions = None, []
     try:
-        probe = _probe(url, key, pair.speculative_model, asked)
+        probe = _probe(api, pair.speculative_model, asked)
         fault = _fault(probe)
         if baseline and drops and not fault:
             regressions = _regressions(probe, baseline, drops, limits.survival_positions)
@@ -150,34 +145,27 @@ def _figures(counts: AcceptanceBaseline | None) -> dict[str, float] | None:
     }
 
 
-def _probe(url: str, key: str, model: str, asked: AcceptanceBaseline) -> AcceptanceBaseline:
+def _probe(api: RepositoryApi, model: str, asked: AcceptanceBaseline) -> AcceptanceBaseline:
     """Send all prompts, and return what was asked with the counts of its answers."""
 
-    def ask(prompt: BaselinePrompt) -> Tensors:
-        with closing(connect_to_models(url, _TIMEOUTS, key)) as calls:
-            inputs = _inputs(prompt, asked.num_draft_tokens, asked.max_tokens)
-            [answer] = calls.infer(calls.describe(model), inputs)
-            return answer
+    def ask(prompt: BaselinePrompt) -> dict[str, Any]:
+        inputs = {
+            "input_ids": prompt.input_ids,
+            "input_lengths": len(prompt.input_ids),
+            "request_output_len": asked.max_tokens,
+            "num_draft_tokens": asked.num_draft_tokens,
+        }
+        return api.generate(model, inputs, _ANSWERS_WITHIN_S)
 
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
         answers = list(pool.map(ask, asked.prompts))
-    positions = np.sum([answer["accepted_per_position"].reshape(-1) for answer in answers], axis=0)
+    positions = np.sum([np.reshape(answer["accepted_per_position"], -1) for answer in answers], axis=0)
     return replace(
         asked,
-        num_rounds=sum(int(answer["num_rounds"].item()) for answer in answers),
-        total_draft_tokens=sum(int(answer["total_draft_tokens"].item()) for answer in answers),
+        num_rounds=sum(answer["num_rounds"] for answer in answers),
+        total_draft_tokens=sum(answer["total_draft_tokens"] for answer in answers),
         accepted_per_position=tuple(positions.tolist()),
     )
-
-
-def _inputs(prompt: BaselinePrompt, num_draft_tokens: int, max_tokens: int) -> Tensors:
-    ids = np.array([prompt.input_ids], np.int32)
-    scalars = {
-        "input_lengths": ids.size,
-        "request_output_len": max_tokens,
-        "num_draft_tokens": num_draft_tokens,
-    }
-    return {"input_ids": ids, **{name: np.array([[value]], np.int32) for name, value in scalars.items()}}
 
 
 def _regressions(

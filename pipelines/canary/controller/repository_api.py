@@ -1,4 +1,4 @@
-"""Client of Triton's model repository API, which loads and unloads models while the server runs.
+"""Client of what only operators may do: load and unload models while the server runs, and ask any of them.
 
 Triton reports a model as ready even if its process was killed. Only the model's socket shows that, and only
 unloading and loading it again restores it.
@@ -7,7 +7,8 @@ unloading and loading it again restores it.
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -28,7 +29,7 @@ class ModelState(NamedTuple):
 
 
 class RepositoryApi:
-    """Loads and unloads models of one server.
+    """Loads, unloads and asks models of one server.
 
     Args:
         http_endpoint: ``http://host:port``.
@@ -66,6 +67,25 @@ class RepositoryApi:
         """
         self._control(model, "unload", timeout_s)
         self._wait_while(model, ("READY", "UNLOADING"), "unload", timeout_s)
+
+    def generate(self, model: str, inputs: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Ask a model, and return the outputs of its only response; one value stands without a list.
+
+        Raises:
+            CanaryError: The model refused or failed.
+            RequestTimeoutError: It did not answer in time.
+            ServerUnavailableError: No server answers.
+        """
+        reply = self._send("POST", f"/v2/models/{model}/generate", timeout_s, inputs)
+        if reply.status_code != httpx.codes.OK:
+            raise CanaryError(
+                "a model did not answer",
+                values=f"{model}: {_reason(reply)}",
+                limit="a model that is loaded",
+                remedy="read the server's log",
+            )
+        outputs: dict[str, Any] = reply.json()
+        return outputs
 
     def index(self) -> tuple[ModelState, ...]:
         """List every model of the repository.
@@ -131,10 +151,13 @@ class RepositoryApi:
                 remedy="read the server's log; the pair in service was not changed",
             )
 
-    def _send(self, method: str, path: str, timeout_s: float) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
         limits = httpx.Timeout(ANSWER_TIMEOUT_S, read=timeout_s)
+        content = body or {} if method == "POST" else None
         try:
-            return self._http.request(method, path, json={} if method == "POST" else None, timeout=limits)
+            return self._http.request(method, path, json=content, timeout=limits)
         except httpx.ReadTimeout:
             raise _too_slow(f"{method} {self._url}{path}", timeout_s) from None
         except httpx.HTTPError as error:

@@ -102,11 +102,6 @@ class ServerAddress:
         return f"http://{self.host}:{self.ports.http}"
 
     @property
-    def grpc(self) -> str:
-        """Address of the models."""
-        return f"grpc://{self.host}:{self.ports.grpc}"
-
-    @property
     def metrics(self) -> str:
         """Address of the metrics."""
         return f"http://{self.host}:{self.ports.metrics}/metrics"
@@ -171,8 +166,8 @@ class TritonWorld(RouterFiles):
     def probe(self) -> Outcome:
         """Measure the candidate's acceptance with probes."""
         pair = self._candidate().pair
-        address, rollout = self._address, self._rollout
-        found = cold_start(address.grpc, address.key, pair, rollout.limits)
+        with closing(self._api()) as api:
+            found = cold_start(api, pair, self._rollout.limits)
         return Outcome(found.verdict == "pass", found.reason, found.evidence, found.verdict == "held")
 
     def unload(self) -> str:

@@ -20,7 +20,6 @@ LOOP = "speculative"
 
 PAIR_FILE = "pair.json"
 FORMAT = 4
-_HASH_DIGITS = 8  # few, as the path of a socket is limited
 
 
 @configuration.strict
@@ -91,8 +90,3 @@ class PairRecord:
             "run 'draftproof stop' and 'draftproof serve'; if the error persists, remove the model's folder"
         )
         return configuration.read_json(cls, folder / PAIR_FILE, FORMAT, error, remedy)
-
-
-def short_hash(fingerprint: str) -> str:
-    """Return the digits of a fingerprint that are in the name of a second pair's model."""
-    return fingerprint[:_HASH_DIGITS]

@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
-from pipelines.canary.checks import cold_start as probing
 from pipelines.canary.checks.cold_start import ColdStart, cold_start
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.deploy.triton.pair_record import PairRecord
@@ -28,7 +26,6 @@ BASELINE = AcceptanceBaseline(
     total_draft_tokens=40,
     accepted_per_position=(8, 6, 4, 2),
 )
-URL, KEY = "grpc://127.0.0.1:1", "of the server"
 
 Counts = tuple[int, int, tuple[int, ...]]
 """Rounds, drafted tokens, and accepted ones by position, of each answer."""
@@ -45,43 +42,29 @@ def pair(rendered: Render, tmp_path: Path) -> PairRecord:
 class Probes:
     """Probes a pair whose server answers with chosen counts; None for a server that fails."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[list[int]] = []
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ...]] = []
         self._counts: Counts | None = None
-        monkeypatch.setattr(probing, "connect_to_models", self._connect)
 
     def __call__(self, pair: PairRecord, counts: Counts | None, by: Limits = LIMITS) -> ColdStart:
         self.asked, self._counts = [], counts
-        found = cold_start(URL, KEY, pair, by)
+        found = cold_start(self, pair, by)  # type: ignore[arg-type]
         json.dumps(found.evidence, allow_nan=False)
         assert counts is None or len(self.asked) == len(found.evidence["prompts"])
         return found
 
-    def _connect(self, url: str, timeouts: object, key: str) -> Probes:
-        assert (url, key) == (URL, KEY)
-        return self
-
-    def describe(self, model: str) -> str:
-        return model
-
-    def infer(self, model: str, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        self.asked.append(inputs["input_ids"][0].tolist())
+    def generate(self, model: str, inputs: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.asked.append(inputs["input_ids"])
         if self._counts is None:
             raise EngineFailedError("the device is gone")
         rounds, drafted, accepted = self._counts
         counts = {"num_rounds": rounds, "total_draft_tokens": drafted}
-        return [
-            {name: np.array([[value]]) for name, value in counts.items()}
-            | {"accepted_per_position": np.array([[*accepted, 0, 0, 0, 0]])}
-        ]
-
-    def close(self) -> None:
-        pass
+        return {**counts, "accepted_per_position": [*accepted, 0, 0, 0, 0]}
 
 
 @pytest.fixture
-def probed(monkeypatch: pytest.MonkeyPatch) -> Probes:
-    return Probes(monkeypatch)
+def probed() -> Probes:
+    return Probes()
 
 
 @pytest.mark.parametrize(

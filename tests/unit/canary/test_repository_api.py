@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,17 @@ def test_failures_of_the_network_have_four_parts(
         assert all((caught.value.values, caught.value.limit, caught.value.remedy))
 
 
+def test_a_model_is_asked_or_says_why_not() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        is_known = request.url.path == "/v2/models/pair/generate"
+        return httpx.Response(200, json=body) if is_known else httpx.Response(400, json={"error": "unknown"})
+
+    assert api_of(handler).generate("pair", {"input_ids": (1, 2)}, 5.0) == {"input_ids": [1, 2]}
+    with pytest.raises(CanaryError, match="did not answer; other: HTTP 400, unknown"):
+        api_of(handler).generate("other", {}, 5.0)
+
+
 def test_a_load_may_take_longer_than_an_answer() -> None:
     limits = {}
 
@@ -144,11 +156,10 @@ def test_a_server_in_a_container_is_waited_for_with_the_key_of_its_latest_start(
     start_again()
     monkeypatch.setattr(triton_world, "RepositoryApi", Api)
     monkeypatch.setattr(triton_world, "_POLL_S", 0.0)
-    monkeypatch.setenv("DRAFTPROOF_GRPC_PORT", "18999")
+    monkeypatch.setenv("DRAFTPROOF_METRICS_PORT", "18999")
     address = ServerAddress.of(tmp_path, "draftproof-demo")
     assert asked == ["http://draftproof-demo:8000"] * 3
-    assert (address.key, address.grpc) == ("key 2", "grpc://draftproof-demo:18999")
-    assert address.metrics == "http://draftproof-demo:8002/metrics"
+    assert (address.key, address.metrics) == ("key 2", "http://draftproof-demo:18999/metrics")
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,8 @@ def test_the_probes_decide_on_the_cold_start(
 ) -> None:
     found = ColdStart(None, verdict, "mean acceptance length 1.00", {"prompts": []})
 
-    def probed(url: str, key: str, pair: PairRecord, limits: Any) -> ColdStart:
-        assert key == "key", "probes ask a model that is closed to clients"
+    def probed(api: object, pair: PairRecord, limits: Any) -> ColdStart:
+        assert api is place, "probes ask a model that is closed to clients"
         return found
 
     monkeypatch.setattr(triton_world, "cold_start", probed)

@@ -65,8 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("building", "time_left"),
     },
     "canary": {
-        *("errors", "program", "manifest", "client", "deploy", "router", "text"),
-        *("command_line", "bench", "atomic_file", "building", "configuration", "engine_memory"),
+        *("errors", "program", "manifest", "deploy", "router", "bench"),
+        *("atomic_file", "building", "configuration", "engine_memory"),
         "socket_path",
     },
     "upstreams": {
