@@ -37,15 +37,15 @@ PARTS = (
     Part("speculation", 1_960, ("pipelines/speculation/",)),
     Part("executor", 1_620, ("pipelines/executor/",)),
     Part("text", 1_050, ("pipelines/text/",)),
-    Part("wire", 1_220, ("pipelines/wire/",)),
-    Part("router", 3_650, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
-    Part("triton", 3_380, ("pipelines/triton/", "model_repository/")),
+    Part("wire", 1_185, ("pipelines/wire/",)),
+    Part("router", 3_605, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
+    Part("triton", 3_305, ("pipelines/triton/", "model_repository/")),
     Part("front door", 4_645, ("pipelines/front_door/",)),
-    Part("client", 890, ("pipelines/client/",)),
+    Part("client", 830, ("pipelines/client/",)),
     Part("validation", 4_140, ("pipelines/validation/", "build/reference.py")),
-    Part("canary", 2_990, ("pipelines/canary/",)),
+    Part("canary", 2_940, ("pipelines/canary/",)),
     Part("bench", 1_815, ("pipelines/bench/",)),
-    Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
+    Part("deploy", 1_945, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
     Part("build", 6_483, ("build/",)),
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 985, ("tools/",)),
 )
 
-TEST_LINES = 68_480
+TEST_LINES = 68_200
 """The most lines of tests, with blank lines and comments."""
 
 
