@@ -81,7 +81,7 @@ def test_a_file_that_is_no_calibration_is_named(path: Path, text: str | None) ->
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return build_tiny_pair(tmp_path_factory.mktemp("engines"), draft="noisy")
+    return build_tiny_pair(tmp_path_factory.mktemp("engines"), draft="noisy", num_threads=1)
 
 
 def measure(pair: tuple[Path, Path], output: Path, *options: str) -> int:

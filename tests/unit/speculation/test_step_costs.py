@@ -61,7 +61,7 @@ def test_costs_stay_positive_and_rise_however_long_another_machine_is_observed(
     """On some machines no time depends on the rows: the worst case for two causes that share an error."""
     costs = StepCosts(ROWS, SECONDS, seconds_per_position=1e-6, is_estimate=is_estimate)
     rng = np.random.default_rng(0)
-    sizes = rng.integers(2, 40, 10_000)
+    sizes = rng.integers(2, 40, 4_000)
     seconds = slowness * 0.01 * (1 + rise * sizes / 16) * rng.lognormal(0, 0.5, len(sizes))
     for rows, took_s in zip(sizes.tolist(), seconds.tolist(), strict=True):
         costs.observe(rows, rows * 100, took_s)
