@@ -52,10 +52,7 @@ POSTS: tuple[tuple[Operation, Endpoint], ...] = (
     (Operation("/v1/completions", "Continue a text or tokens", CompletionBody), answer_completion),
     (Operation("/v1/chat/completions", "Answer a conversation", ChatBody), answer_chat),
     (Operation("/v1/responses", "Answer a conversation, as items", ResponsesBody), answer_response),
-    (
-        Operation("/v1/messages", "Answer a conversation, as blocks", MessagesBody),
-        answer_message,
-    ),
+    (Operation("/v1/messages", "Answer a conversation, as blocks", MessagesBody), answer_message),
     (Operation("/v1/messages/count_tokens", "Count a conversation's tokens", CountBody), count_tokens),
     (Operation("/tokenize", "Return the tokens of a text or a conversation", TokenizeBody), tokenize),
     (Operation("/detokenize", "Return the text of tokens", DetokenizeBody), detokenize),

@@ -217,10 +217,8 @@ class TextLogProbs:
 
     def add(self, chunk: Chunk) -> None:
         """Add the tokens of a chunk, before its text is read."""
-        tokens = chat_log_probs(self._model, chunk.output_ids, chunk.log_probs, chunk.top_log_probs)[
-            "content"
-        ]
-        for text, token in zip(texts_of_tokens(self._model, chunk), tokens, strict=True):
+        found = chat_log_probs(self._model, chunk.output_ids, chunk.log_probs, chunk.top_log_probs)
+        for text, token in zip(texts_of_tokens(self._model, chunk), found["content"], strict=True):
             self._open.tokens.append(token)
             if text:
                 self._open.end += len(text)

@@ -107,8 +107,7 @@ class ResponsesBody(MessageFields):
         Raises:
             InvalidRequestError: The request asks for one of these.
         """
-        stored = ("previous_response_id", "conversation", "prompt", "background")
-        for name in stored:
+        for name in ("previous_response_id", "conversation", "prompt", "background"):
             if getattr(self, name):
                 raise InvalidRequestError(
                     "responses are not stored",
@@ -132,11 +131,8 @@ class ResponsesBody(MessageFields):
             InvalidRequestError: An item is none that can be rendered.
         """
         first: list[Message] = [] if self.instructions is None else [said("system", self.instructions)]
-        return Conversation(
-            messages=(*first, *messages_of(self.input)),
-            functions=self.tools,
-            variables=self.variables(),
-        )
+        messages = (*first, *messages_of(self.input))
+        return Conversation(messages, functions=self.tools, variables=self.variables())
 
 
 async def answer_response(
@@ -149,9 +145,8 @@ async def answer_response(
     """
     body.check()
     asked, new_reader = await message_request(body, model, "input")
-    return await answer(
-        request, model, router, [asked], _ResponseFormat(body, model, asked, new_reader()), body
-    )
+    form = _ResponseFormat(body, model, asked, new_reader())
+    return await answer(request, model, router, [asked], form, body)
 
 
 class _ResponseFormat:
@@ -197,8 +192,7 @@ class _ResponseFormat:
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """Return the document of a response that is not streamed."""
-        for _ in self.events(0, answers[0]):
-            pass
+        list(self.events(0, answers[0]))
         return self._response.document
 
     def events(self, number: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
@@ -207,18 +201,15 @@ class _ResponseFormat:
         self._thoughts.add(chunk.output_ids)
         if self._log_probs is not None:
             self._log_probs.add(chunk)
-        for part in self._reader.read(chunk.text):
+        for part in self._reader.read(chunk.text) + (self._reader.end() if chunk.finish_reason else []):
             yield from self._add(part)
         if chunk.finish_reason:
-            for part in self._reader.end():
-                yield from self._add(part)
             if self._log_probs is not None and (rest := self._log_probs.rest()):
                 yield from self._response.add(Content("", place=0), rest)
             if chunk.continued_elsewhere:
                 self._response.document["continued_elsewhere"] = True
-            yield from self._response.end(
-                chunk.finish_reason, self._usage(chunk.sequence_length, chunk.num_cached)
-            )
+            usage = self._usage(chunk.sequence_length, chunk.num_cached)
+            yield from self._response.end(chunk.finish_reason, usage)
 
     def sign(self) -> Iterable[dict[str, Any]]:
         """Return the events that begin the response, or its state: Codex counts no comments."""

@@ -125,9 +125,8 @@ class MessageReader:
         self._read_more = self._read_content
         if self._style is not None and (self._is_at_start or self._fences):
             bare = self._style.bare_openings(self._functions)
-            begins = [
-                _begins_with(self._text, each) for each in (self._openings if self._is_at_start else bare)
-            ]
+            openings = self._openings if self._is_at_start else bare
+            begins = [_begins_with(self._text, each) for each in openings]
             if True in begins:
                 self._read_more = self._read_head if self._is_at_start else self._read_block
             elif None in begins and not self._is_ended:

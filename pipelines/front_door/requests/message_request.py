@@ -78,10 +78,7 @@ class MessageFields(SamplingFields):
         if wrong := [name for name in ("max_tokens", "exclude") if asked.get(name)]:
             _THOUGHTS.check(f"reasoning.{wrong[0]}", asked[wrong[0]])
         is_off = "none" in (effort, asked.get("effort")) or asked.get("enabled") is False
-        return {
-            **({"enable_thinking": False} if is_off else {}),
-            **(self.chat_template_kwargs or {}),
-        }
+        return {**({"enable_thinking": False} if is_off else {}), **(self.chat_template_kwargs or {})}
 
 
 async def message_request(
