@@ -18,7 +18,6 @@ from huggingface_hub import (
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
 
-from build import hub
 from build.checkpoints.tokenizer_file import SENTENCEPIECE
 from build.files import Need, check_space
 from build.gguf.file import part_names
@@ -112,8 +111,6 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
             and the files are not on this machine.
         RecipeError: The disk does not hold a GGUF file.
     """
-    if hub.MALFORMED is not None:
-        raise hub.MALFORMED
     disable_progress_bars()
     logging.set_verbosity_error()  # its warnings speak of options that this project does not have
     with explained(checkpoint):

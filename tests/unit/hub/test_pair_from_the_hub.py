@@ -199,19 +199,3 @@ def test_a_pair_that_cannot_be_had_is_refused_before_its_weights(
 def test_a_name_that_is_none(name: str) -> None:
     with pytest.raises(CheckpointError, match="names no repository"):
         HubCheckpoint.parse(f"hf://{name}")
-
-
-@pytest.mark.parametrize(
-    "malformed",
-    [
-        pytest.param({"HF_ENDPOINT": "http://[bad"}, marks=pytest.mark.long),
-        {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": TOKEN},
-    ],
-)
-def test_directories_need_no_hub_and_a_pair_from_it_is_refused(
-    malformed: dict[str, str], try_pair: Try, hub: Hub, tmp_path: Path
-) -> None:
-    refused(try_pair(**malformed), hub, tmp_path, "environment of the Hugging Face hub is malformed")
-    done = try_pair(str(tmp_path / "made" / "Big"), str(tmp_path / "made" / "small"), **malformed)
-    assert done.code == 0, done.error
-    assert TOKEN not in done.shown + done.error
