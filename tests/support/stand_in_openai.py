@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,10 @@ class StandIn:
         model: Name of its model.
         metrics: What it publishes at ``/metrics``; "" if it has none.
         has_responses: Whether it has ``/v1/responses``.
+        speculation: ``speculative_config`` as TensorRT-LLM's PyTorch backend is started with it: without
+            ``enable_penalty`` penalties are ignored, and requests without a seed share a stream of random
+            numbers. None for a server without a draft, which does neither.
+        knows: Fields of requests; it refuses others, as ``trtllm-serve`` does. All if empty.
         lists_models: Whether it has a list of its models, or fails when it is asked for one.
         requests: Bodies of the requests for answers that came.
         headers: Headers of the same requests.
@@ -71,6 +75,8 @@ class StandIn:
     metrics: str = ""
     lists_models: bool = True
     has_responses: bool = True
+    speculation: Mapping[str, Any] | None = None
+    knows: Collection[str] = ()
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -120,6 +126,8 @@ class _Handler(SilentHandler):
             self._send(401, {"error": {"message": f"wrong key: {self.headers.get('Authorization')}"}})
         elif self._is_response and not served.has_responses:
             self._send(404, {"detail": "Not Found"})
+        elif served.knows and not body.keys() <= set(served.knows):
+            self._send(400, {"error": {"message": f"unknown: {sorted(body.keys() - set(served.knows))}"}})
         elif body.get("max_tokens", 1) < 1:
             self._send(400, {"error": {"message": "max_tokens must be at least 1", "input": prompt}})
         elif served.faults.concerns("hangs", prompt):
@@ -139,7 +147,10 @@ class _Handler(SilentHandler):
         faults, salt = self.served.faults, ""
         if faults.concerns("changes", prompt):
             salt = self.served.url
-        if faults.concerns("wavers", prompt) or (body.get("temperature", 1) and "seed" not in body):
+        speculation, is_free = self.served.speculation, body.get("temperature", 1) and "seed" not in body
+        if speculation is None or speculation.get("enable_penalty"):
+            salt += "".join(str(body.get(name) or "") for name in ("frequency_penalty", "presence_penalty"))
+        if faults.concerns("wavers", prompt) or (is_free and speculation is None):
             salt += str(time.monotonic_ns())
         digest = hashlib.blake2b(f"{salt}{body.get('seed')}{prompt}".encode(), digest_size=16).hexdigest()
         return [

@@ -17,9 +17,8 @@ from pipelines.deploy.process import ProcessIdentity
 from tests.conftest import REPOSITORY_ROOT
 from tests.gpu import __main__ as day
 from tests.gpu.day import day_steps, stop_step
-from tests.gpu.probe import PROBES, traps
+from tests.gpu.probe import PROBES
 from tests.gpu.step import FAILED, INCONCLUSIVE, NOT_RUN, PASSED, TIMED_OUT, Step, run_step, run_steps
-from tests.support.stand_in_openai import Faults, stand_in_openai
 
 
 def toy(name: str, code: str, *needs: str, limit_s: float = 60.0) -> Step:
@@ -91,7 +90,6 @@ from pathlib import Path
 
 from tests.gpu import __main__ as day
 from tests.unit.tools.test_gpu_day import toy
-from tests.support.stand_in_openai import Faults, stand_in_openai
 
 folder = Path(sys.argv[1])
 steps = (
@@ -130,11 +128,3 @@ def test_the_steps_are_in_an_order_that_works() -> None:
     assert stop_step("demo").name not in seen
     probes = {step.command[3] for step in steps if step.command[2] == "tests.gpu.probe"}
     assert probes == set(PROBES) - {"traps"}  # which is for servers without engines
-
-
-@pytest.mark.parametrize(("faults", "verdict"), [(Faults(wavers=1.0), "pass"), (Faults(), "fail")])
-def test_a_server_that_ignores_penalties_is_seen(faults: Faults, verdict: str) -> None:
-    with stand_in_openai(faults) as server:  # it knows no penalties, but may waver
-        found = traps("demo", server.url)
-    assert found.verdict == verdict
-    assert ("ignores penalties" in found.text) == (verdict == "fail")
