@@ -53,6 +53,10 @@ def day_steps(recipe: str, ports: Ports) -> tuple[Step, ...]:
             ),
         ),
         (
+            *("reference", "the target answers as transformers does on the CPU"),
+            *(_module("pipelines.validation", *of, "--reference", "--json"), 20, ("serve",)),
+        ),
+        (
             *("bench", "speed of generate and generate_target"),
             *(_module("pipelines.bench", *of, "--quick", "--json"), 20, ("serve",)),
         ),
