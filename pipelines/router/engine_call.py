@@ -51,7 +51,6 @@ class EngineCall:
         sockets: Socket of each arm.
         vocabulary: Bytes of the tokens.
         asked: Records that an arm is asked; the returned function is called once, with the outcome.
-        may_hedge: Whether a request to an arm other than the candidate may be hedged now.
         is_observed: Whether a rollout is judged by the answer.
     """
 
@@ -61,7 +60,6 @@ class EngineCall:
         sockets: Mapping[Arm, Path],
         vocabulary: Vocabulary,
         asked: Callable[[Arm], Callable[[Outcome], None]],
-        may_hedge: Callable[[], bool],
         *,
         is_observed: bool = False,
     ) -> None:
@@ -73,7 +71,6 @@ class EngineCall:
         self._sockets = sockets
         self._vocabulary = vocabulary
         self._asked = asked
-        self._may_hedge = may_hedge
         self._is_observed = is_observed
         self._first_at_s: float | None = None
         self._latest_at_s = 0.0
@@ -138,8 +135,11 @@ class EngineCall:
         return end
 
     def may_hedge(self, arm: Arm) -> bool:
-        """Whether the next arm may be asked because this one is slow."""
-        return arm == "candidate" or self._may_hedge()
+        """Whether the next arm may be asked because this one is slow.
+
+        Not behind the stable pair: a long prompt is silent, too, and its target alone shares its engine.
+        """
+        return arm == "candidate"
 
     def output_ids(self, chunk: Response) -> Sequence[int]:
         """Return the new tokens of a response."""

@@ -92,7 +92,6 @@ class Router:
         self._preprocess = preprocessing
         self._open_limit = OpenLimit(max_open)
         self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
-        self._next_hedge_s = 0.0
         self.routing: Routing[Response] = Routing(arms, log, open_requests, self._count)
 
     @classmethod
@@ -187,7 +186,6 @@ class Router:
             {arm: Path(setting.socket) for arm, setting in table.settings.items()},
             self.vocabulary,
             partial(self.routing.ask, visit),
-            self._may_hedge,
             is_observed=bool(table.canary_id),
         )
         held: list[Response] = []
@@ -201,14 +199,6 @@ class Router:
                 if is_final:
                     outputs = {**outputs, **_of_arms(arm, visit.observation.fallback_from)}
                 yield outputs, is_final
-
-    def _may_hedge(self) -> bool:
-        """Allow one hedge per ``slow_after_s``, so that a slow server does not get twice the load."""
-        now_s = time.monotonic()
-        if now_s < self._next_hedge_s:
-            return False
-        self._next_hedge_s = now_s + self.routing.table.slow_after_s
-        return True
 
     def _count(self, observation: Observation, ended: Ended) -> None:
         if not observation.is_replay:

@@ -235,7 +235,7 @@ async def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
     }
     call = Call(tensors, "r", 0)
     sockets: dict[Arm, Path] = {"stable": directory / f"{arm}.sock"}
-    asked = EngineCall(call, sockets, Vocabulary(()), lambda arm: lambda outcome: None, bool)
+    asked = EngineCall(call, sockets, Vocabulary(()), lambda arm: lambda outcome: None)
 
     async def all_of(responses: AsyncGenerator[Response, None]) -> list[Response]:
         async with aclosing(responses):

@@ -117,9 +117,7 @@ def told(responses: list[Response]) -> tuple[list[int], bytes, list[Any], Any]:
 
 @pytest.mark.parametrize("case", CASES)
 async def test_what_follows_is_what_would_have_followed(socket: Path, case: str) -> None:
-    arms = EngineCall(
-        call_of(CASES[case]), {"stable": socket}, letters(), lambda arm: lambda outcome: None, bool
-    )
+    arms = EngineCall(call_of(CASES[case]), {"stable": socket}, letters(), lambda arm: lambda outcome: None)
     whole = await all_of(arms.ask("stable"))
     ids = told(whole)[0]
     assert len(whole) > 4 and whole[-1][1]

@@ -172,6 +172,14 @@ def test_a_slow_candidate_is_helped_out(world: World) -> None:
     assert noted.fallback_reasons == ("timeout",)
 
 
+def test_a_silent_stable_pair_is_not_asked_twice(world: World) -> None:
+    """It may read a long prompt, and its target alone computes on the same engine."""
+    world.write(0.0, slow_after_s=0.05)
+    world.behave["stable"] = answers(delay_s=0.3)
+    _, last = run(world, ask(world, call_of()))
+    assert arm_of(last) == "stable" and [arm for arm, _ in world.asked] == ["stable"]
+
+
 def test_an_arm_that_keeps_failing_is_left_out_and_comes_back(world: World) -> None:
     world.write(1.0)
     world.behave["candidate"] = fails(EngineFailedError("gone"))
