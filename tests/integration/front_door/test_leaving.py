@@ -113,5 +113,5 @@ def test_more_answers_than_the_server_takes_are_refused_as_invalid(impatient: Se
     body = {"prompt": "a", "max_tokens": 2}
     refused = post(impatient, "/v1/completions", {**body, "n": limit + 1})
     assert refused.status_code == 400
-    assert refused.json()["error"]["limit"].startswith(f"{limit},")
+    assert refused.json()["error"]["limit"].startswith(f"at most {limit},")
     assert len(post(impatient, "/v1/completions", {**body, "n": limit}).json()["choices"]) == limit
