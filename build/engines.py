@@ -135,11 +135,11 @@ def _build(
         network = fit_vocabulary(network, vocab_size)
     if engine.growth is not None:
         network = grow(network, engine.growth)
-    network = apply_quantization(network, engine.quantization, engine.lm_head)
     if token_map is not None:
         network = dataclasses.replace(network, logit_rows=token_map.equal_ids)
-    if engine.lm_head_rows is not None:
+    if engine.lm_head_rows is not None:  # before its rows, which are quantized one by one
         network = shorten_head(network, engine.lm_head_rows, _special_ids(source.tokenizer_path))
+    network = apply_quantization(network, engine.quantization, engine.lm_head)
     write_engine(
         plan.directory,
         _with_progress(network, plan.role, report),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,14 +136,19 @@ class LayerReader:
         return lambda: replace(read(), bias=bias if has_bias else None)
 
 
-def read_network(directory: Path, family: Family, config: NetworkConfig, form: Form | None) -> Network:
-    """Map a checkpoint's weights into memory; layers are read when they are asked for.
+def read_network(
+    directory: Path, family: Family, config: NetworkConfig, form: Form | None
+) -> tuple[NetworkConfig, Callable[[], Network]]:
+    """Map a checkpoint's weights into memory, and check that they fit its settings.
 
     Args:
         directory: The checkpoint.
         family: Its family.
         config: Its settings.
         form: Form of its quantized projections; None if it has none.
+
+    Returns:
+        The settings, and the function that reads the network; its layers are read when they are asked for.
 
     Raises:
         CheckpointError: A file is missing or damaged, or tensors do not fit the settings.
@@ -151,17 +157,18 @@ def read_network(directory: Path, family: Family, config: NetworkConfig, form: F
     reader = LayerReader(weights, family, config, form)
     table = (config.vocab_size, config.hidden_size)
     embedding = weights.take(f"{reader.prefix}embed_tokens.weight", table)
-    head = Linear(embedding)
-    if not config.share_embedding_table or weights.has_any(f"{_HEAD}."):
-        head = reader.linear(_HEAD, *table)()
-    # As in transformers, a head of its own is used also where the settings tie it to the embedding.
-    is_tied = config.share_embedding_table and np.array_equal(head.weight.data, embedding.data)
+    is_tied = config.share_embedding_table
+    head: Callable[[], Linear] = partial(Linear, embedding)
+    if not is_tied or weights.has_any(f"{_HEAD}."):
+        is_float = form is None or weights.has_floats(f"{_HEAD}.weight")
+        head = reader.linear(_HEAD, *table)
+        # As in transformers, a head of its own is used also where the settings tie it to the embedding.
+        is_tied = is_tied and is_float and np.array_equal(head().weight.data, embedding.data)
     final_norm = reader.norm("norm", config.hidden_size)
     reader.check()
-    return Network(
-        replace(config, share_embedding_table=is_tied),
-        embedding,
-        final_norm,
-        Linear(embedding) if is_tied else head,
-        reader.layer,
-    )
+    config = replace(config, share_embedding_table=is_tied)
+
+    def read() -> Network:
+        return Network(config, embedding, final_norm, Linear(embedding) if is_tied else head(), reader.layer)
+
+    return config, read

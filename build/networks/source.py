@@ -70,5 +70,5 @@ def open_network(directory: Path, max_seq_len: int = 1) -> NetworkSource:
             lambda: network_from_checkpoint(checkpoint),
         )
     config = parse_network_config(raw, path, max_seq_len)
-    network = read_network(directory, family_of(raw, path), config, read_form(raw, path))
-    return NetworkSource(directory, network.config, (path, *weight_files(directory)), lambda: network)
+    config, read = read_network(directory, family_of(raw, path), config, read_form(raw, path))
+    return NetworkSource(directory, config, (path, *weight_files(directory)), read)

@@ -30,9 +30,9 @@ from pipelines.time_left import TimeLeft
 
 _NUM_DRAFT_TOKENS = 4
 _TEMPERATURES = (0.0, 0.8)
-_BUDGET_S = 6.0  # for each temperature, without the prompts; every rollout takes as long again
+_BUDGET_S = 8.0  # for each temperature, without the prompts; every rollout takes as long again
 _LEAST_TOKENS, _MAX_TOKENS = 8, 64
-_ASSUMED_ACCEPTANCE = 0.5
+_ASSUMED_ACCEPTANCE = 0.6
 # Pseudo-count: each class gets this many observations with the average acceptance rate.
 _PRIOR_WEIGHT = 4.0
 

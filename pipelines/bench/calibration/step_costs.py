@@ -157,11 +157,13 @@ class _Turns:
         reread_share = _reread_share(more_s(1), more_s(_ROWS_OF_LONG))
         read_by_rows = 1 + reread_share * (_ROWS_OF_LONG - 1)
         per_position_s = max(more_s(_ROWS_OF_LONG), 0.0) / (read_by_rows * max(long - _CONTEXT, 1))
-        without_context = []
-        for rows in sizes:
+        without_context: list[float] = []
+        for rows in reversed(sizes):
             context_s = (1 + reread_share * (rows - 1)) * _CONTEXT * per_position_s
             whole_s = seconds[_Shape(role, rows, _CONTEXT)]
-            without_context.append(max(whole_s - context_s, whole_s / 2))
+            known_s = max(whole_s - context_s, whole_s / 2)
+            # Fewer rows never take longer; a machine whose memory is shared says so now and then.
+            without_context.insert(0, min([known_s, *without_context[:1]]))
         changes = [
             (step.wall_s if self._is_quiet else step.busiest_s) - seconds[shape]
             for shape in seconds

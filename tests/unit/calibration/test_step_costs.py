@@ -112,26 +112,28 @@ def test_the_smallest_server_is_measured_at_three_sizes(tmp_path: Path) -> None:
 class TimedByContext:
     """An engine whose steps take as long as a model says, on the clock of ``time_step``.
 
-    ``reread_share``: share of the context's reading that each further row repeats.
+    ``reread_share``: share of the context's reading that each further row repeats. ``disturbed_rows``: a step
+    with so many takes longer.
     """
 
-    def __init__(self, engine: Engine, reread_share: float) -> None:
+    def __init__(self, engine: Engine, reread_share: float, disturbed_rows: int = 0) -> None:
         self.config = engine.config
-        self._reread_share = reread_share
+        self._reread_share, self._disturbed_rows = reread_share, disturbed_rows
 
     def seconds(self, inputs: StepInputs) -> float:
         contexts = sorted(inputs.past_lens.tolist(), reverse=True)
-        return 0.01 + 1e-6 * (contexts[0] + self._reread_share * sum(contexts[1:]))
+        disturbed_s = 0.005 if len(contexts) == self._disturbed_rows else 0.0
+        return 0.01 + disturbed_s + 1e-6 * (contexts[0] + self._reread_share * sum(contexts[1:]))
 
     def step(self, inputs: StepInputs) -> StepInputs:
         return inputs
 
 
-@pytest.mark.parametrize("reread_share", [0.0, 0.3, 1.0])
-def test_what_rows_share_of_a_context_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reread_share: float
+@pytest.mark.parametrize(("reread_share", "disturbed_rows"), [(0.0, 0), (0.3, 0), (1.0, 0), (0.0, 2)])
+def test_what_rows_share_of_a_context_is_measured_and_fewer_rows_never_cost_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reread_share: float, disturbed_rows: int
 ) -> None:
-    timed = TimedByContext(load(build_tiny_pair(tmp_path)[0]), reread_share)
+    timed = TimedByContext(load(build_tiny_pair(tmp_path)[0]), reread_share, disturbed_rows)
 
     def time_step(step: Callable[[], StepInputs]) -> StepTime:
         seconds = timed.seconds(step())
