@@ -48,7 +48,7 @@ PARTS = (
     Part("deploy", 1_945, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 750, ("pipelines/",)),
-    Part("build", 6_462, ("build/",)),
+    Part("build", 6_463, ("build/",)),
     Part(
         "GPU track",
         3_290,
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 985, ("tools/",)),
 )
 
-TEST_LINES = 68_200
+TEST_LINES = 68_300
 """The most lines of tests, with blank lines and comments."""
 
 

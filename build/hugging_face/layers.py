@@ -160,10 +160,10 @@ def read_network(
     is_tied = config.share_embedding_table
     head: Callable[[], Linear] = partial(Linear, embedding)
     if not is_tied or weights.has_any(f"{_HEAD}."):
-        is_float = form is None or weights.has_floats(f"{_HEAD}.weight")
         head = reader.linear(_HEAD, *table)
         # As in transformers, a head of its own is used also where the settings tie it to the embedding.
-        is_tied = is_tied and is_float and np.array_equal(head().weight.data, embedding.data)
+        is_tied = is_tied and (form is None or weights.has_floats(f"{_HEAD}.weight"))
+        is_tied = is_tied and np.array_equal(head().weight.data, embedding.data)
     final_norm = reader.norm("norm", config.hidden_size)
     reader.check()
     config = replace(config, share_embedding_table=is_tied)

@@ -147,6 +147,7 @@ def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -
     if tensor.is_list:
         parser.add_argument(option, metavar="TEXT", action="append", default=[], help=f"{text}; repeatable")
     else:
+        text += " (%(default)s)" if field.default else ""
         parser.add_argument(option, type=_TYPES[tensor.datatype], default=field.default, help=text)
 
 

@@ -108,15 +108,19 @@ class EventStream:
         with suppress(ConnectionError):
             while True:
                 await asyncio.sleep(self._sent_at_s + QUIET_S - time.monotonic())
-                if time.monotonic() >= self._sent_at_s + QUIET_S:
-                    await self._write(b"".join(map(_event, sign())) or b":\n\n")
+                async with self._sending:  # whoever wrote meanwhile was a sign of life, too
+                    if time.monotonic() >= self._sent_at_s + QUIET_S:
+                        await self._put(b"".join(map(_event, sign())) or b":\n\n")
 
     async def _write(self, data: bytes) -> None:
         async with self._sending:
-            if not self.response.prepared:
-                await self.response.prepare(self._request)
-            await self.response.write(data)
-            self._sent_at_s = time.monotonic()
+            await self._put(data)
+
+    async def _put(self, data: bytes) -> None:
+        if not self.response.prepared:
+            await self.response.prepare(self._request)
+        await self.response.write(data)
+        self._sent_at_s = time.monotonic()
 
 
 def _event(document: dict[str, Any]) -> bytes:

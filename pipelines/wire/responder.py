@@ -1,7 +1,7 @@
 """Sends the responses to one request in order and guarantees exactly one last response.
 
 A client whose last response is missing waits forever. So each request gets a ``Responder`` before any work is
-done, and every path ends in ``send(is_final=True)``, ``fail`` or ``finish``. Later responses are dropped.
+done, and every path ends in ``send(is_final=True)`` or ``fail``. Later responses are dropped.
 """
 
 from __future__ import annotations

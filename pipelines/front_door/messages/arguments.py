@@ -249,7 +249,17 @@ def unenforced_by(style: CallStyle | None, function: Function) -> list[str]:
         if values_of(part) and part is choices_of(named.get(name), root)[0]:
             keywords -= {"enum", "const"}
         found += [f"{keyword} of {name[:64]}" for keyword in sorted(keywords)]
-    return found
+    if style.quote:
+        return found
+    # Values behind a choice are left out for each property, also for those that share them with another.
+    of_references = functools.cache(lambda reference: choices_of({"$ref": reference}, root))
+    for name, schema in texts:
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        choices = of_references(reference) if isinstance(reference, str) else choices_of(schema, root)
+        first, *others = choices
+        if not values_of(first) and any(map(values_of, others)):
+            found.append(f"enum of {name[:64]}")
+    return list(dict.fromkeys(found))
 
 
 def _left_out(schema: Schema, root: Schema, known: set[str]) -> set[str]:

@@ -351,10 +351,10 @@ class _Writer:
         """Refuse more than a guide may have, before it is written."""
         if self._num_bytes + len(added) > MAX_GUIDE_BYTES:
             raise InvalidRequestError(
-                "the grammar of the tools is too long",
-                values=f"tools give {self._num_bytes + len(added)} bytes and more",
+                "the grammar of the answer is too long",
+                values=f"{self._num_bytes + len(added)} bytes and more",
                 limit=f"at most {MAX_GUIDE_BYTES} bytes",
-                remedy="send fewer tools, or simpler schemas, with fewer references to large ones",
+                remedy="send simpler schemas, with fewer references to large ones, or fewer tools",
             )
 
 

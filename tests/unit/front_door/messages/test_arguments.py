@@ -153,6 +153,15 @@ def test_choices_of_one_schema_are_found_once_and_long_schemas_refused_first() -
         guide_of_answer(message_style(QWEN_XML), Thinking.NONE, Calling((function,), "auto"), None)
 
 
+def test_values_behind_a_choice_are_named_also_if_another_property_has_them_alone() -> None:
+    """As pydantic writes an Enum beside an Optional one."""
+    shared: JsonValue = {"$ref": "#/$defs/E"}
+    named: JsonValue = {"a": shared, "b": {"anyOf": [shared, {"type": "null"}]}}
+    enum: JsonValue = {"E": {"type": "string", "enum": ["x", "y"]}}
+    function = Function(name="f", parameters={"properties": named, "$defs": enum})
+    assert unenforced_by(QWEN_XML, function) == ["enum of b"]
+
+
 @pytest.mark.parametrize("style", [QWEN_XML, GEMMA_4], ids=lambda style: style.name)
 def test_a_schema_that_refers_often_to_a_long_one_is_refused_before_it_is_written(
     style: CallStyle, monkeypatch: pytest.MonkeyPatch
@@ -165,7 +174,7 @@ def test_a_schema_that_refers_often_to_a_long_one_is_refused_before_it_is_writte
     monkeypatch.setattr(arguments, "own_types", lambda part: seen.append(0) or counted(part))
     assert unenforced_by(style, function) == []
     assert len(seen) < 1000
-    with pytest.raises(InvalidRequestError, match="grammar of the tools is too long"):
+    with pytest.raises(InvalidRequestError, match="grammar of the answer is too long"):
         guide_of_answer(message_style(style), Thinking.NONE, Calling((function,), "auto"), None)
 
 
