@@ -154,7 +154,7 @@ def test_choices_of_one_schema_are_found_once_and_long_schemas_refused_first() -
 
 
 def test_values_behind_a_choice_are_named_also_if_another_property_has_them_alone() -> None:
-    """As pydantic writes an Enum beside an Optional one."""
+    """Takes what pydantic writes of an Enum beside an Optional one."""
     shared: JsonValue = {"$ref": "#/$defs/E"}
     named: JsonValue = {"a": shared, "b": {"anyOf": [shared, {"type": "null"}]}}
     enum: JsonValue = {"E": {"type": "string", "enum": ["x", "y"]}}
