@@ -21,9 +21,10 @@ TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "
 
 _ABOUT = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "type"}
 _OF_ALL = {"properties", "required", "additionalProperties", "$defs", "definitions"}
-_READ = _ABOUT | {"$ref", "anyOf", "oneOf"}
+_VALUES = frozenset({"enum", "const"})
+_READ = _ABOUT | _VALUES | {"$ref", "anyOf", "oneOf"}
 _LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}  # of numbers
-_OF_BARE = _READ | _OF_ALL | _LIMITS | {"enum", "const", "items"}
+_OF_BARE = _READ | _OF_ALL | _LIMITS | {"items"}
 _MOST_PARTS = 200  # that a value may be one of
 
 _SPELLED = {"True": "true", "False": "false", "None": "null"}  # as templates write values of Python
@@ -237,29 +238,27 @@ def unenforced_by(style: CallStyle | None, function: Function) -> list[str]:
     root, known = parameters_of(function), _OF_BARE if style.quote else _READ
     named = properties_of(root) or {"others": root.get("additionalProperties")}
     found = [f"{keyword} of the arguments" for keyword in sorted(_left_out(root, root, _ABOUT | _OF_ALL))]
-    of_reference = functools.cache(lambda reference: types_of({"$ref": reference}, root))
+    of_reference = functools.cache(lambda reference: _told({"$ref": reference}, root))
 
-    def may_be_text(schema: JsonValue) -> bool:
+    def told(schema: JsonValue) -> tuple[frozenset[str], frozenset[str]]:
         reference = schema.get("$ref") if isinstance(schema, dict) else None
-        return "string" in (of_reference(reference) if isinstance(reference, str) else types_of(schema, root))
+        return of_reference(reference) if isinstance(reference, str) else _told(schema, root)
 
-    texts = [each for each in named.items() if may_be_text(each[1])]
-    for name, part in _walk(named.items(), root, is_deep=True) if style.quote else _walk(texts, root):
-        keywords = _left_out(part, root, known)
-        if values_of(part) and part is choices_of(named.get(name), root)[0]:
-            keywords -= {"enum", "const"}
-        found += [f"{keyword} of {name[:64]}" for keyword in sorted(keywords)]
-    if style.quote:
-        return found
-    # Values behind a choice are left out for each property, also for those that share them with another.
-    of_references = functools.cache(lambda reference: choices_of({"$ref": reference}, root))
-    for name, schema in texts:
-        reference = schema.get("$ref") if isinstance(schema, dict) else None
-        choices = of_references(reference) if isinstance(reference, str) else choices_of(schema, root)
-        first, *others = choices
-        if not values_of(first) and any(map(values_of, others)):
-            found.append(f"enum of {name[:64]}")
-    return list(dict.fromkeys(found))
+    of_names = {name: told(schema) for name, schema in named.items()}
+    texts = {name: named[name] for name, (types, _) in of_names.items() if "string" in types}
+    walked = _walk(named.items(), root, is_deep=True) if style.quote else _walk(texts.items(), root)
+    for name, part in walked:
+        found += [f"{keyword} of {name[:64]}" for keyword in sorted(_left_out(part, root, known))]
+    if style.tags:
+        found += [f"{keyword} of {name[:64]}" for name in texts for keyword in sorted(of_names[name][1])]
+    return found
+
+
+def _told(schema: JsonValue, root: Schema) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the types that a schema allows, and what names values behind a choice, which tags leave out."""
+    first, *others = choices = choices_of(schema, root)
+    unread = others if values_of(first) else choices
+    return frozenset().union(*map(own_types, choices)), _VALUES.intersection(itertools.chain(*unread))
 
 
 def _left_out(schema: Schema, root: Schema, known: set[str]) -> set[str]:
