@@ -246,11 +246,11 @@ def unenforced_by(style: CallStyle | None, function: Function) -> list[str]:
 
     of_names = {name: told(schema) for name, schema in named.items()}
     texts = {name: named[name] for name, (types, _) in of_names.items() if "string" in types}
+    if style.tags:
+        found += [f"{keyword} of {name[:64]}" for name in texts for keyword in sorted(of_names[name][1])]
     walked = _walk(named.items(), root, is_deep=True) if style.quote else _walk(texts.items(), root)
     for name, part in walked:
         found += [f"{keyword} of {name[:64]}" for keyword in sorted(_left_out(part, root, known))]
-    if style.tags:
-        found += [f"{keyword} of {name[:64]}" for name in texts for keyword in sorted(of_names[name][1])]
     return found
 
 
