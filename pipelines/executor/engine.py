@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pipelines.errors import EngineLoadError
 from pipelines.executor.kv_cache import SCRATCH_BLOCK
 from pipelines.executor.network import Network, compile_networks, operator_library
-from pipelines.executor.step import Chunk, StepInputs, pack, with_sequences, with_tokens
+from pipelines.executor.step import Chunk, StepInputs, pack, with_sequences, with_states, with_tokens
 from pipelines.executor.weights import Weights
 from pipelines.manifest import EngineFiles, check_digest, sha256_bytes
 
@@ -32,6 +32,8 @@ FORMAT_VERSIONS = (2, 3)  # only the latter has operators other than attention
 
 STEP_TIMEOUT_S = {"draft": 5.0, "target": 120.0}
 """Time limit of a short step by role: requests can continue without the draft, but not without the target."""
+
+_OPTIONAL = ("feature_layers", "reads_features", "hidden_size")
 
 _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
 """Time that each token of a step adds for each byte of the weights, as on a single busy core."""
@@ -53,6 +55,9 @@ class EngineConfig:
             belongs to the engine and not to the machine.
         weight_bytes_per_step: Minimum bytes of weights that a step reads, whatever the batch.
         compile_properties: Properties for OpenVINO.
+        feature_layers: Layers whose hidden states a target returns and a trained head reads.
+        reads_features: Whether this is a trained head.
+        hidden_size: Features of a hidden state.
     """
 
     role: str
@@ -71,6 +76,9 @@ class EngineConfig:
     num_threads: int
     weight_bytes_per_step: int
     compile_properties: dict[str, str]
+    feature_layers: tuple[int, ...] = ()
+    reads_features: bool = False
+    hidden_size: int = 0
 
     @property
     def has_one_form(self) -> bool:
@@ -91,8 +99,11 @@ class EngineConfig:
             version = document["format_version"]
             for name in ("attention", "linear"):
                 document.setdefault(name, "openvino")  # what engines without the entry have
-            fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
-            config = cls(**{**fields, "end_ids": tuple(fields["end_ids"])})
+            names = [field.name for field in dataclasses.fields(cls)]
+            fields = {name: document[name] for name in names if name in document or name not in _OPTIONAL}
+            for name in ("end_ids", "feature_layers"):
+                fields[name] = tuple(fields.get(name, ()))
+            config = cls(**fields)
         except (ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
                 "the engine description cannot be read",
@@ -111,9 +122,16 @@ class EngineConfig:
 
 
 class StepEngine(Protocol):
-    """The interface of an engine; implemented by ``Engine``."""
+    """The interface of an engine; implemented by ``Engine``.
+
+    Attributes:
+        config: Its description.
+        states: Hidden states after a step, until the next one: of a target with ``feature_layers`` those of
+            all tokens, float32 [t, size]; of a trained head its own of ``logits_rows``, float32 [n, hidden].
+    """
 
     config: EngineConfig
+    states: npt.NDArray[np.float32] | None
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """Compute one step and return logits, float32 [n, vocab_size]."""
@@ -174,6 +192,7 @@ class Engine:
         self._row_network = compiled_row and Network(compiled_row, caches, openvino.Tensor)
         self._late: Network | None = None  # with a step that was given up, and may still be running
         self._least_tokens, self._repeats_lone_row = 2, False
+        self.states: npt.NDArray[np.float32] | None = None
         try:  # also lays the weights out for the kernels, so that the originals can go
             self._try_lone_row()
         except (RuntimeError, TimeoutError) as error:
@@ -201,11 +220,14 @@ class Engine:
         return self._run(inputs, limit_s)
 
     def _run(self, inputs: StepInputs, timeout_s: float) -> npt.NDArray[np.float32]:
-        num_rows = len(inputs.logits_rows)
+        num_rows, num_tokens = len(inputs.logits_rows), len(inputs.input_ids)
+        if self.config.reads_features:
+            inputs = with_states(inputs, self.config.hidden_size, len(self.config.feature_layers))
         inputs = with_tokens(inputs, self._least_tokens)
         if num_rows == 1 and self._repeats_lone_row:
             inputs = dataclasses.replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
         is_row = len(inputs.input_ids) == len(inputs.logits_rows) == 1
+        is_row &= inputs.features is None or not len(inputs.features)
         network = self._row_network if is_row and self._row_network else self._network
         if self._late and not self._late.has_ended():
             raise RuntimeError("an earlier step is still running")
@@ -215,6 +237,8 @@ class Engine:
             # Further steps fail until this one is done, so it cannot overwrite the blocks of other requests.
             self._late = network
             raise TimeoutError(f"a step took more than {timeout_s:.1f} s")
+        if self.config.feature_layers:
+            self.states = network.states()[: num_rows if self.config.reads_features else num_tokens]
         return logits[:num_rows]
 
     def _try_lone_row(self) -> None:

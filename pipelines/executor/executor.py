@@ -213,7 +213,9 @@ class Executor:
         if not self._compute(work, inputs):
             return True
         while may_continue and (further := self._next_rows(work, len(inputs.input_ids))):
-            work, inputs = further, inputs.moved_on([item.chunk.token_ids[0] for item in further])
+            token_ids = [item.chunk.token_ids[0] for item in further]
+            own = self.engine.states if self.config.reads_features else None
+            work, inputs = further, inputs.moved_on(token_ids, own)
             if not self._compute(work, inputs):
                 return True
         if is_rows_only and self.budget is not None:
@@ -255,12 +257,25 @@ class Executor:
         self.num_steps += 1
         self.pace.note(work, seconds)
         share_s = (time.process_time() - started_cpu_s) / sum(len(item.chunk.token_ids) for item in work)
+        self._keep_states(work)
         end = 0
         for item in work:
             item.lane.cpu_s += share_s * len(item.chunk.token_ids)
             begin, end = end, end + item.chunk.num_logits
             item.lane.take(item, logits[begin:end])
         return True
+
+    def _keep_states(self, work: list[Work]) -> None:
+        """Give the requests of a step the hidden states that an engine of a head or for a head returns."""
+        if not self.config.feature_layers:
+            return
+        assert self.engine.states is not None
+        end = 0
+        for item in work:
+            count = item.chunk.num_logits if self.config.reads_features else len(item.chunk.token_ids)
+            begin, end = end, end + count
+            if count:
+                item.sequence.take_states(item.chunk, self.engine.states[begin:end])
 
     def learn_cost(self, seconds: float, *, is_first: bool) -> None:
         """Update the step costs from the last call of ``step``.
@@ -280,6 +295,8 @@ class Executor:
 
     def count_cached(self, token_ids: TokenIds) -> int:
         """Return how many leading tokens of a prompt are cached; 0 if they are translated first."""
+        if self.config.reads_features:
+            token_ids = token_ids[1:]  # see ``states``
         return 0 if self._token_map is not None else self.lanes[0].cache.count_cached(token_ids)
 
     def check(self, request: GenerationRequest) -> None:

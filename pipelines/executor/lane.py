@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -104,15 +104,21 @@ class Lane:
             if self.running and num_blocks > self.cache.num_free_blocks:
                 return
             self.waiting.popleft()
-            sequence.table, sequence.num_computed = self.cache.start(
-                sequence.begin_prompt(), sequence.num_prompt
-            )
+            self._start(sequence)
             if sequence.num_cached is None:
                 sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             if sequence.num_tokens == sequence.num_prompt:  # the loop comes again with each round
                 self.num_looked_up += sequence.num_prompt
                 self.num_found += sequence.num_computed
             self.running.append(sequence)
+
+    def _start(self, sequence: Sequence) -> None:
+        table, num_cached = self.cache.start(sequence.begin_prompt(), sequence.num_prompt)
+        while sequence.head is not None and num_cached < sequence.head.num_unknown:
+            self.cache.discard(table)
+            sequence.shorten()
+            table, num_cached = self.cache.start(sequence.known_tokens, sequence.num_prompt)
+        sequence.table, sequence.num_computed = table, num_cached
 
     def plan(self, work: list[Work], budget: int, *, prompts: bool) -> int:
         """Add the rows or the prompts of the lane to a step and allocate their blocks.
@@ -141,7 +147,8 @@ class Lane:
         chunk = (self._prompt_chunk if sequence.reads_prompt else self._rows)(sequence, budget)
         if chunk is None or not self._make_room(sequence, chunk.start + len(chunk.token_ids), work):
             return 0
-        work.append(Work(self, sequence, _with_blocks(chunk, sequence.table.blocks)))
+        chunk = replace(chunk, blocks=tuple(sequence.table.blocks))
+        work.append(Work(self, sequence, sequence.with_states(chunk)))
         return len(chunk.token_ids)
 
     def take(self, item: Work, logits: npt.NDArray[np.float32]) -> None:
@@ -164,9 +171,7 @@ class Lane:
             self.end(sequence)
         else:
             assert sequence.table is not None
-            self.cache.commit(
-                sequence.table, sequence.known_tokens, sequence.num_computed, sequence.num_prompt
-            )
+            self.cache.commit(sequence.table, sequence.known_tokens, sequence.num_final, sequence.num_prompt)
         if output is not None:
             sequence.outputs.put_nowait(output)
 
@@ -242,6 +247,10 @@ class Lane:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        if sequence.head is not None and sequence.num_output:  # its own states are lost with its blocks
+            self.end(sequence)
+            sequence.outputs.put_nowait(sequence.proposal("length"))
+            return
         self._release(sequence)
         sequence.num_computed = 0
         self.running.remove(sequence)
@@ -249,12 +258,8 @@ class Lane:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.table is not None
-        self.cache.release(sequence.table, sequence.known_tokens, sequence.num_computed, sequence.num_prompt)
+        self.cache.release(sequence.table, sequence.known_tokens, sequence.num_final, sequence.num_prompt)
         sequence.table = None
-
-
-def _with_blocks(chunk: Chunk, blocks: list[int]) -> Chunk:
-    return Chunk(chunk.token_ids, chunk.start, tuple(blocks), chunk.as_rows, chunk.num_logits)
 
 
 def in_turn(reading: list[Sequence]) -> Iterator[tuple[Sequence, float]]:

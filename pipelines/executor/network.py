@@ -74,7 +74,7 @@ class Network:
         self._compiled = compiled  # the request does not keep the network alive
         self._request = compiled.create_infer_request()
         self._tensor = tensor
-        self._inputs: dict[str, npt.NDArray[np.integer[Any]]] = {}
+        self._inputs: dict[str, npt.NDArray[Any]] = {}
         for name, cache in caches.items():
             self._request.set_tensor(name, cache)
 
@@ -87,9 +87,16 @@ class Network:
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits
 
+    def states(self) -> npt.NDArray[np.float32]:
+        """Return the second output of the last step, which the next step overwrites."""
+        states: npt.NDArray[np.float32] = self._request.get_output_tensor(1).data
+        return states
+
     def _give(self, inputs: StepInputs) -> None:
         """Copy the inputs to where OpenVINO reads them. Handing over an array of a new shape is slow."""
         for name, array in vars(inputs).items():
+            if array is None:  # of a trained head
+                continue
             current = self._inputs.get(name)
             if current is not None and current.shape == array.shape:
                 current[...] = array
@@ -140,8 +147,11 @@ def compile_networks(
         return compiled, None
     num_sequences = config.num_threads  # see ``step.with_sequences``
     sizes = {"input_ids": 1, "position_ids": 1, "logits_rows": 1, "past_lens": num_sequences}
+    if config.reads_features:
+        sizes |= {"hidden": 1, "hidden_rows": 1, "features": 0}
     begins = dict.fromkeys(("subsequence_begins", "block_indices_begins"), num_sequences + 1)
-    model.reshape({name: [size] for name, size in {**sizes, **begins}.items()})
+    shapes = {port.get_any_name(): list(port.get_partial_shape())[1:] for port in model.inputs}
+    model.reshape({name: [size, *shapes[name]] for name, size in {**sizes, **begins}.items()})
     return compiled, core.compile_model(model, "CPU", properties)
 
 

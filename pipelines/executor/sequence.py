@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 
 from pipelines.errors import DraftproofError, NothingAllowedError
 from pipelines.executor.kv_cache import BlockTable
+from pipelines.executor.states import HeadStates, ReturnedStates
+from pipelines.executor.step import Chunk
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.sampler import Sampler
@@ -58,6 +61,8 @@ class Sequence:
         margins: Margins of the tokens proposed so far.
         most_chunk_tokens: Most tokens of a prompt's chunk whose logits are all needed.
         table: Blocks of a running request; None while it waits.
+        returned_states: Hidden states for the next output; None if there are none, or they are not wanted.
+        head: What a trained head reads beside the tokens; None for other engines.
 
     Args:
         request: The request.
@@ -84,6 +89,11 @@ class Sequence:
         if token_map is not None:
             prompt = token_map.translate_prompt(known[:num_prompt])
             known, num_prompt = np.concatenate((prompt, token_map.translate(known[num_prompt:]))), len(prompt)
+        self.returned_states: ReturnedStates | None = None
+        self.head: HeadStates | None = None
+        if request.target_states is not None:
+            known, num_prompt = known[1:], num_prompt - 1
+            self.head = HeadStates(request.target_states, len(known))
         self.num_tokens = len(known)
         self.num_prompt = num_prompt if num_prompt > 1 else 0
         self.tokens: TokenIds = np.empty(self.num_tokens + request.max_tokens, np.int32)
@@ -112,6 +122,11 @@ class Sequence:
         return self.tokens[: self.num_tokens]
 
     @property
+    def num_final(self) -> int:
+        """Number of computed positions that later requests may use: a head computes drafted ones again."""
+        return self.num_computed if self.head is None else min(self.num_computed, self.head.num_known)
+
+    @property
     def is_proposing(self) -> bool:
         """Whether this is an unfinished proposal, which is returned as a whole."""
         return self.request.keep_drafting is not None and self.table is not None
@@ -133,6 +148,37 @@ class Sequence:
             return self.known_tokens
         self._prompt_log_probs = []
         return NO_TOKENS
+
+    def shorten(self) -> None:
+        """Leave out tokens whose states a head needs and does not have."""
+        assert self.head is not None
+        count = self.head.shorten()
+        self.tokens = self.tokens[count:]
+        self.num_tokens -= count
+        self.num_prompt = max(self.num_prompt - count, 0)
+        if self.num_prompt == 1:
+            self.num_prompt = 0
+
+    def with_states(self, chunk: Chunk) -> Chunk:
+        """Return a chunk with what a head reads beside its tokens."""
+        if self.head is None:
+            return chunk
+        if chunk.start >= self.head.num_known:
+            return replace(chunk, hidden=self.head.hidden)
+        return replace(chunk, features=self.head.of(chunk.start, len(chunk.token_ids)))
+
+    def take_states(self, chunk: Chunk, states: Logits) -> None:
+        """Keep the hidden states of a computed chunk.
+
+        Args:
+            chunk: The chunk.
+            states: float32 [n, size] of all its tokens, or of a head [num_logits, hidden].
+        """
+        if self.head is not None:
+            self.head.hidden = states[-1:].copy()
+        elif self.request.return_states:
+            self.returned_states = self.returned_states or ReturnedStates()
+            self.returned_states.add(chunk.start, states)
 
     def take_prompt_logits(self, logits: Logits) -> None:
         """Compute log probabilities of the prompt from the logits of its next positions.
@@ -201,6 +247,7 @@ class Sequence:
             generation_logits=(logits[: len(kept)].copy() if self.request.return_generation_logits else None),
             num_verified=num_verified,
             num_cached=self.num_cached or 0,
+            states=None if self.returned_states is None else self.returned_states.take(self.num_computed),
         )
 
     def _propose(self, logits: Logits, num_fed: int) -> Output | None:
@@ -219,9 +266,13 @@ class Sequence:
             self._append(kept, num_fed, num_accepted=0)
             if not finish_reason and self.request.keep_drafting(margin):
                 return None
+        return self.proposal(finish_reason or "length")
+
+    def proposal(self, finish_reason: str) -> Output:
+        """Return all proposed tokens."""
         proposed = np.array(self.output_ids, np.int32)
         margins = np.array(self.margins, np.float32)
-        return Output(proposed, finish_reason or "length", is_final=True, margins=margins)
+        return Output(proposed, finish_reason, is_final=True, margins=margins)
 
     def _append(self, kept: list[int], num_fed: int, num_accepted: int) -> TokenIds:
         new_ids = np.array(kept, np.int32)

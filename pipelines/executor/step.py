@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ class Chunk:
             a generated position has the same bits whatever else is computed. Otherwise the tokens are one
             sequence of at least two: a prompt.
         num_logits: Number of last tokens whose logits are returned.
+        features: The target's states, which a trained head reads beside known tokens, float32 [n, size].
+        hidden: Its own output at the position before, float32 [1, hidden], beside a single drafted token.
     """
 
     token_ids: TokenIds
@@ -31,6 +34,8 @@ class Chunk:
     blocks: SequenceOf[int]
     as_rows: bool
     num_logits: int
+    features: npt.NDArray[np.float32] | None = None
+    hidden: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,10 @@ class StepInputs:
         block_indices_begins: int32 [s + 1].
         max_context_len: int32 [], longest sequence including new tokens.
         logits_rows: int32 [n], tokens whose logits are returned.
+        features: float32 [f, size], the target's hidden states for known tokens of a trained head; None for
+            other networks, or if there are none.
+        hidden: float32 [h, hidden], the head's own output for drafted tokens; None likewise.
+        hidden_rows: int32 [t], for each token a row of ``features`` or, counted behind those, of ``hidden``.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -56,13 +65,19 @@ class StepInputs:
     block_indices_begins: npt.NDArray[np.int32]
     max_context_len: npt.NDArray[np.int32]
     logits_rows: npt.NDArray[np.int32]
+    features: npt.NDArray[np.float32] | None = None
+    hidden: npt.NDArray[np.float32] | None = None
+    hidden_rows: npt.NDArray[np.int32] | None = None
 
-    def moved_on(self, token_ids: SequenceOf[int]) -> StepInputs:
+    def moved_on(
+        self, token_ids: SequenceOf[int], hidden: npt.NDArray[np.float32] | None = None
+    ) -> StepInputs:
         """Return the inputs of the next position of each request of a step of single rows.
 
         Args:
             token_ids: The token of each request; dummy rows after them stay where they are. No request begins
                 a block.
+            hidden: Output of a trained head for each request, float32 [n, hidden], copied; None for others.
         """
         is_moved = np.arange(len(self.input_ids)) < len(token_ids)
         input_ids = self.input_ids.copy()
@@ -73,6 +88,9 @@ class StepInputs:
             position_ids=self.position_ids + is_moved,
             past_lens=self.past_lens + is_moved,
             max_context_len=np.array(self.max_context_len + 1, np.int32),
+            features=None,
+            hidden=None if hidden is None else hidden[: len(token_ids)].copy(),
+            hidden_rows=None if hidden is None else np.cumsum(is_moved, dtype=np.int32) - 1,
         )
 
 
@@ -122,8 +140,24 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         block_indices_begins=np.array(blocks_begins, np.int32),
         max_context_len=np.array(max(positions) + 1, np.int32),
         logits_rows=np.array(logits_rows, np.int32),
+        **_read_by_head(chunks),
     )
     return with_tokens(inputs, num_tokens)
+
+
+def _read_by_head(chunks: SequenceOf[Chunk]) -> dict[str, Any]:
+    features = [chunk.features for chunk in chunks if chunk.features is not None]
+    hidden = [chunk.hidden for chunk in chunks if chunk.hidden is not None]
+    if not features and not hidden:
+        return {}
+    is_own = np.repeat(
+        [chunk.hidden is not None for chunk in chunks], [len(each.token_ids) for each in chunks]
+    )
+    return {
+        "features": np.concatenate(features) if features else None,
+        "hidden": np.concatenate(hidden) if hidden else None,
+        "hidden_rows": np.argsort(np.argsort(is_own, kind="stable")).astype(np.int32),
+    }
 
 
 def with_tokens(inputs: StepInputs, least: int) -> StepInputs:
@@ -141,7 +175,22 @@ def with_tokens(inputs: StepInputs, least: int) -> StepInputs:
         subsequence_begins=np.append(inputs.subsequence_begins, inputs.subsequence_begins[-1] + more),
         block_indices=np.append(inputs.block_indices, np.full(num_missing, SCRATCH_BLOCK, np.int32)),
         block_indices_begins=np.append(inputs.block_indices_begins, inputs.block_indices_begins[-1] + more),
+        hidden_rows=None
+        if inputs.hidden_rows is None
+        else np.append(inputs.hidden_rows, zeros.astype(np.int32)),
     )
+
+
+def with_states(inputs: StepInputs, hidden_size: int, num_layers: int) -> StepInputs:
+    """Add what a trained head reads and the inputs lack: no features, or a hidden state of zeros."""
+    features, hidden, rows = inputs.features, inputs.hidden, inputs.hidden_rows
+    if features is None:
+        features = np.empty((0, num_layers * hidden_size), np.float32)
+    if hidden is None:
+        hidden = np.zeros((0 if len(features) else 1, hidden_size), np.float32)
+    if rows is None:
+        rows = np.zeros(len(inputs.input_ids), np.int32)
+    return replace(inputs, features=features, hidden=hidden, hidden_rows=rows)
 
 
 def with_sequences(inputs: StepInputs, least: int) -> StepInputs:

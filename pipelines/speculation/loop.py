@@ -7,6 +7,7 @@ counts.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ from pipelines.errors import (
 )
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftLength, KeepDrafting, Proposal
 from pipelines.speculation.log_probs import LogProbs
-from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.request import MAX_STATES, GenerationRequest, Output, TargetStates
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 TOKEN_SOURCES = ("target", "draft_model", "lookup", "grammar")
@@ -128,6 +129,7 @@ async def speculate(
             proposal = await loop.propose()
             verified = await loop.verify(proposal)
             yield loop.take(proposal, verified)
+        await loop.read_last_states()
     finally:
         await loop.close_stream()
 
@@ -148,6 +150,7 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.known = self.request.input_ids
+        self.states = _UnreadStates()
 
     @property
     def _num_remaining(self) -> int:
@@ -159,6 +162,8 @@ class _Loop:
         max_draft_len = self.lengths.max_draft_len
         plan = self.lengths.next_round(self._num_remaining - len(forced)) if self.num_emitted else NO_DRAFT
         num_wanted = min(plan.max_tokens, max_draft_len - len(forced))
+        if len(forced) and self.states.begin is not None:
+            num_wanted = 0  # a head cannot read tokens whose states the target has not computed
         drafted = await self._call_draft(forced, num_wanted, plan.keep_drafting()) if num_wanted else None
         return plan.complete(drafted).behind(forced, max_draft_len)
 
@@ -191,6 +196,7 @@ class _Loop:
         num_verified = len(draft_ids) if verified.num_verified is None else verified.num_verified
         self.lengths.observe(proposal, verified.token_ids)
         self.known = np.concatenate((self.known, verified.token_ids))
+        self.states.add(verified, len(self.known) - 1)
         self.num_emitted += len(verified.token_ids)
         if verified.finish_reason == "stop":
             self.finish_reason = "stop"
@@ -208,6 +214,11 @@ class _Loop:
             prompt_log_probs=verified.prompt_log_probs,
             num_cached=verified.num_cached,
         )
+
+    async def read_last_states(self) -> None:
+        """Let a head read what it has not drafted from: the target's cache will have it in a further turn."""
+        if self.states.begin is not None:
+            await self._call_draft(NO_TOKENS, 1, None)
 
     async def close_stream(self) -> None:
         """Close the target's stream, if one is open."""
@@ -232,9 +243,13 @@ class _Loop:
             num_log_probs=None,
             independent_noise=self.use_draft_logits,
             return_generation_logits=self.use_draft_logits,
+            return_states=False,
+            target_states=self.states.unread(),
         )
         try:
-            return await self.draft(wanted)
+            drafted = await self.draft(wanted)
+            self.states.clear()
+            return drafted
         except DraftproofError as error:  # ``WatchedDraft`` counts and logs it
             lacks_tokens = isinstance(error, NothingAllowedError)  # of those that the grammar allows here
             if isinstance(error, InvalidRequestError | RequestRefusedError) and not lacks_tokens:
@@ -249,5 +264,39 @@ class _Loop:
             prompt_length=request.num_prompt_tokens,
             max_tokens=num_tokens,
             prompt_log_probs=request.prompt_log_probs and not self.num_emitted,
+            return_states=self.lengths.max_draft_len > 0,
             **fields,
         )
+
+
+class _UnreadStates:
+    """Hidden states of the target that a trained head has not read yet.
+
+    Attributes:
+        begin: First position whose state is known; None if the target returns no states.
+    """
+
+    def __init__(self) -> None:
+        self.begin: int | None = None
+        self._parts: deque[npt.NDArray[np.float32]] = deque(maxlen=MAX_STATES)
+
+    def add(self, output: Output, end: int) -> None:
+        """Keep the states of an output that are new; the last one is that of position ``end - 1``."""
+        states = output.states
+        if states is None:
+            return
+        if self.begin is None:
+            self.begin = end - len(states)
+            self._parts.append(states)
+        else:  # the target may have computed earlier positions again
+            self._parts.append(states[len(states) - len(output.token_ids) :])
+
+    def unread(self) -> TargetStates | None:
+        """Return them for a draft; None if the target returns no states."""
+        if self.begin is None:
+            return None
+        return TargetStates(np.concatenate(self._parts), self.begin)
+
+    def clear(self) -> None:
+        """Forget them: the draft has read them."""
+        self._parts.clear()

@@ -15,6 +15,23 @@ from pipelines.speculation.log_probs import MAX_LOG_PROBS, LogProbs
 from pipelines.speculation.sampling.params import GREEDY, SamplingParams, check_range
 from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
 
+MAX_STATES = 2048
+"""Last positions of a prompt whose hidden states are returned: heads are trained on short texts."""
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """Hidden states of the target, which a trained head reads beside the tokens.
+
+    Attributes:
+        values: float32 [n, size], of the last n positions before the last known token.
+        begin: First position whose state the target has returned for this request: those before it were
+            cached, or are too far from the end of the prompt.
+    """
+
+    values: npt.NDArray[np.float32]
+    begin: int
+
 
 @dataclass(frozen=True)
 class GenerationRequest:
@@ -44,6 +61,8 @@ class GenerationRequest:
         prompt_log_probs: Whether to return the log probabilities of the prompt's tokens too, with as many
             alternatives. The prompt is then computed without cached blocks.
         return_generation_logits: Whether to return the logits from which tokens were chosen.
+        return_states: Whether to return the hidden states that the engine has for a trained head.
+        target_states: For a trained head; None for other engines.
         keep_drafting: If given, margins are returned, and the output ends with "length" after the first token
             for whose margin this returns False.
         independent_noise: Whether to draw with separate noise instead of the noise that draft and target
@@ -66,6 +85,8 @@ class GenerationRequest:
     num_log_probs: int | None = None
     prompt_log_probs: bool = False
     return_generation_logits: bool = False
+    return_states: bool = False
+    target_states: TargetStates | None = None
     keep_drafting: Callable[[float], bool] | None = None
     independent_noise: bool = False
     deadline_s: float | None = None
@@ -167,6 +188,8 @@ class Output:
         prompt_log_probs: Log probabilities of the prompt without its first token;
             with the first output if requested.
         num_cached: Leading tokens of the prompt whose keys and values an earlier request had computed.
+        states: float32 [m, size], hidden states of the last m positions before the last known token; None if
+            not requested, or if the engine has none.
     """
 
     token_ids: TokenIds
@@ -178,6 +201,7 @@ class Output:
     num_verified: int | None = None
     prompt_log_probs: LogProbs | None = None
     num_cached: int = 0
+    states: npt.NDArray[np.float32] | None = None
 
     @classmethod
     def joined(cls, outputs: Sequence[Output]) -> Output:
@@ -186,6 +210,7 @@ class Output:
             return outputs[0]
         log_probs = [output.log_probs for output in outputs if output.log_probs is not None]
         logits = [output.generation_logits for output in outputs if output.generation_logits is not None]
+        states = [output.states for output in outputs if output.states is not None]
         return cls(
             np.concatenate([output.token_ids for output in outputs]),
             outputs[-1].finish_reason,
@@ -195,6 +220,7 @@ class Output:
             generation_logits=np.concatenate(logits) if logits else None,
             num_verified=outputs[-1].num_verified,
             num_cached=outputs[0].num_cached,
+            states=np.concatenate(states) if states else None,
         )
 
 

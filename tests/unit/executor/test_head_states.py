@@ -1,0 +1,182 @@
+"""A trained head reads the target's state of each known position, and its own output behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pipelines.executor.executor import Executor
+from pipelines.executor.states import ReturnedStates
+from pipelines.executor.step import StepInputs
+from pipelines.speculation.loop import Round
+from pipelines.speculation.request import MAX_STATES, GenerationRequest
+from tests.support.recording_engine import (
+    _ROW,
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    VOCAB_SIZE,
+    RecordingEngine,
+    alone,
+    make_executor,
+    request,
+    rounds_of,
+    run,
+    tokens_of,
+)
+
+_GIVEN, _DRAFTED = 1.0, 2.0
+_LENGTH = 4
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def rows_of(inputs: StepInputs) -> list[tuple[int, npt.NDArray[np.int32]]]:
+    """Return the position and the blocks of each token of a step."""
+    found = []
+    spans = zip(inputs.subsequence_begins, inputs.subsequence_begins[1:], strict=False)
+    for index, (begin, end) in enumerate(spans):
+        first, last = inputs.block_indices_begins[index : index + 2]
+        found += [
+            (int(inputs.position_ids[row]), inputs.block_indices[first:last]) for row in range(begin, end)
+        ]
+    return found
+
+
+class StatesTarget(RecordingEngine):
+    """Returns for each token its position and itself as its state."""
+
+    def __init__(self, num_blocks: int = NUM_BLOCKS) -> None:
+        super().__init__(num_blocks, attention="draftproof")
+        self.config = replace(self.config, feature_layers=(0,), hidden_size=2)
+
+    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        self.states = np.stack((inputs.position_ids, inputs.input_ids), 1).astype(np.float32)
+        return super().step(inputs)
+
+
+class Head(RecordingEngine):
+    """Predicts as the target, from a context that it can only know from correct states.
+
+    It caches the state with each token, refuses one that belongs to another position or token, and refuses a
+    context in which a known position was computed from its own output.
+    """
+
+    def __init__(self, num_blocks: int = NUM_BLOCKS, agreement: int = 13) -> None:
+        super().__init__(num_blocks, role="draft", attention="draftproof", salt=1, agreement=agreement)
+        self.config = replace(self.config, feature_layers=(0,), hidden_size=2, reads_features=True)
+        self.cached = np.zeros((num_blocks, BLOCK_SIZE, 4))  # state, kind, number of the output
+        self.begins: list[int] = []
+        self.num_outputs = 0
+
+    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        features = np.empty((0, 2)) if inputs.features is None else inputs.features
+        hidden = np.empty((0, 2)) if inputs.hidden is None else inputs.hidden
+        read = np.concatenate((features, hidden))[inputs.hidden_rows]
+        kinds = np.where(inputs.hidden_rows < len(features), _GIVEN, _DRAFTED)
+        places = rows_of(inputs)
+        for (position, blocks), token, state, kind in zip(places, inputs.input_ids, read, kinds, strict=True):
+            place = blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+            self.num_outputs += 1
+            self._tokens[place] = token
+            self.cached[place] = (*state, kind, self.num_outputs)
+        self.states = np.zeros((len(inputs.logits_rows), 2), np.float32)
+        logits = np.empty((len(inputs.logits_rows), VOCAB_SIZE), np.float32)
+        for index, row in enumerate(inputs.logits_rows):
+            position, blocks = places[row]
+            logits[index] = self._predict(
+                self._tokens[blocks].ravel()[: position + 1],
+                self.cached[blocks].reshape(-1, 4)[: position + 1],
+            )
+            self.states[index] = self.cached[blocks].reshape(-1, 4)[position, 3]
+        self.num_steps += 1
+        return logits
+
+    def _predict(self, tokens: npt.NDArray[np.int64], cached: npt.NDArray[np.float64]) -> Any:
+        num_given = int(np.argmax(np.append(cached[:, 2], _DRAFTED) == _DRAFTED))
+        assert (cached[num_given:, 2] == _DRAFTED).all(), "a known position kept what was drafted"
+        assert len(tokens) - num_given < _LENGTH
+        begin = int(cached[0, 0])
+        self.begins.append(begin)
+        assert cached[:num_given, 0].tolist() == list(range(begin, begin + num_given))
+        assert cached[1:num_given, 1].tolist() == tokens[: num_given - 1].tolist()
+        assert cached[num_given:, 0].tolist() == cached[num_given - 1 : -1, 3].tolist(), "not its own output"
+        text = np.append(int(cached[0, 1]), tokens)
+        return self._logits(text.tobytes() + np.full(len(text), _ROW).tobytes())
+
+    def copy_block(self, source: int, destination: int) -> None:
+        super().copy_block(source, destination)
+        self.cached[destination] = self.cached[source]
+
+
+def pair(num_blocks: int = NUM_BLOCKS, **limits: int) -> tuple[Executor, Executor]:
+    return make_executor(Head(), num_blocks), make_executor(StatesTarget(), num_blocks, **limits)
+
+
+def answer(executors: tuple[Executor, Executor], *requests: GenerationRequest) -> list[list[Round]]:
+    draft, target = executors
+
+    async def all_of() -> list[list[Round]]:
+        made = (rounds_of(each, draft.complete, target, _LENGTH) for each in requests)
+        return await asyncio.gather(*made)
+
+    return run([draft, target], all_of)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT[:2], PROMPT * 4])
+def test_a_head_drafts_from_the_states_of_its_text(prompt: list[int]) -> None:
+    executors = pair()
+    [rounds] = answer(executors, request(prompt, 40))
+    assert tokens_of(rounds) == alone(request(prompt, 40), "draftproof")
+    assert sum(part.num_accepted_tokens for part in rounds) > 10
+    assert set(executors[0].engine.begins) == {0}
+
+
+def test_concurrent_requests_share_the_steps_of_a_head() -> None:
+    requests = [request(PROMPT[: 3 + number], 24) for number in range(6)]
+    executors = pair()
+    for asked, rounds in zip(requests, answer(executors, *requests), strict=True):
+        assert tokens_of(rounds) == alone(asked, "draftproof")
+        assert sum(part.num_accepted_tokens for part in rounds) > 4
+
+
+def test_a_further_turn_continues_the_context_of_the_one_before() -> None:
+    executors = pair()
+    [first] = answer(executors, request(PROMPT, 20))
+    turn = PROMPT + tokens_of(first) + [3, 1, 4]
+    computed = executors[0].engine.num_outputs
+    [second] = answer(executors, request(turn, 12))
+    assert tokens_of(second) == alone(request(turn, 12), "draftproof")
+    assert set(executors[0].engine.begins) == {0}
+    assert executors[0].engine.num_outputs - computed < len(turn) + 12 * _LENGTH
+
+
+def test_a_head_begins_where_the_states_begin_if_it_lacks_what_the_target_has_cached() -> None:
+    executors = pair()
+    run([executors[1]], lambda: executors[1].complete(request(PROMPT * 2, 1)))
+    asked = request(PROMPT * 2 + [5, 3, 5], 12)
+    [rounds] = answer(executors, asked)
+    assert tokens_of(rounds) == alone(asked, "draftproof")
+    begins = set(executors[0].engine.begins)
+    assert len(begins) == 1 and 0 < min(begins) <= 2 * len(PROMPT), "every round continues one context"
+
+
+def test_a_head_without_room_ends_its_proposal() -> None:
+    """Each request needs up to 16 blocks of the head's 24."""
+    head = make_executor(Head(), 25, max_seq_len=64)
+    requests = [request(PROMPT[: 5 + number], 50) for number in range(4)]
+    executors = head, make_executor(StatesTarget(128), 128)
+    for asked, rounds in zip(requests, answer(executors, *requests), strict=True):
+        assert tokens_of(rounds) == alone(asked, "draftproof")
+
+
+def test_states_of_a_long_prompt_are_those_of_its_end() -> None:
+    returned = ReturnedStates()
+    for start in range(0, 3000, 100):
+        returned.add(start, np.arange(start, start + 100, dtype=np.float32)[:, np.newaxis])
+    returned.add(2950, np.full((60, 1), -1, np.float32))  # computed again, then drafted
+    kept = returned.take(3004)[:, 0]
+    assert kept.tolist() == [*range(3004 - MAX_STATES, 3000), -1, -1, -1, -1]
