@@ -34,8 +34,8 @@ class Part:
 
 # A budget is raised by docs/explanation/source-tree.md, which says what it buys.
 PARTS = (
-    Part("speculation", 1_960, ("pipelines/speculation/",)),
-    Part("executor", 1_620, ("pipelines/executor/",)),
+    Part("speculation", 2_005, ("pipelines/speculation/",)),
+    Part("executor", 1_760, ("pipelines/executor/",)),
     Part("text", 1_050, ("pipelines/text/",)),
     Part("wire", 1_185, ("pipelines/wire/",)),
     Part("router", 3_605, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 985, ("tools/",)),
 )
 
-TEST_LINES = 68_300
+TEST_LINES = 68_470
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -11,10 +11,12 @@ import numpy.typing as npt
 import pytest
 
 from pipelines.executor.executor import Executor
+from pipelines.executor.lane import Lane
 from pipelines.executor.states import ReturnedStates
 from pipelines.executor.step import StepInputs
-from pipelines.speculation.loop import Round
-from pipelines.speculation.request import MAX_STATES, GenerationRequest
+from pipelines.speculation.draft_length.draft_plan import DraftPlan, FixedDraftLength
+from pipelines.speculation.loop import Round, _UnreadStates, speculate
+from pipelines.speculation.request import MAX_STATES, GenerationRequest, Output
 from tests.support.recording_engine import (
     _ROW,
     BLOCK_SIZE,
@@ -24,7 +26,6 @@ from tests.support.recording_engine import (
     alone,
     make_executor,
     request,
-    rounds_of,
     run,
     tokens_of,
 )
@@ -70,9 +71,17 @@ class Head(RecordingEngine):
         self.config = replace(self.config, feature_layers=(0,), hidden_size=2, reads_features=True)
         self.cached = np.zeros((num_blocks, BLOCK_SIZE, 4))  # state, kind, number of the output
         self.begins: list[int] = []
+        self.faults: list[Exception] = []
         self.num_outputs = 0
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        try:
+            return self._step(inputs)
+        except (AssertionError, IndexError) as error:  # the loop would go on without the draft
+            self.faults.append(error)
+            raise
+
+    def _step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         features = np.empty((0, 2)) if inputs.features is None else inputs.features
         hidden = np.empty((0, 2)) if inputs.hidden is None else inputs.hidden
         read = np.concatenate((features, hidden))[inputs.hidden_rows]
@@ -101,8 +110,9 @@ class Head(RecordingEngine):
         assert len(tokens) - num_given < _LENGTH
         begin = int(cached[0, 0])
         self.begins.append(begin)
-        assert cached[:num_given, 0].tolist() == list(range(begin, begin + num_given))
         assert cached[1:num_given, 1].tolist() == tokens[: num_given - 1].tolist()
+        if begin == 0:  # other contexts share what they cache with those that begin with the same tokens
+            assert cached[:num_given, 0].tolist() == list(range(num_given))
         assert cached[num_given:, 0].tolist() == cached[num_given - 1 : -1, 3].tolist(), "not its own output"
         text = np.append(int(cached[0, 1]), tokens)
         return self._logits(text.tobytes() + np.full(len(text), _ROW).tobytes())
@@ -116,29 +126,56 @@ def pair(num_blocks: int = NUM_BLOCKS, **limits: int) -> tuple[Executor, Executo
     return make_executor(Head(), num_blocks), make_executor(StatesTarget(), num_blocks, **limits)
 
 
-def answer(executors: tuple[Executor, Executor], *requests: GenerationRequest) -> list[list[Round]]:
+class Margins(FixedDraftLength):
+    """Asks for margins, as the adaptive length does: such proposals go on without a plan."""
+
+    def next_round(self, num_remaining: int) -> DraftPlan:
+        return replace(super().next_round(num_remaining), keep_drafting=lambda: lambda margin: True)
+
+
+def answer(
+    executors: tuple[Executor, Executor],
+    *requests: GenerationRequest,
+    length: type[FixedDraftLength] = FixedDraftLength,
+) -> list[list[Round]]:
+    """Answer concurrently, and assert that the head was given what belongs to each token, once."""
     draft, target = executors
 
-    async def all_of() -> list[list[Round]]:
-        made = (rounds_of(each, draft.complete, target, _LENGTH) for each in requests)
-        return await asyncio.gather(*made)
+    async def answered(asked: GenerationRequest) -> list[Round]:
+        counts: list[int] = []
 
-    return run([draft, target], all_of)
+        async def drafted(wanted: GenerationRequest) -> Output:
+            counts.append(len(wanted.target_states.values))
+            return await draft.complete(wanted)
+
+        rounds = speculate(asked, drafted, target.complete, length(_LENGTH), stream=target.generate)
+        found = [part async for part in rounds]
+        assert max(counts[1:]) <= 2 * _LENGTH, "of two rounds, where the last one does not draft"
+        return found
+
+    async def all_answered() -> list[list[Round]]:
+        return await asyncio.gather(*map(answered, requests))
+
+    found = run([draft, target], all_answered)
+    assert not draft.engine.faults
+    return found
 
 
+@pytest.mark.parametrize("length", [FixedDraftLength, Margins])
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT[:2], PROMPT * 4])
-def test_a_head_drafts_from_the_states_of_its_text(prompt: list[int]) -> None:
+def test_a_head_drafts_from_the_states_of_its_text(prompt: list[int], length: type[FixedDraftLength]) -> None:
     executors = pair()
-    [rounds] = answer(executors, request(prompt, 40))
+    [rounds] = answer(executors, request(prompt, 40), length=length)
     assert tokens_of(rounds) == alone(request(prompt, 40), "draftproof")
     assert sum(part.num_accepted_tokens for part in rounds) > 10
     assert set(executors[0].engine.begins) == {0}
 
 
-def test_concurrent_requests_share_the_steps_of_a_head() -> None:
+@pytest.mark.parametrize("length", [FixedDraftLength, Margins])
+def test_concurrent_requests_share_the_steps_of_a_head(length: type[FixedDraftLength]) -> None:
     requests = [request(PROMPT[: 3 + number], 24) for number in range(6)]
     executors = pair()
-    for asked, rounds in zip(requests, answer(executors, *requests), strict=True):
+    for asked, rounds in zip(requests, answer(executors, *requests, length=length), strict=True):
         assert tokens_of(rounds) == alone(asked, "draftproof")
         assert sum(part.num_accepted_tokens for part in rounds) > 4
 
@@ -164,13 +201,20 @@ def test_a_head_begins_where_the_states_begin_if_it_lacks_what_the_target_has_ca
     assert len(begins) == 1 and 0 < min(begins) <= 2 * len(PROMPT), "every round continues one context"
 
 
-def test_a_head_without_room_ends_its_proposal() -> None:
-    """Each request needs up to 16 blocks of the head's 24."""
-    head = make_executor(Head(), 25, max_seq_len=64)
+@pytest.mark.parametrize("length", [FixedDraftLength, Margins])
+def test_a_head_without_room_ends_its_proposal(
+    length: type[FixedDraftLength], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+    preempt = Lane._preempt
+    monkeypatch.setattr(
+        Lane, "_preempt", lambda self, each: ended.append(each.num_output) or preempt(self, each)
+    )
     requests = [request(PROMPT[: 5 + number], 50) for number in range(4)]
-    executors = head, make_executor(StatesTarget(128), 128)
-    for asked, rounds in zip(requests, answer(executors, *requests), strict=True):
+    executors = make_executor(Head(), 25, max_seq_len=64), make_executor(StatesTarget(128), 128)
+    for asked, rounds in zip(requests, answer(executors, *requests, length=length), strict=True):
         assert tokens_of(rounds) == alone(asked, "draftproof")
+    assert any(ended)
 
 
 def test_states_of_a_long_prompt_are_those_of_its_end() -> None:
@@ -180,3 +224,15 @@ def test_states_of_a_long_prompt_are_those_of_its_end() -> None:
     returned.add(2950, np.full((60, 1), -1, np.float32))  # computed again, then drafted
     kept = returned.take(3004)[:, 0]
     assert kept.tolist() == [*range(3004 - MAX_STATES, 3000), -1, -1, -1, -1]
+
+
+def test_states_that_the_target_computed_again_are_not_read_twice() -> None:
+    def output(num_tokens: int, first: int, end: int) -> Output:
+        states = np.arange(first, end, dtype=np.float32)[:, np.newaxis]
+        return Output(np.zeros(num_tokens, np.int32), "", is_final=False, states=states)
+
+    unread = _UnreadStates()
+    unread.add(output(1, 3, 10), 10)
+    unread.add(output(3, 6, 13), 13)
+    found = unread.unread()
+    assert found is not None and (found.begin, found.values[:, 0].tolist()) == (3, [*range(3, 13)])

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.errors import EngineFailedError, RequestTimeoutError
 from pipelines.executor.executor import Executor
-from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.executor.step import Chunk, StepInputs, pack, with_states
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from tests.support.recording_engine import BLOCK_SIZE, RecordingEngine, check_blocks, make_executor
@@ -135,11 +135,23 @@ def test_a_request_without_room_for_its_last_row_is_planned_again() -> None:
 def test_what_follows_a_step_is_what_planning_would_lay_out() -> None:
     def rows(*starts: int) -> StepInputs:
         chunks = [
-            Chunk(np.full(1, 7 + s, np.int32), s, (2, 3, 5), as_rows=True, num_logits=1) for s in starts
+            Chunk(
+                np.full(1, 7 + s, np.int32),
+                s,
+                (2, 3, 5),
+                as_rows=True,
+                num_logits=1,
+                hidden=np.full((1, 2), s, np.float32),
+            )
+            for s in starts
         ]
-        return pack(chunks, BLOCK_SIZE, 4)
+        return with_states(pack(chunks, BLOCK_SIZE, 4), 2, 1)
 
-    moved, planned = rows(1, 5).moved_on([9, 13]), rows(2, 6)
+    own = np.array([[2, 2], [6, 6], [0, 0], [0, 0]], np.float32)
+    moved, planned = with_states(rows(1, 5).moved_on([9, 13], own), 2, 1), rows(2, 6)
     for name, array in vars(planned).items():
-        assert np.array_equal(getattr(moved, name), array), name
-        assert getattr(moved, name).dtype == array.dtype
+        found = getattr(moved, name)
+        if name == "hidden_rows":
+            found, array = found[:2], array[:2]  # dummy rows read any
+        assert np.array_equal(found, array), name
+        assert found.dtype == array.dtype
