@@ -45,7 +45,7 @@ class ReturnedStates:
 
 
 class HeadStates:
-    """What a head reads beside the tokens of one request.
+    """Holds what a head reads beside the tokens of one request.
 
     Attributes:
         num_known: Number of positions of known tokens.
