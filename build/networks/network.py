@@ -100,6 +100,9 @@ class NetworkConfig:
         residual_multiplier: Factor of what each block adds to the residual stream.
         logits_divisor: Divisor of the logits.
         logits_softcap: c in c * tanh(logits / c); None for unchanged logits.
+        feature_layers: Layers of a target whose inputs, together its features, are a second output for a
+            trained head; the number of layers stands for the last one's output. Empty for none.
+        reads_features: Whether this is a trained head, which reads the features of these layers.
     """
 
     architecture: str
@@ -126,6 +129,8 @@ class NetworkConfig:
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
+    feature_layers: tuple[int, ...] = ()
+    reads_features: bool = False
 
     @property
     def num_hidden_layers(self) -> int:
@@ -188,6 +193,21 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Fusion:
+    """How a trained head reads features of its target beside the embedding (EAGLE-3, arXiv:2503.01840).
+
+    Attributes:
+        fc: Projection of the features of a token, [hidden, layers * hidden].
+        hidden_norm: Gain of its result, or of the head's own hidden state, float32 [hidden].
+        norms_residual: Whether the residual stream begins behind this norm, not before it.
+    """
+
+    fc: Linear
+    hidden_norm: Float32Array
+    norms_residual: bool = False
+
+
+@dataclass(frozen=True)
 class Network:
     """Configuration and weights that an engine is compiled from.
 
@@ -199,6 +219,7 @@ class Network:
         layer: Return layer i; called once per layer, in order.
         logit_rows: int32 [n], the row of ``lm_head`` for each logit of the engine, -1 for a logit of minus
             infinity; None for the rows of ``lm_head`` as they are.
+        fusion: How a trained head reads features; None for other networks.
     """
 
     config: NetworkConfig
@@ -207,6 +228,7 @@ class Network:
     lm_head: Linear
     layer: Callable[[int], Layer]
     logit_rows: npt.NDArray[np.int32] | None = None
+    fusion: Fusion | None = None
 
     @property
     def num_logits(self) -> int:

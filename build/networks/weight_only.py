@@ -177,4 +177,7 @@ def apply_quantization(network: Network, quantization: str, lm_head: str) -> Net
 
     to_integers = {"int8": _to_int8, "int4": _to_int4}.get(lm_head)
     head = to_integers(network.lm_head) if to_integers else network.lm_head
-    return replace(network, lm_head=head, layer=lambda index: network.layer(index).with_linears(convert))
+    fusion = network.fusion and replace(network.fusion, fc=convert(network.fusion.fc))
+    return replace(
+        network, lm_head=head, layer=lambda index: network.layer(index).with_linears(convert), fusion=fusion
+    )

@@ -139,11 +139,19 @@ class DecoderGraph:
         network, config = self.network, self.config
         x = ops.gather(x, self.inputs["logits_rows"], integers(0))
         x = rms_norm(x, network.final_norm, config.norm_epsilon)
-        logits = ops.squeeze(linear(x, network.lm_head, multiply), integers([1]))
+        logits = _flat(linear(x, network.lm_head, multiply))
         logits = scaled(logits, 1 / config.logits_divisor)
         if config.logits_softcap is not None:
             logits = scaled(ops.tanh(scaled(logits, 1 / config.logits_softcap)), config.logits_softcap)
         return logits if network.logit_rows is None else selected(logits, network.logit_rows)
+
+    def _layers(self, x: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the last hidden state, and outputs beside the logits by name."""
+        states = [x]
+        for index in range(self.config.num_hidden_layers):
+            states.append(self._layer(states[-1], index))
+        features = [states[index] for index in self.config.feature_layers]
+        return states[-1], {"features": _flat(ops.concat(features, 2))} if features else {}
 
     def build_part(self, index: int) -> Any:
         """Return the ``openvino.Model`` of a layer, or behind the last layer that of the head.
@@ -168,17 +176,48 @@ class DecoderGraph:
         else:
             x = rows(network.embedding, tokens)
         x = scaled(x, config.embedding_multiplier)
-        for index in range(config.num_hidden_layers):
-            x = self._layer(x, index)
+        x, others = self._layers(x)
         multiply = (lambda x, _: ops.matmul(x, table, False, True)) if is_tied else self.product
-        logits = self._head(x, multiply)
-        logits.output(0).get_tensor().set_names({"logits"})
-        model = ov.Model([ops.result(logits, name="logits")], list(self.inputs.values()), "decoder")
+        outputs = {"logits": self._head(x, multiply), **others}
+        for name, output in outputs.items():
+            output.output(0).get_tensor().set_names({name})
+        results = [ops.result(output, name=name) for name, output in outputs.items()]
+        model = ov.Model(results, list(self.inputs.values()), "decoder")
         # Default names number all operations of the process, so the same network would not give the
         # same file twice.
         for index, operation in enumerate(model.get_ordered_ops()):
             operation.set_friendly_name(f"{operation.get_type_name()}_{index}")
         return model
+
+
+class TrainedHeadGraph(DecoderGraph):
+    """Builder of the graph of a trained head: a layer that reads a hidden state beside each embedding."""
+
+    def __init__(self, network: Network, attention: Attention, product: Product) -> None:
+        super().__init__(network, attention, product)
+        width = self.config.hidden_size
+        of_all = width * len(self.config.feature_layers)
+        self.inputs["features"] = parameter("features", [-1, of_all], ov.Type.f32)
+        self.inputs["hidden"] = parameter("hidden", [-1, width], ov.Type.f32)
+        self.inputs["hidden_rows"] = parameter("hidden_rows", [-1], ov.Type.i32)
+
+    def _layers(self, x: Any) -> tuple[Any, dict[str, Any]]:
+        fusion, layer = self.network.fusion, self.network.layer(0)
+        assert fusion is not None
+        features, hidden = (ops.unsqueeze(self.inputs[name], integers(1)) for name in ("features", "hidden"))
+        states = ops.concat([self._linear(features, fusion.fc), hidden], 0)
+        state = ops.gather(states, self.inputs["hidden_rows"], integers(0))
+        normed = self._norm(state, fusion.hidden_norm)
+        both = ops.concat([self._norm(x, layer.input_norm), normed], 2)
+        attended = self._attention(both, layer, 0)
+        x = self._added(normed if fusion.norms_residual else state, attended, None)
+        x = self._added(x, self._mlp(self._norm(x, layer.post_norm), layer), None)
+        return x, {"next_hidden": _flat(ops.gather(x, self.inputs["logits_rows"], integers(0)))}
+
+
+def _flat(x: Any) -> Any:
+    """Reshape [T, 1, n] to [T, n]."""
+    return ops.squeeze(x, integers([1]))
 
 
 def build_graph(
@@ -190,6 +229,12 @@ def build_graph(
     ``subsequence_begins`` i32 [S + 1]; ``block_indices`` i32 [blocks of all sequences];
     ``block_indices_begins`` i32 [S + 1]; ``max_context_len`` i32 scalar; ``logits_rows`` i32 [n], indices
     of the tokens whose logits are computed; ``key_cache.N`` and ``value_cache.N``. Output: ``logits``
-    f32 [n, ``network.num_logits``].
+    f32 [n, ``network.num_logits``]. A target with ``feature_layers`` has a second one: ``features`` f32
+    [T, layers * hidden], what enters these layers.
+
+    A trained head has three more inputs: ``features`` of n tokens; ``hidden`` f32 [m, hidden], what the head
+    returned for m others; and ``hidden_rows`` i32 [T]. Row i < n stands for features i, row n + j for hidden
+    state j. A second output ``next_hidden`` f32 [rows of the logits, hidden] is what enters the final norm.
     """
-    return DecoderGraph(network, attention or PagedAttention(network.config), product).build()
+    graph = DecoderGraph if network.fusion is None else TrainedHeadGraph
+    return graph(network, attention or PagedAttention(network.config), product).build()

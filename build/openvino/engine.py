@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 import openvino as ov
 
 from build.checkpoints.engine_texts import write_engine_texts
+from build.checkpoints.tensor_file import Float32Array
 from build.files import new_engine, write_manifest
 from build.networks.linear import Linear
-from build.networks.network import Layer, Network
+from build.networks.network import Layer, Network, NetworkConfig
 from build.openvino.decoder_graph import build_graph
 from build.openvino.operations import openvino_product
 from build.openvino.own_operators import KV_BLOCK_SIZE, OwnAttention, own_product
@@ -85,11 +86,17 @@ class _Meter:
         self.step_bytes = network.lm_head.bytes_per_step + network.final_norm.nbytes
         self.rounding_group = 0
         self._see(network.lm_head)
+        if network.fusion is not None:
+            self._count((network.fusion.hidden_norm,), (network.fusion.fc,))
 
     def count(self, layer: Layer) -> None:
-        self.parameters += sum(norm.size for norm in layer.norms())
-        self.step_bytes += sum(norm.nbytes for norm in layer.norms())
-        for linear in layer.linears():
+        self._count(layer.norms(), layer.linears())
+
+    def _count(self, norms: Iterable[Float32Array], linears: Iterable[Linear]) -> None:
+        for norm in norms:
+            self.parameters += norm.size
+            self.step_bytes += norm.nbytes
+        for linear in linears:
             self.parameters += linear.weight.data.size
             self.step_bytes += linear.bytes_per_step
             self._see(linear)
@@ -139,6 +146,18 @@ def engine_description(network: Network, settings: EngineSettings, meter: _Meter
         "num_parameters": int(meter.parameters),
         "weight_bytes_per_step": int(meter.step_bytes),
         "quantization": settings.quantization,
+        **_feature_entries(config),
+    }
+
+
+def _feature_entries(config: NetworkConfig) -> dict[str, Any]:
+    """Return what a target and its trained head say of the features that pass between them."""
+    if not config.feature_layers:
+        return {}
+    return {
+        "feature_layers": list(config.feature_layers),
+        "hidden_size": config.hidden_size,
+        **({"reads_features": True} if config.reads_features else {}),
     }
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from build.checkpoints.checkpoint import (
     EMBEDDING,
@@ -24,6 +27,8 @@ from build.checkpoints.checkpoint_config import parse_config
 from build.checkpoints.tensor_file import Tensor
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.networks.growth import grow
+from build.networks.linear import Linear
+from build.networks.network import Fusion, Layer, Network
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from build.recipe import Growth
@@ -126,6 +131,63 @@ def noisy(tensors: dict[str, Tensor], noise: float, seed: int = 1) -> dict[str, 
     return changed
 
 
+def quiet(tensors: dict[str, Tensor], factor: float = 0.015) -> dict[str, Tensor]:
+    """Return a copy whose layers add little to the embedding, so that a token mostly decides the next."""
+    changed = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(("attention.dense.weight", "mlp.proj.weight")):
+            changed[name] = Tensor.from_float32(tensor.to_float32() * np.float32(factor), tensor.dtype)
+    return changed
+
+
+FEATURE_LAYERS = (0, 1, 2)
+
+
+def with_features(network: Network) -> Network:
+    """Return a target of two layers that returns features."""
+    return replace(network, config=replace(network.config, feature_layers=FEATURE_LAYERS))
+
+
+def tiny_head(target: Network) -> Network:
+    """Return a head whose attention passes on the embedding of the token itself, and little of the features.
+
+    Queries equal the keys, so a token attends to itself and its like; values hold the embedding, and the
+    output projection restores it. Of a ``quiet`` target it predicts every second token.
+    """
+    config = replace(
+        target.config, layers=target.config.layers[:1], feature_layers=FEATURE_LAYERS, reads_features=True
+    )
+    rng = np.random.default_rng(7)
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_size
+    groups, shared = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+
+    def linear(values: npt.NDArray[np.floating[Any]]) -> Linear:
+        return Linear(Tensor("F32", values.shape, np.ascontiguousarray(values, np.float32)))
+
+    def normal(outputs: int, inputs: int, scale: float) -> npt.NDArray[np.float64]:
+        return scale * rng.standard_normal((outputs, inputs)) / inputs**0.5
+
+    def of_heads(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Repeat rows [groups * size, n] for the heads of each group."""
+        return np.repeat(values.reshape(groups, size, -1), shared, axis=0).reshape(-1, values.shape[1])
+
+    keys, values = normal(groups * size, hidden, 2), normal(groups * size, hidden, 1)
+    of_embedding = np.concatenate([of_heads(keys), keys, values])
+    of_state = normal(len(of_embedding), hidden, 0.05)
+    layer = Layer(
+        qkv=(linear(np.concatenate([of_embedding, of_state], axis=1)),),
+        dense=linear(of_heads(np.linalg.pinv(values).T).T / shared),
+        fc=linear(normal(inner, hidden, 1)),
+        gate=linear(normal(inner, hidden, 1)),
+        proj=linear(normal(hidden, inner, 0.05)),
+        input_norm=np.ones(hidden, np.float32),
+        post_norm=np.ones(hidden, np.float32),
+    )
+    fc = linear(normal(hidden, len(FEATURE_LAYERS) * hidden, 1))
+    fusion = Fusion(fc, np.full(hidden, 0.05, np.float32), norms_residual=True)
+    return replace(target, config=config, layer=lambda _: layer, fusion=fusion)
+
+
 def added_token(content: str, token_id: int) -> dict[str, Any]:
     """An entry of ``added_tokens`` with all the fields that the package ``tokenizers`` wants."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -205,17 +267,21 @@ def build_tiny_engine(
     linear: str = "openvino",
     dynamic_quantization: bool = True,
     growth: Growth | None = None,
+    change: Callable[[Network], Network] | None = None,
 ) -> Path:
-    """Write checkpoint and engine of one model; return the engine directory."""
+    """Write checkpoint and engine of one model, or of what ``change`` makes of it; return the engine."""
     checkpoint_directory = directory / f"{role}_checkpoint"
     write_checkpoint(checkpoint_directory, config, tensors)
     write_tokenizer(checkpoint_directory / "tokenizer.json", config["vocab_size"])
     network = network_from_checkpoint(read_checkpoint(checkpoint_directory))
     if growth is not None:
         network = grow(network, growth)
+    if change is not None:
+        network = change(network)
     lm_head = "int8" if quantization == "int8" else "checkpoint"
     engine, engine_tokenizer = directory / role, checkpoint_directory / "tokenizer.json"
     recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, dynamic_quantization, str(growth)]
+    recipe += [list(network.config.feature_layers)]
     write_engine(
         engine,
         apply_quantization(network, quantization, lm_head),
@@ -257,7 +323,8 @@ def build_tiny_pair(
     Args:
         directory: The folder for both engines and their checkpoints.
         draft: ``noisy``: the target with perturbed projections, so that some drafts are accepted;
-            ``self``: the target's own weights; ``random``: unrelated weights.
+            ``self``: the target's own weights; ``random``: unrelated weights; ``head``: a trained head, as it
+            were, of a target whose next token depends mostly on the last one.
         noise: Strength of the perturbation for ``noisy``, relative to the weights.
         quantization: ``int8`` or ``none``.
         vocab_size: 2048 takes the demo pair's tokenizer where it exists.
@@ -270,9 +337,13 @@ def build_tiny_pair(
     Returns:
         The engine directories of draft and target.
     """
-    config = tiny_config(vocab_size=vocab_size, **config_changes)
+    has_head = draft == "head"
+    config = tiny_config(vocab_size=vocab_size, share_embedding_table=not has_head, **config_changes)
     weights = random_weights(config, seed)
+    if has_head:
+        weights = quiet(weights)
     drafts = {
+        "head": lambda: weights,
         "noisy": lambda: noisy(weights, noise, seed + 1),
         "self": lambda: weights,
         "random": lambda: random_weights(config, seed + 1),
@@ -285,8 +356,19 @@ def build_tiny_pair(
         "linear": linear,
     }
     engines = (
-        build_tiny_engine(directory, config, drafts[draft](), role="draft", **options),
-        build_tiny_engine(directory, config, weights, role="target", growth=growth, **options),
+        build_tiny_engine(
+            *(directory, config, drafts[draft]()),
+            role="draft",
+            change=tiny_head if has_head else None,
+            **options,
+        ),
+        build_tiny_engine(
+            *(directory, config, weights),
+            role="target",
+            growth=growth,
+            change=with_features if has_head else None,
+            **options,
+        ),
     )
     TINY_CALIBRATION.write(calibration_file(*engines))
     return engines
