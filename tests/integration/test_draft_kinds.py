@@ -1,7 +1,8 @@
-"""Tests of a server whose draft has another tokenizer: each answer is the target's own."""
+"""A draft with another tokenizer, or a trained head: each answer is the target's own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,11 @@ from build.recipe import parse_recipe
 from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest
-from tests.integration.conftest import grpc_client, keep_models, target_alone
+from tests.integration.conftest import grpc_client, keep_models, target_alone, tiny_recipe
 from tests.support.checkpoints import make_checkpoint
 from tests.support.partly_shared import share_part
 from tests.support.ready_server import ready_server
-from tests.support.tiny_engines import TINY_CALIBRATION
+from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair
 
 pytestmark = pytest.mark.triton
 
@@ -27,9 +28,21 @@ GREEDY = CompletionRequest(PROMPT, max_tokens=48, end_id=-1)
 SAMPLED = replace(GREEDY, temperature=0.9, top_k=200, seed=3)
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+@pytest.fixture(scope="module", params=["tokenizer", "head"])
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("pair")
+    rendered = {"tokenizer": another_tokenizer, "head": trained_head}[request.param](folder)
+    keep_models(rendered, "speculative", "router")
+    with ready_server(rendered.parent) as server, grpc_client(server) as client:
+        yield client
+
+
+def trained_head(folder: Path) -> Path:
+    engines = build_tiny_pair(folder, draft="head", linear="draftproof", attention="draftproof")
+    return render_recipe(tiny_recipe("head"), *engines, folder / "r")
+
+
+def another_tokenizer(folder: Path) -> Path:
     make_checkpoint(folder / "target")
     share_part(folder / "target", folder / "draft", 1500)
     raw = {
@@ -44,10 +57,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     built = build_engines(recipe, folder / "engines", lambda line: None)
     engines = Path(built["draft"]), Path(built["target"])
     TINY_CALIBRATION.write(calibration_file(*engines))
-    repository = render_recipe(recipe, *engines, folder / "r")
-    keep_models(repository, "speculative", "router")
-    with ready_server(repository.parent) as server, grpc_client(server) as client:
-        yield client
+    return render_recipe(recipe, *engines, folder / "r")
 
 
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -68,7 +78,7 @@ def test_streams_and_stop_words_are_the_targets_own(client: Client, request_: Co
     with client.stream(replace(request_, num_draft_tokens=4)) as stream:
         streamed = "".join(chunk.text for chunk in stream)
     assert streamed == alone.text
-    word = next(part for part in alone.text.split() if part.isascii() and len(part) > 1)
+    word = re.findall("[!-~]{2,}", alone.text)[0]
     stopped = client.generate(replace(request_, num_draft_tokens=4, stop_words=(word,)))
     assert stopped.text == alone.text[: alone.text.index(word)] and stopped.finish_reason == "stop"
     banned = replace(request_, bad_words=(word,))
@@ -76,6 +86,7 @@ def test_streams_and_stop_words_are_the_targets_own(client: Client, request_: Co
     assert answer.output_ids == target_alone(client, banned).output_ids and word not in answer.text
 
 
+@pytest.mark.parametrize("client", ["tokenizer"], indirect=True)
 @pytest.mark.parametrize(("length", "drafts"), [(120, True), (130, False)])
 def test_the_target_goes_on_where_the_context_is_too_long_for_the_draft(
     client: Client, length: int, drafts: bool
