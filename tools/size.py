@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 985, ("tools/",)),
 )
 
-TEST_LINES = 68_625
+TEST_LINES = 68_630
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.triton
 PROMPT = "def add(first, second):\n    return first + second\n\n" * 3
 GREEDY = CompletionRequest(PROMPT, max_tokens=48, end_id=-1)
 SAMPLED = replace(GREEDY, temperature=0.9, top_k=200, seed=3)
+GUIDED = replace(SAMPLED, guide=("regex", r'\{"first": [0-9a-f]{16}, "second": [0-9a-f]{16}\}'))
 
 
 @pytest.fixture(scope="module", params=["tokenizer", "head"])
@@ -60,7 +61,7 @@ def another_tokenizer(folder: Path) -> Path:
     return render_recipe(recipe, *engines, folder / "r")
 
 
-@pytest.mark.parametrize("request_", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("request_", [GREEDY, SAMPLED, GUIDED], ids=["greedy", "sampled", "guided"])
 @pytest.mark.parametrize("num_draft_tokens", [None, 1, 4, 8])
 def test_an_answer_is_the_targets_own(
     client: Client, request_: CompletionRequest, num_draft_tokens: int | None

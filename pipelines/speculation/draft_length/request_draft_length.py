@@ -169,15 +169,17 @@ class RequestDraftLength:
 
     def _complete(self, drafted: Output | None, limit: int) -> Proposal:
         """Append looked-up tokens to those of the draft model; they cost nothing until they are verified."""
-        if drafted is None:
-            token_ids, survival, found = NO_TOKENS, np.ones(0), self.lookup.propose(limit)
-        else:
+        token_ids, survival = NO_TOKENS, np.ones(0)
+        if drafted is not None:
             assert drafted.margins is not None
             token_ids = drafted.token_ids
             survival = np.cumprod([self.acceptance.rate(margin) for margin in drafted.margins.tolist()])
             if len(token_ids) == limit or drafted.finish_reason == "stop":
                 return Proposal(token_ids, survival, drafted)
+        if len(token_ids):
             found = self.lookup.propose_after(token_ids, limit - len(token_ids))
+        else:  # a draft may have none of the tokens that a grammar allows
+            found = self.lookup.propose(limit)
         further = survival[-1:].prod() * found.rate ** np.arange(1, len(found.token_ids) + 1)
         return Proposal(
             np.concatenate((token_ids, found.token_ids)),
