@@ -66,10 +66,10 @@ PARTS = (
     ),
     Part("benchmarks", 2_525, ("benchmarks/",)),
     Part("docs generators", 445, ("docs/",)),
-    Part("tools", 985, ("tools/",)),
+    Part("tools", 1_370, ("tools/",)),
 )
 
-TEST_LINES = 68_630
+TEST_LINES = 68_870
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 RESERVED: dict[str, tuple[str, ...]] = {
     "torch": (
         "tools/demo_pair/",
+        "tools/train_head/",
         "build/quantization/modelopt_worker.py",
         "build/reference.py",
         "benchmarks/families/",
