@@ -270,7 +270,7 @@ class _Loop:
 
 
 class _UnreadStates:
-    """Hidden states of the target that a trained head has not read yet.
+    """Hidden states of the target that a trained head has not read yet, at most ``MAX_STATES`` and a round's.
 
     Attributes:
         begin: First position whose state is known; None if the target returns no states.
@@ -278,7 +278,8 @@ class _UnreadStates:
 
     def __init__(self) -> None:
         self.begin: int | None = None
-        self._parts: deque[npt.NDArray[np.float32]] = deque(maxlen=MAX_STATES)
+        self._parts: deque[npt.NDArray[np.float32]] = deque()
+        self._num_states = 0
 
     def add(self, output: Output, end: int) -> None:
         """Keep the states of an output that are new; the last one is that of position ``end - 1``."""
@@ -287,9 +288,12 @@ class _UnreadStates:
             return
         if self.begin is None:
             self.begin = end - len(states)
-            self._parts.append(states)
         else:  # the target may have computed earlier positions again
-            self._parts.append(states[len(states) - len(output.token_ids) :])
+            states = states[len(states) - len(output.token_ids) :]
+        self._parts.append(states)
+        self._num_states += len(states)
+        while self._num_states - len(self._parts[0]) >= MAX_STATES:
+            self._num_states -= len(self._parts.popleft())
 
     def unread(self) -> TargetStates | None:
         """Return them for a draft; None if the target returns no states."""
@@ -300,3 +304,4 @@ class _UnreadStates:
     def clear(self) -> None:
         """Forget them: the draft has read them."""
         self._parts.clear()
+        self._num_states = 0

@@ -236,3 +236,7 @@ def test_states_that_the_target_computed_again_are_not_read_twice() -> None:
     unread.add(output(3, 6, 13), 13)
     found = unread.unread()
     assert found is not None and (found.begin, found.values[:, 0].tolist()) == (3, [*range(3, 13)])
+    for position in range(13, 5000):
+        unread.add(output(1, position, position + 1), position + 1)
+    found = unread.unread()
+    assert found is not None and found.values[:, 0].tolist() == [*range(5000 - MAX_STATES, 5000)]
