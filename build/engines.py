@@ -26,6 +26,7 @@ from build.files import EnginePlan, Need, check_space, exclusive, plan_engine
 from build.hub.pinned import pin_recipe
 from build.networks.growth import grow
 from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary, shorten_head
+from build.networks.source import NetworkSource
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import FORMAT_VERSION, EngineSettings, openvino_version, write_engine
 from build.operators.library import COMPILER, has_compiler, source_digest
@@ -114,12 +115,23 @@ def engine_identity(
         **(
             {"operators_sha256": source_digest()} if "draftproof" in (engine.attention, engine.linear) else {}
         ),
+        **_features_identity(source.network, digests),
         **(
             {}
             if source.token_map is None
             else {"token_map": sha256_json([source.token_map.to_json(), source.token_map.equal_ids.tolist()])}
         ),
     }
+
+
+def _features_identity(network: NetworkSource, digests: Mapping[Path, str]) -> dict[str, Any]:
+    """Return what a target returns to a trained head, and the target of a head; nothing for other pairs."""
+    if not network.config.feature_layers:
+        return {}
+    found: dict[str, Any] = {"feature_layers": list(network.config.feature_layers)}
+    if network.target is not None:
+        found["target"] = {path.name: digests[path] for path in network.target.files}
+    return found
 
 
 def _build(

@@ -122,6 +122,9 @@ def num_parameters(config: NetworkConfig) -> tuple[int, int]:
     attention = config.num_attention_heads * config.head_size
     values = config.num_key_value_heads * config.head_size
     layer = config.hidden_size * (2 * attention + 2 * values + 3 * config.intermediate_size)
+    if config.reads_features:  # a second state beside the embedding, and the projection of the features
+        features = len(config.feature_layers) * config.hidden_size
+        layer += config.hidden_size * (attention + 2 * values + features)
     table = config.vocab_size * config.hidden_size
     return layer * config.num_hidden_layers, table
 

@@ -95,6 +95,8 @@ def write_recipe(
     most = min(config.max_position_embeddings for config in configs)
     length = min(max_seq_len or _LEAST_CONTEXT, most)
     document = _document(name, checkpoints, _quantizations(configs, quantization), length)
+    if configs[1].reads_features:  # it has output rows of its own
+        document["draft"].pop("lm_head_rows", None)
     for role, config in zip(("target", "draft"), configs, strict=True):
         if config.attention_softcap is not None:  # only this operator caps scores
             document[role]["attention"] = "draftproof"

@@ -54,7 +54,8 @@ def read_source(
     engine: EngineRecipe,
     directory: Path,
     max_seq_len: int,
-    opened: Callable[[Path, int], NetworkSource] = open_network,
+    opened: Callable[[Path, int, NetworkSource | None], NetworkSource] = open_network,
+    target: EngineSource | None = None,
 ) -> EngineSource:
     """Read one engine's checkpoint and tokenizer.
 
@@ -63,12 +64,15 @@ def read_source(
         directory: The checkpoint that it is compiled from (``build/quantization/quantized_checkpoint.py``).
         max_seq_len: Longest text that a server accepts, tokens.
         opened: Opens it; ``open_settings`` needs no weights.
+        target: The target of a draft. A trained head has no tokenizer but the target's.
 
     Raises:
         CheckpointError: One of them is invalid, or the tokenizer has more tokens than the network.
         RecipeError: The network cannot be grown to the sizes in the recipe, or its positions not scaled.
     """
-    network = opened(directory, max_seq_len)
+    network = opened(directory, max_seq_len, None if target is None else target.network)
+    if network.config.reads_features and target is not None:
+        return replace(target, network=network)
     if engine.yarn is not None:
         network = _stretched(network, engine.yarn)
     path = directory / "tokenizer.json"
@@ -94,8 +98,7 @@ def read_source(
 
 
 def _stretched(source: NetworkSource, yarn: Yarn) -> NetworkSource:
-    config = stretched(source.config, yarn)
-    return replace(source, config=config, read=lambda: replace(source.read(), config=config))
+    return source.with_config(stretched(source.config, yarn))
 
 
 def _with_tokens_of(target: EngineSource, draft: EngineSource, recipe: Recipe) -> EngineSource:
@@ -170,6 +173,25 @@ def check_attention(recipe: Recipe, draft: EngineSource, target: EngineSource) -
             )
 
 
+def _check_head_settings(recipe: Recipe) -> None:
+    """Refuse settings that change what a trained head was trained with."""
+    names = (
+        ("draft", "growth"),
+        ("draft", "yarn"),
+        ("draft", "lm_head_rows"),
+        ("draft", "pad_vocab_size_to"),
+        ("target", "growth"),
+    )
+    given = [f"{role}.{name}" for role, name in names if getattr(getattr(recipe, role), name) is not None]
+    if given:
+        raise RecipeError(
+            f"recipe {recipe.name}: the draft is a trained head, which these settings do not fit",
+            values=", ".join(given),
+            limit="a head has its own output rows and positions, and reads its target as it was trained",
+            remedy="remove them from the recipe",
+        )
+
+
 def check_recipe(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines"
 ) -> tuple[EngineSource, EngineSource]:
@@ -187,11 +209,7 @@ def check_recipe(
         RecipeError: A network cannot be grown as requested, or needs other attention.
         IncompatiblePairError: The two do not fit together.
     """
-    draft, target = (
-        read_source(getattr(recipe, role), checkpoint_for(recipe, role, engines), recipe.serving.max_seq_len)
-        for role in ("draft", "target")
-    )
-    return _paired(recipe, draft, target)
+    return _paired(recipe, lambda role: checkpoint_for(recipe, role, engines), open_network)
 
 
 def check_settings(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
@@ -200,14 +218,22 @@ def check_settings(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
     Raises:
         CheckpointError, RecipeError, IncompatiblePairError: As for ``check_recipe``.
     """
-    draft, target = (
-        read_source(engine, engine.checkpoint_directory, recipe.serving.max_seq_len, open_settings)
-        for engine in (recipe.draft, recipe.target)
-    )
-    return _paired(recipe, draft, target)
+    return _paired(recipe, lambda role: getattr(recipe, role).checkpoint_directory, open_settings)
 
 
-def _paired(recipe: Recipe, draft: EngineSource, target: EngineSource) -> tuple[EngineSource, EngineSource]:
+def _paired(
+    recipe: Recipe,
+    directory_of: Callable[[str], Path],
+    opened: Callable[[Path, int, NetworkSource | None], NetworkSource],
+) -> tuple[EngineSource, EngineSource]:
+    longest = recipe.serving.max_seq_len
+    target = read_source(recipe.target, directory_of("target"), longest, opened)
+    draft = read_source(recipe.draft, directory_of("draft"), longest, opened, target)
+    if draft.network.config.reads_features:
+        _check_head_settings(recipe)
+        layers = draft.network.config.feature_layers
+        config = replace(target.network.config, feature_layers=layers)
+        target = replace(target, network=target.network.with_config(config))
     draft = _with_tokens_of(target, draft, recipe)
     check_pair(recipe, draft, target)
     check_attention(recipe, draft, target)

@@ -83,7 +83,9 @@ class EngineRecipe:
         checkpoint: Directory of a Hugging Face or TensorRT-LLM checkpoint, or GGUF file (of a split one, any
             part), relative to the repository root unless absolute; or on the Hugging Face hub
             ``hf://ORGANIZATION/NAME@REVISION``, or ``hf://ORGANIZATION/NAME:FILE@REVISION`` for a GGUF file,
-            by its name or quantization.
+            by its name or quantization. A draft may be a trained head (EAGLE-3) in the format of SpecForge,
+            speculators or AngelSlim: it has the target's tokenizer and, without its own, the target's
+            embedding.
         quantization: ``int8``: weight-only, per channel. ``int4``: weight-only, in groups of 32 inputs;
             embedded only. Both keep integers that a checkpoint has already, if they are as small; the
             embedded runtime rounds activations too. ``fp8``, ``int8_sq`` (SmoothQuant), ``int4_awq``,

@@ -18,12 +18,14 @@ from huggingface_hub import (
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
 
+from build.checkpoints.settings import read_json
 from build.checkpoints.tokenizer_file import SENTENCEPIECE
 from build.files import Need, check_space
 from build.gguf.file import part_names
 from build.hub.checkpoint_id import PREFIX, HubCheckpoint
 from build.hub.failures import explained
 from build.hub.transfer import Blob, download
+from build.hugging_face.head import is_head
 from build.hugging_face.weights import weight_names
 from pipelines.errors import CheckpointError
 from pipelines.time_left import TimeLeft
@@ -126,6 +128,8 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
     if checkpoint.file is not None:
         return _downloaded(Repository(replace(pinned, file=_chosen(checkpoint, files)), files))
     missing = [name for name in _REQUIRED if name not in files]
+    if missing == ["tokenizer.json"] and is_head(read_json(directory / "config.json")):
+        missing = []  # a trained head reads the target's tokens
     if missing:
         raise CheckpointError(
             f"{checkpoint.repo} has no {' and no '.join(missing)}",

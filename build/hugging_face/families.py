@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _NORMS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_norm"}
-_QUERY_KEY_NORMS = {"self_attn.q_norm": "query_norm", "self_attn.k_norm": "key_norm"}
+QUERY_KEY_NORMS = {"self_attn.q_norm": "query_norm", "self_attn.k_norm": "key_norm"}
 _OUTPUT_NORMS = {
     "post_attention_layernorm": "attention_output_norm",
     "post_feedforward_layernorm": "mlp_output_norm",
@@ -87,7 +87,7 @@ _GEMMA2 = Family(
 _GEMMA3 = replace(
     _GEMMA2,
     architectures=("Gemma3ForCausalLM",),
-    norms={**_GEMMA2.norms, **_QUERY_KEY_NORMS},
+    norms={**_GEMMA2.norms, **QUERY_KEY_NORMS},
     windows="pattern",
     defaults={
         **_GEMMA_DEFAULTS,
@@ -106,7 +106,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen2": Family(("Qwen2ForCausalLM",), biases=("qkv",), windows="from_max_window_layers"),
     "qwen3": Family(
-        ("Qwen3ForCausalLM",), norms={**_NORMS, **_QUERY_KEY_NORMS}, windows="from_max_window_layers"
+        ("Qwen3ForCausalLM",), norms={**_NORMS, **QUERY_KEY_NORMS}, windows="from_max_window_layers"
     ),
     "smollm3": Family(("SmolLM3ForCausalLM",), defaults={"rope_theta": 2e6, "tie_word_embeddings": True}),
     "phi3": Family(
@@ -126,7 +126,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(("GraniteForCausalLM",)),
     "olmo2": Family(
         ("Olmo2ForCausalLM",),
-        norms={**_OUTPUT_NORMS, **_QUERY_KEY_NORMS},
+        norms={**_OUTPUT_NORMS, **QUERY_KEY_NORMS},
         defaults={"rms_norm_eps": 1e-5},
     ),
 }

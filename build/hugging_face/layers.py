@@ -45,9 +45,15 @@ class LayerReader:
         form: Form of its quantized projections; None if it has none.
     """
 
+    num_states = 1  # that queries, keys and values read
+
     def __init__(self, weights: Weights, family: Family, config: NetworkConfig, form: Form | None) -> None:
         self._weights, self._family, self._config, self._form = weights, family, config, form
         self.prefix = text_prefix(weights)
+
+    def layer_name(self, index: int) -> str:
+        """Return what the names of a layer's tensors begin with."""
+        return f"layers.{index}."
 
     def norm(self, name: str, size: int) -> Float32Array:
         """Return a gain, float32 [size]."""
@@ -89,13 +95,13 @@ class LayerReader:
         heads = config.num_attention_heads * config.head_size
         kv_heads = config.num_key_value_heads * config.head_size
         hidden, inner = config.hidden_size, config.intermediate_size
-        attention, mlp = f"layers.{index}.self_attn.", f"layers.{index}.mlp."
+        attention, mlp = f"{self.layer_name(index)}self_attn.", f"{self.layer_name(index)}mlp."
         if self._family.has_stacked_projections:
             yield _Projection("qkv", f"{attention}qkv_proj", heads + 2 * kv_heads, hidden)
             yield _Projection("fc", f"{mlp}gate_up_proj", 2 * inner, hidden)
         else:
             for name, size in {"q": heads, "k": kv_heads, "v": kv_heads}.items():
-                yield _Projection("qkv", f"{attention}{name}_proj", size, hidden)
+                yield _Projection("qkv", f"{attention}{name}_proj", size, self.num_states * hidden)
             yield _Projection("fc", f"{mlp}gate_proj", inner, hidden)
             yield _Projection("gate", f"{mlp}up_proj", inner, hidden)
         yield _Projection("dense", f"{attention}o_proj", hidden, heads)
@@ -107,8 +113,9 @@ class LayerReader:
         if config.architecture == "Olmo2ForCausalLM":  # over all heads together
             sizes["query_norm"] *= config.num_attention_heads
             sizes["key_norm"] *= config.num_key_value_heads
+        layer = self.layer_name(index)
         return {
-            attribute: self.norm(f"layers.{index}.{stored}", sizes.get(attribute, config.hidden_size))
+            attribute: self.norm(f"{layer}{stored}", sizes.get(attribute, config.hidden_size))
             for stored, attribute in self._family.norms.items()
         }
 

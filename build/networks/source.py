@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
-from build.checkpoints.settings import read_json
+from build.checkpoints.settings import Settings, read_json
 from build.hugging_face.config import family_of, parse_network_config, read_form
+from build.hugging_face.head import fitted_config, is_head, parse_head, read_head
 from build.hugging_face.layers import read_network
 from build.hugging_face.weights import weight_files
 from build.networks.network import Network, NetworkConfig
@@ -23,44 +25,68 @@ class NetworkSource:
         config: Its settings.
         files: Files that decide the network: settings and weights.
         read: Returns the network; its layers are read when they are asked for.
+        target: Of a trained head, whose embedding may be the target's; None for other networks.
     """
 
     directory: Path
     config: NetworkConfig
     files: tuple[Path, ...]
     read: Callable[[], Network]
+    target: NetworkSource | None = None
+
+    def with_config(self, config: NetworkConfig) -> NetworkSource:
+        """Return the source of a network with other settings and the same weights."""
+        return replace(self, config=config, read=lambda: replace(self.read(), config=config))
 
 
-def open_settings(directory: Path, max_seq_len: int = 1) -> NetworkSource:
+def open_settings(
+    directory: Path, max_seq_len: int = 1, target: NetworkSource | None = None
+) -> NetworkSource:
     """Read the settings of a checkpoint whose weights may still be elsewhere.
 
     Args:
         directory: The checkpoint.
         max_seq_len: Longest text that will be computed, tokens.
+        target: Of a trained head, to be checked against it.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the network needs a feature that is not implemented.
+        IncompatiblePairError: A trained head belongs to another target.
     """
     path = directory / "config.json"
     raw = read_json(path)
     if "architecture" in raw:
         return open_network(directory, max_seq_len)
+    if is_head(raw):
+        head = parse_head(raw, path, max_seq_len)
+        config = head.config if target is None else fitted_config(head, path, target.config)
+        read_all = partial(open_network, directory, max_seq_len, target)
+        return NetworkSource(directory, config, (path,), lambda: read_all().read(), target)
     config = parse_network_config(raw, path, max_seq_len)
     return NetworkSource(directory, config, (path,), lambda: open_network(directory, max_seq_len).read())
 
 
-def open_network(directory: Path, max_seq_len: int = 1) -> NetworkSource:
+def open_network(directory: Path, max_seq_len: int = 1, target: NetworkSource | None = None) -> NetworkSource:
     """Read the settings of a TensorRT-LLM or Hugging Face checkpoint, and check that its tensors fit them.
 
     Args:
         directory: The checkpoint.
         max_seq_len: Longest text that will be computed, tokens.
+        target: Of a trained head, which cannot be read without it.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the network needs a feature that is not implemented.
+        IncompatiblePairError: A trained head belongs to another target.
     """
     path = directory / "config.json"
     raw = read_json(path)
+    if is_head(raw):
+        if target is None:
+            raise Settings({}, path).fail("a trained head", "the draft of a pair", "name its target first")
+        head = parse_head(raw, path, max_seq_len)
+        config = fitted_config(head, path, target.config)
+        read = read_head(directory, raw, head, config, target.read)
+        return NetworkSource(directory, config, (path, *weight_files(directory)), read, target)
     if "architecture" in raw:
         checkpoint = read_checkpoint(directory)
         return NetworkSource(

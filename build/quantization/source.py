@@ -14,6 +14,7 @@ from typing import Any
 from build.checkpoints.settings import read_json
 from build.checkpoints.tensor_file import Tensor, read_tensors
 from build.checkpoints.tokenizer_file import read_tokenizer
+from build.hugging_face.head import is_head
 from build.hugging_face.weights import weight_files
 from pipelines.errors import CheckpointError
 
@@ -90,7 +91,7 @@ def read_checkpoint_source(directory: Path) -> CheckpointSource:
             limit="a TensorRT-LLM checkpoint has one file of weights for each rank",
             remedy="export the checkpoint again",
         )
-    if not (directory / "tokenizer.json").is_file():
+    if not (is_head(config) or (directory / "tokenizer.json").is_file()):  # a head has its target's
         read_tokenizer(directory / "tokenizer.json")  # raises: it knows the other files of a tokenizer
     return CheckpointSource(directory, is_hugging_face, config, ranks or weight_files(directory))
 
