@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_370, ("tools/",)),
 )
 
-TEST_LINES = 68_870
+TEST_LINES = 69_300
 """The most lines of tests, with blank lines and comments."""
 
 
