@@ -25,7 +25,7 @@ class NetworkSource:
         config: Its settings.
         files: Files that decide the network: settings and weights.
         read: Returns the network; its layers are read when they are asked for.
-        target: Of a trained head, whose embedding may be the target's; None for other networks.
+        target: Target of a trained head, which may read its embedding; None for other networks.
     """
 
     directory: Path
@@ -47,7 +47,7 @@ def open_settings(
     Args:
         directory: The checkpoint.
         max_seq_len: Longest text that will be computed, tokens.
-        target: Of a trained head, to be checked against it.
+        target: Target of a trained head, which is checked against it.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the network needs a feature that is not implemented.
@@ -72,7 +72,7 @@ def open_network(directory: Path, max_seq_len: int = 1, target: NetworkSource | 
     Args:
         directory: The checkpoint.
         max_seq_len: Longest text that will be computed, tokens.
-        target: Of a trained head, which cannot be read without it.
+        target: Target of a trained head, which cannot be read without it.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the network needs a feature that is not implemented.
