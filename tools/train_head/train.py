@@ -21,7 +21,7 @@ from tools.demo_pair.batches import cosine_rate
 from tools.train_head.collect import PARTS, Text
 from tools.train_head.head import FROZEN, Head, begin
 
-_BATCH_TOKENS = 2048  # between two changes of the weights
+_BATCH_TOKENS = 512  # between two changes of the weights: with few tokens, more changes teach more
 _STEP_WEIGHT = 0.8  # of each step relative to the one before, as in SpecForge
 _NUM_STEPS, _THINNING = 3, 2  # see ``Head.unroll``
 _MEASURED_STEPS = 4
@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--vocabulary", type=int, default=16_384, help="tokens that it proposes (%(default)s)"
     )
     parser.add_argument("--intermediate-size", type=int, help="neurons of its MLP (the target's)")
-    parser.add_argument("--rate", type=float, default=3e-4, help="highest learning rate (%(default)s)")
+    parser.add_argument("--rate", type=float, default=5e-4, help="highest learning rate (%(default)s)")
     options = parser.parse_args(arguments)
     held_out, texts = (sorted((options.data / part).glob("*.npy")) for part in PARTS)
     target = open_network(EngineRecipe(str(options.checkpoint.resolve())).checkpoint_directory).read()
