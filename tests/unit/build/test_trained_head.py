@@ -128,12 +128,14 @@ def test_features_enter_their_layers_and_change_no_bit_of_the_logits(
 
     logits, states = outputs("whole", 2, *layers)
     np.testing.assert_array_equal(logits, outputs("plain", 2)[0])
-    for index, layer in enumerate(layers):
-        found = states[:, index * HIDDEN : (index + 1) * HIDDEN]
-        shorter = outputs(str(index), max(layer, 1), layer)[1]
-        np.testing.assert_allclose(found, shorter, atol=1e-5)
+    for found, layer in zip(np.split(states, len(layers), axis=1), layers, strict=True):
         if layer == 0:
             np.testing.assert_array_equal(found, network.embedding.to_float32()[:9])
+        else:  # a network that ends there has these logits
+            mean_square = (found**2).mean(1, keepdims=True)
+            normed = found / np.sqrt(mean_square + network.config.norm_epsilon) * network.final_norm
+            shorter, _ = outputs(str(layer), layer)
+            np.testing.assert_allclose(normed @ network.lm_head.to_float32().T, shorter, atol=1e-4)
 
 
 def test_a_head_may_read_embedding_and_output_rows_of_its_target(target: Path, tmp_path: Path) -> None:
@@ -188,6 +190,7 @@ def test_only_pairs_with_a_head_have_it_in_their_identity(target: Path, tmp_path
     alone = {"checkpoint": str(tmp_path / "target")}
     plain = check_recipe(pair_recipe(tmp_path, alone, alone))[1]
     without = engine_identity("target", engine, plain, VOCAB, digests)
+    assert not {"feature_layers", "target"} & set(without)
     assert its_target == {**without, "feature_layers": [2, 3, 3]}
     assert draft["target"] == {path.name: digests[path] for path in plain.network.files}
 

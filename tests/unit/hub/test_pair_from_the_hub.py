@@ -13,6 +13,7 @@ from build.recipe import load_recipe
 from pipelines.errors import CheckpointError
 from tests.support.hub_server import Hub, HubRepository
 from tests.support.hugging_face_checkpoints import change_config, make_hugging_face
+from tests.support.trained_heads import RandomHead
 from tests.unit.hub.conftest import PAIR, SHARDS, Outcome
 
 Try = Callable[..., Outcome]
@@ -81,6 +82,20 @@ def refused(done: Outcome, hub: Hub, tmp_path: Path, *words: str) -> None:
         assert word in done.error, done.error
     assert hub.downloads() == []
     assert not (tmp_path / "mine.yaml").exists()
+
+
+def test_a_trained_head_comes_without_tokenizer_and_is_checked_first(
+    try_pair: Try, hub: Hub, tmp_path: Path
+) -> None:
+    target = make_hugging_face(tmp_path / "target", hidden_size=128, num_hidden_layers=6)
+    head = RandomHead().save(tmp_path / "head", "specforge")
+    other = RandomHead().save(tmp_path / "other", "specforge", vocab_size=4096)
+    hub.repositories.update({"org/Big": HubRepository.of(target), "org/small": HubRepository.of(other)})
+    refused(try_pair(), hub, tmp_path, "belongs to another target", "vocab_size=4096")
+    hub.repositories["org/small"] = HubRepository.of(head)
+    done = try_pair()
+    assert done.code == 0, done.error
+    assert "org/small: downloading" in done.shown
 
 
 def gate(hub: Hub, made: Path) -> None:
