@@ -136,7 +136,7 @@ def weight_bytes(config: NetworkConfig, engine: EngineRecipe) -> float:
     embedding = 4 if config.dtype == "float32" else 2
     if config.share_embedding_table and head == 4:
         embedding = 0  # one table for both
-    head *= min(1.0, (engine.lm_head_rows or config.vocab_size) / config.vocab_size)
+    head *= min(1.0, (engine.lm_head_rows or config.head_rows or config.vocab_size) / config.vocab_size)
     return projections * _projection_bytes(config, engine.quantization) + table * (embedding + head)
 
 

@@ -38,14 +38,12 @@ class HeadSettings:
 
     Attributes:
         config: Its layer; the vocabulary is the target's.
-        num_rows: Rows of its output head.
         layers: As ``NetworkConfig.feature_layers``; None for what every engine takes then.
         target_hidden_size: Hidden size of its target.
         norms_residual: See ``Fusion``.
     """
 
     config: NetworkConfig
-    num_rows: int
     layers: tuple[int, ...] | None
     target_hidden_size: int
     norms_residual: bool
@@ -80,9 +78,14 @@ def parse_head(raw: Mapping[str, Any], path: Path, max_seq_len: int = 1) -> Head
     layers = entering or [layer + 1 for layer in leaving or []]
     if not all(type(each) is int and each >= 0 for each in layers):
         raise settings.fail(f"{key}={layers!r:.80}", "numbers of layers")
+    config = replace(
+        config,
+        architecture=str((raw.get("architectures") or ["Eagle3"])[0]),
+        reads_features=True,
+        head_rows=settings.integer("draft_vocab_size", config.vocab_size),
+    )
     return HeadSettings(
-        replace(config, architecture=str((raw.get("architectures") or ["Eagle3"])[0]), reads_features=True),
-        settings.integer("draft_vocab_size", config.vocab_size),
+        config,
         tuple(layers) or None,
         settings.integer("target_hidden_size", config.hidden_size),
         # vLLM takes true for a head of speculators that does not say it, and false for others.
@@ -121,7 +124,7 @@ def fitted_config(head: HeadSettings, path: Path, target: NetworkConfig) -> Netw
                 limit=limit,
                 remedy="choose a head that was trained for this target, or another draft",
             )
-    return replace(head.config, feature_layers=layers)
+    return replace(head.config, feature_layers=layers, dtype=target.dtype)  # that of the embedding
 
 
 class _HeadReader(LayerReader):
@@ -163,12 +166,13 @@ def read_head(
     """
     weights = Weights(directory)
     reader = _HeadReader(weights, raw, directory / "config.json", config)
-    hidden, table = config.hidden_size, f"{reader.prefix}embed_tokens.weight"
+    hidden, num_rows = config.hidden_size, config.head_rows or config.vocab_size
+    table = f"{reader.prefix}embed_tokens.weight"
     embedding = weights.take(table, (config.vocab_size, hidden)) if table in weights else None
     fc = reader.linear(f"{reader.prefix}fc", hidden, len(config.feature_layers) * hidden)
-    has_head = weights.has_any("lm_head.") or settings.num_rows != config.vocab_size
-    head = reader.linear("lm_head", settings.num_rows, hidden) if has_head else lambda: target().lm_head
-    rows = _logit_rows(weights, settings.num_rows, config.vocab_size)
+    has_head = weights.has_any("lm_head.") or num_rows != config.vocab_size
+    head = reader.linear("lm_head", num_rows, hidden) if has_head else lambda: target().lm_head
+    rows = _logit_rows(weights, num_rows, config.vocab_size)
     hidden_norm = reader.norm(f"{reader.of_layer}hidden_norm", hidden)
     final_norm = reader.norm("norm", hidden)
     reader.check()

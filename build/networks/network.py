@@ -103,6 +103,7 @@ class NetworkConfig:
         feature_layers: Layers of a target whose inputs, together its features, are a second output for a
             trained head; the number of layers stands for the last one's output. Empty for none.
         reads_features: Whether this is a trained head, which reads the features of these layers.
+        head_rows: Rows of a trained head's output head; None for the whole vocabulary.
     """
 
     architecture: str
@@ -131,6 +132,7 @@ class NetworkConfig:
     logits_softcap: float | None = None
     feature_layers: tuple[int, ...] = ()
     reads_features: bool = False
+    head_rows: int | None = None
 
     @property
     def num_hidden_layers(self) -> int:

@@ -15,7 +15,7 @@ from build.checkpoints.tensor_file import Tensor
 from build.engines import build_engines, checkpoint_digests, engine_identity
 from build.networks.weight_only import apply_quantization
 from build.own_pair import write_recipe
-from build.preflight import check_recipe, check_settings
+from build.preflight import check_recipe, check_settings, engine_memory
 from build.recipe import Recipe, load_recipe
 from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
 from pipelines.executor.engine import Engine
@@ -164,6 +164,8 @@ def test_engines_of_a_head_and_its_target_are_built(target: Path, tmp_path: Path
         assert (description["feature_layers"], description["hidden_size"]) == ([2, 3, 3], HIDDEN)
         assert description["vocab_size"] == VOCAB
     assert [each.get("reads_features") for each in descriptions] == [True, None]
+    planned = engine_memory(recipe.draft, check_recipe(recipe)[0]).weights
+    assert (Path(built["draft"]) / "engine.bin").stat().st_size == pytest.approx(planned, rel=0.1)
     engine = Engine(EngineFiles(Path(built["draft"])), 4)
     assert engine.config.num_layers == 1
     names = {path.name for path in Path(built["draft"]).iterdir()}
