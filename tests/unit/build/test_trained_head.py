@@ -24,8 +24,10 @@ from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import make_checkpoint
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import change_weights, make_hugging_face, pair_recipe
+from tests.support.quantized_checkpoints import quantize_checkpoint
 from tests.support.trained_heads import HIDDEN, VOCAB, RandomHead
 from tests.unit.build.test_openvino_engine import engine_of
+from tests.unit.build.test_quantized_hugging_face import CASES
 
 HEADS = {
     "specforge": RandomHead(),
@@ -149,6 +151,16 @@ def test_a_head_may_read_embedding_and_output_rows_of_its_target(target: Path, t
     own = Tensor("F32", (VOCAB, HIDDEN), np.ones((VOCAB, HIDDEN), np.float32))
     change_weights(tmp_path / "head", lambda tensors: tensors.update({"embed_tokens.weight": own}))
     assert (check_recipe(recipe_of(tmp_path))[0].network.read().embedding.data == 1).all()
+
+
+def test_a_head_may_be_stored_in_four_bits(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "target").symlink_to(target)
+    HEADS["specforge"].save(tmp_path / "head", "specforge")
+    _, form, pack_weight, _ = CASES["compressed-tensors"]
+    values = quantize_checkpoint(tmp_path / "head", form, pack_weight, "down_proj", "lm_head")
+    layer = check_recipe(recipe_of(tmp_path))[0].network.read().layer(0)
+    assert (layer.fc.bits, layer.qkv[0].weight.shape[1]) == (4, 2 * HIDDEN)
+    np.testing.assert_array_equal(layer.fc.to_float32(), values["midlayer.mlp.gate_proj.weight"])
 
 
 def test_engines_of_a_head_and_its_target_are_built(target: Path, tmp_path: Path) -> None:
