@@ -37,6 +37,7 @@ from pipelines.speculation.draft_length.calibration import BUSY_LIMIT, Calibrati
 from pipelines.speculation.token_ids import TokenIds
 
 _PROMPT_TOKENS = 64
+_LOW_ACCEPTANCE = 0.15  # of a trained head; good ones reach 0.5 and more
 _LIMITS = ExecutorLimits(
     max_batch_size=NUM_PROMPTS, max_num_tokens=512, max_seq_len=160, max_queue_size=0, num_kv_blocks=128
 )
@@ -67,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             calibration.write(options.output)
             found.baseline.add_to(options.output)
-            print(f"calibrated: {options.output}")
+            share = found.baseline.acceptance_rate
+            print(f"calibrated, {share:.0%} of the draft's tokens accepted: {options.output}")
+            if share < _LOW_ACCEPTANCE and pair[0].config.reads_features:
+                _print_line("warning: few of its tokens are accepted; was the head trained for this target?")
         _warn_if_busy(calibration, options.output)
         return EXIT_PASS
 
