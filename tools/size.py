@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_370, ("tools/",)),
 )
 
-TEST_LINES = 69_300
+TEST_LINES = 69_310
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -247,8 +247,14 @@ class Sequence:
             generation_logits=(logits[: len(kept)].copy() if self.request.return_generation_logits else None),
             num_verified=num_verified,
             num_cached=self.num_cached or 0,
-            states=None if self.returned_states is None else self.returned_states.take(self.num_computed),
+            states=self._states(),
         )
+
+    def _states(self) -> Logits | None:
+        if self.returned_states is None:
+            return None
+        # Before an end token, which is not kept, the last known token is computed too.
+        return self.returned_states.take(min(self.num_computed, self.num_tokens - 1))
 
     def _propose(self, logits: Logits, num_fed: int) -> Output | None:
         """Add one token to a proposal, which ends when further drafting does not pay."""
@@ -269,7 +275,9 @@ class Sequence:
         return self.proposal(finish_reason or "length")
 
     def proposal(self, finish_reason: str) -> Output:
-        """Return all proposed tokens."""
+        """Return the proposed tokens, without those that outputs have returned one by one."""
+        if self.request.keep_drafting is None:
+            return Output(NO_TOKENS, finish_reason, is_final=True)
         proposed = np.array(self.output_ids, np.int32)
         margins = np.array(self.margins, np.float32)
         return Output(proposed, finish_reason, is_final=True, margins=margins)

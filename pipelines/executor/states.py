@@ -32,7 +32,7 @@ class ReturnedStates:
         if len(new):
             self._parts.append(new.copy())
             self._end = start + len(states)
-        while sum(map(len, self._parts)) - MAX_STATES >= len(self._parts[0]):
+        while self._parts and sum(map(len, self._parts)) - MAX_STATES >= len(self._parts[0]):
             self._parts.popleft()
 
     def take(self, end: int) -> States:

@@ -217,7 +217,7 @@ class _Loop:
 
     async def read_last_states(self) -> None:
         """Let a head read what it has not drafted from: the target's cache will have it in a further turn."""
-        if self.states.begin is not None:
+        if self.states.num_states:
             await self._call_draft(NO_TOKENS, 1, None)
 
     async def close_stream(self) -> None:
@@ -274,12 +274,13 @@ class _UnreadStates:
 
     Attributes:
         begin: First position whose state is known; None if the target returns no states.
+        num_states: Number of states that are kept.
     """
 
     def __init__(self) -> None:
         self.begin: int | None = None
         self._parts: deque[npt.NDArray[np.float32]] = deque()
-        self._num_states = 0
+        self.num_states = 0
 
     def add(self, output: Output, end: int) -> None:
         """Keep the states of an output that are new; the last one is that of position ``end - 1``."""
@@ -291,9 +292,9 @@ class _UnreadStates:
         else:  # the target may have computed earlier positions again
             states = states[len(states) - len(output.token_ids) :]
         self._parts.append(states)
-        self._num_states += len(states)
-        while self._num_states - len(self._parts[0]) >= MAX_STATES:
-            self._num_states -= len(self._parts.popleft())
+        self.num_states += len(states)
+        while self.num_states - len(self._parts[0]) >= MAX_STATES:
+            self.num_states -= len(self._parts.popleft())
 
     def unread(self) -> TargetStates | None:
         """Return them for a draft; None if the target returns no states."""
@@ -304,4 +305,4 @@ class _UnreadStates:
     def clear(self) -> None:
         """Forget them: the draft has read them."""
         self._parts.clear()
-        self._num_states = 0
+        self.num_states = 0

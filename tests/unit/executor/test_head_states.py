@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -150,7 +151,7 @@ def answer(
 
         rounds = speculate(asked, drafted, target.complete, length(_LENGTH), stream=target.generate)
         found = [part async for part in rounds]
-        assert max(counts[1:]) <= 2 * _LENGTH, "of two rounds, where the last one does not draft"
+        assert max(counts[1:], default=0) <= 2 * _LENGTH, "of two rounds, where the last one does not draft"
         return found
 
     async def all_answered() -> list[list[Round]]:
@@ -214,7 +215,26 @@ def test_a_head_without_room_ends_its_proposal(
     executors = make_executor(Head(), 25, max_seq_len=64), make_executor(StatesTarget(128), 128)
     for asked, rounds in zip(requests, answer(executors, *requests, length=length), strict=True):
         assert tokens_of(rounds) == alone(asked, "draftproof")
+        assert max(part.num_draft_tokens for part in rounds) <= _LENGTH
     assert any(ended)
+
+
+def test_a_head_reads_the_rest_of_an_answer_that_an_end_token_ends() -> None:
+    written = alone(request(PROMPT, 20), "draftproof")
+    for end_id in set(written):
+        executors = pair()
+        asked = request(PROMPT, 20, end_ids=(end_id,), deadline_s=time.monotonic() + 5)
+        [rounds] = answer(executors, asked)
+        assert tokens_of(rounds) == written[: written.index(end_id)]
+        assert time.monotonic() < asked.deadline_s, "it waited for a step that nothing needs"
+
+
+def test_states_that_were_returned_may_be_computed_again_in_parts() -> None:
+    returned = ReturnedStates()
+    for start, end in ((0, 6), (0, 3), (3, 7)):
+        returned.add(start, np.arange(start, end, dtype=np.float32)[:, np.newaxis])
+        kept = returned.take(end)[:, 0].tolist() if end > 3 else []
+    assert kept == [6]
 
 
 def test_states_of_a_long_prompt_are_those_of_its_end() -> None:
