@@ -34,8 +34,8 @@ class Part:
 
 # A budget is raised by docs/explanation/source-tree.md, which says what it buys.
 PARTS = (
-    Part("speculation", 2_010, ("pipelines/speculation/",)),
-    Part("executor", 1_760, ("pipelines/executor/",)),
+    Part("speculation", 2_015, ("pipelines/speculation/",)),
+    Part("executor", 1_780, ("pipelines/executor/",)),
     Part("text", 1_050, ("pipelines/text/",)),
     Part("wire", 1_185, ("pipelines/wire/",)),
     Part("router", 3_605, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_370, ("tools/",)),
 )
 
-TEST_LINES = 69_310
+TEST_LINES = 69_330
 """The most lines of tests, with blank lines and comments."""
 
 

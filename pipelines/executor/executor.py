@@ -19,6 +19,7 @@ from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
 from pipelines.executor.limits import (
     ExecutorLimits,
     check_draft_tokens,
+    check_states,
     check_translated,
     queue_is_full,
     step_failed,
@@ -151,6 +152,8 @@ class Executor:
             EngineFailedError: A step failed.
         """
         self.check(request)
+        if self.config.reads_features:
+            check_states(request)
         lane = self.lanes[lane_number]
         num_waiting, num_running = len(lane.waiting), len(lane.running)
         # A request that can start immediately does not count as waiting.

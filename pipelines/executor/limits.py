@@ -108,6 +108,21 @@ def check_translated(sequence: Sequence, max_seq_len: int) -> None:
     )
 
 
+def check_states(request: GenerationRequest) -> None:
+    """Check that a trained head has hidden states to draft from.
+
+    Raises:
+        InvalidRequestError: There are none.
+    """
+    if request.target_states is None or not len(request.target_states.values):
+        raise InvalidRequestError(
+            "a trained head drafts only from the hidden states of its target",
+            values=f"request {request.request_id} has none",
+            limit="those of at least one position",
+            remedy="send the states that the target returned with its last output",
+        )
+
+
 def deadline_passed(sequence: Sequence, late_s: float) -> RequestTimeoutError:
     """Return the error for a request whose deadline passed ``late_s`` seconds ago."""
     return RequestTimeoutError(

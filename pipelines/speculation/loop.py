@@ -289,6 +289,11 @@ class _UnreadStates:
             return
         if self.begin is None:
             self.begin = end - len(states)
+            if self.begin:
+                # A head caches one position less of a beginning that texts share: a position needs the token
+                # behind it. The state of the one between is not known, and the nearest stands for it.
+                self.begin -= 1
+                states = np.concatenate((states[:1], states))
         else:  # the target may have computed earlier positions again
             states = states[len(states) - len(output.token_ids) :]
         self._parts.append(states)
