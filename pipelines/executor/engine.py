@@ -33,7 +33,13 @@ FORMAT_VERSIONS = (2, 3)  # only the latter has operators other than attention
 STEP_TIMEOUT_S = {"draft": 5.0, "target": 120.0}
 """Time limit of a short step by role: requests can continue without the draft, but not without the target."""
 
-_OPTIONAL = ("feature_layers", "reads_features", "hidden_size")
+_DEFAULTS = {  # of entries that older engines, or those of pairs without a trained head, do not have
+    "attention": "openvino",
+    "linear": "openvino",
+    "feature_layers": (),
+    "reads_features": False,
+    "hidden_size": 0,
+}
 
 _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
 """Time that each token of a step adds for each byte of the weights, as on a single busy core."""
@@ -97,13 +103,10 @@ class EngineConfig:
         try:
             document = json.loads(content)
             version = document["format_version"]
-            for name in ("attention", "linear"):
-                document.setdefault(name, "openvino")  # what engines without the entry have
-            names = [field.name for field in dataclasses.fields(cls)]
-            fields = {name: document[name] for name in names if name in document or name not in _OPTIONAL}
-            for name in ("end_ids", "feature_layers"):
-                fields[name] = tuple(fields.get(name, ()))
-            config = cls(**fields)
+            document = {**_DEFAULTS, **document}
+            fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
+            lists = {name: tuple(fields[name]) for name in ("end_ids", "feature_layers")}
+            config = cls(**{**fields, **lists})
         except (ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
                 "the engine description cannot be read",
