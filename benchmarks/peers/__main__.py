@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.harness import Result, parser_of, run_benchmark, say, server_con
 from benchmarks.peers.figures import figures_of, first_token_table, table
 from benchmarks.peers.measuring import Measurement, Plan, Runner, Schedule, ServerRunner, num_requests
 from benchmarks.peers.models import PeerModels
-from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, OURS_ALONE, PEERS, Arm
+from benchmarks.peers.peers import OURS, PEERS, Arm
 from benchmarks.peers.running_peers import running_peers
 from pipelines.client.workers import Workers
 from pipelines.command_line.chat_prompts import check_chats
@@ -54,11 +55,14 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         max_tokens=options.max_tokens,
         repetitions=options.repetitions,
     )
-    with (
-        running_server(options.url, options.recipe) as url,
-        running_peers(peers, models, most, options.timeout_s, say) as running,
-        Workers.connect(url, most, streaming=False) as workers,
-    ):
+    with ExitStack() as stack:
+        ours: dict[Arm, Runner] = {}
+        beside = [(options.beside, "", options.beside)] if options.beside else []
+        for engine, address, recipe in [*beside, (OURS, options.url, options.recipe)]:
+            url = stack.enter_context(running_server(address, recipe))
+            workers = stack.enter_context(Workers.connect(url, most, streaming=False))
+            ours |= {Arm(engine, length): ServerRunner(workers, length) for length in (0, None)}
+        running = stack.enter_context(running_peers(peers, models, most, options.timeout_s, say))
         loaded = {peer: running.loaded[peer.name] for peer in peers if peer.name in running.loaded}
         described = {peer.name: {"title": peer.title, **asdict(each)} for peer, each in loaded.items()}
         about = server_conditions(
@@ -66,13 +70,13 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
             peers=described,
             method=_METHOD,
         )
-        arms = (OURS_ALONE, OURS_ADAPTIVE)
-        ours: dict[Arm, Runner] = {arm: ServerRunner(workers, arm.num_draft_tokens) for arm in arms}
         schedule = Schedule(plan, {**ours, **running.runners}, _say_measurement)
         schedule.run()
     figures = figures_of(schedule.measurements)
     failures = {**running.failures, **{str(arm): text for arm, text in schedule.failures.items()}}
     titles = {OURS: "Draftproof, through Triton"} | {peer.name: peer.title for peer in loaded}
+    if options.beside:
+        titles[options.beside] = f"Draftproof, recipe {options.beside}"
     lines = [
         table(figures, titles),
         "",
@@ -102,7 +106,7 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         "repetitions": plan.repetitions,
         "conditions": about,
     }
-    is_wrong = any(entry.num_different for entry in figures if entry.arm.engine == OURS)
+    is_wrong = any(entry.num_different for entry in figures if entry.arm in ours)
     exit_code = EXIT_FAIL if is_wrong else EXIT_INCONCLUSIVE if failures else EXIT_PASS
     return Result("\n".join(lines), document, exit_code)
 
@@ -142,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     peers = tuple(peer.name for peer in PEERS)
     parser = parser_of("benchmarks.peers", "Compare our server with other engines.", "demo-large")
     parser.add_argument("--url", default="", help="running server, grpc://host:port (default: start one)")
+    parser.add_argument("--beside", help="another recipe of ours with the same target, measured in turn too")
     parser.add_argument(
         "--peers", type=_names(peers), help=f"of {','.join(peers)} (default: those that read the weights)"
     )

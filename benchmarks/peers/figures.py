@@ -191,6 +191,5 @@ def _cell(arms: Sequence[ArmFigures]) -> str:
     if best.arm.engine == OURS:
         return speeds
     ours = max(arms, key=lambda each: each.output_tokens_per_s.median).ours_to_this
-    return (
-        f"{speeds} (K={best.arm.num_draft_tokens}): **{ours.median:.2f}** ({ours.low:.2f} to {ours.high:.2f})"
-    )
+    length = "" if best.arm.num_draft_tokens is None else f" (K={best.arm.num_draft_tokens})"
+    return f"{speeds}{length}: **{ours.median:.2f}** ({ours.low:.2f} to {ours.high:.2f})"
