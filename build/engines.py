@@ -27,7 +27,7 @@ from build.hub.pinned import pin_recipe
 from build.networks.growth import grow
 from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary, shorten_head
 from build.networks.source import NetworkSource
-from build.networks.weight_only import apply_quantization
+from build.networks.weight_only import GROUP_SIZE, apply_quantization
 from build.openvino.engine import FORMAT_VERSION, EngineSettings, openvino_version, write_engine
 from build.operators.library import COMPILER, has_compiler, source_digest
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
@@ -43,6 +43,7 @@ from pipelines.time_left import TimeLeft
 # then, but a version number that nobody remembers to raise would leave a stale engine in use.
 _BUILD = Path(__file__).resolve().parent
 _COMPILER = ("checkpoints", "gguf", "hugging_face", "networks", "openvino")
+_FOUR_BIT_FORMS = ("awq", "gptq", "compressed-tensors")
 
 
 def gains_from_own_products(engine: EngineRecipe, config: NetworkConfig) -> bool:
@@ -50,11 +51,14 @@ def gains_from_own_products(engine: EngineRecipe, config: NetworkConfig) -> bool
 
     Args:
         engine: Section of the recipe.
-        config: Network of the checkpoint. Integers of a checkpoint may have zero points, so they stay with
-            OpenVINO; those of GGUF have none.
+        config: Network of the checkpoint. Its integers stay with OpenVINO if ours cannot multiply them.
     """
+    if config.quant_algo == "gguf":
+        return engine.quantization != "none"
     if config.quant_algo is not None:
-        return config.quant_algo == "gguf" and engine.quantization != "none"
+        has_our_groups = config.group_size == 1 or config.group_size % GROUP_SIZE == 0
+        has_our_form = config.quant_algo in _FOUR_BIT_FORMS and config.quant_bits == 4 and has_our_groups
+        return has_our_form and engine.quantization in ("int8", "int4") and has_avx2_alone()
     # OpenVINO does not have the offsets of groups, but divides them by the scales.
     return engine.quantization == "int4" or (engine.quantization == "int8" and has_avx2_alone())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ def own_product(x: Any, weights: Linear) -> Any:
     """
     if not weights.is_integer:
         return openvino_product(x, weights)
+    weights = _without_zero_points(weights)
     _check(weights)
     numbers, units, levels = arranged(weights)
     if units.dtype == np.float16:
@@ -76,6 +78,18 @@ def own_product(x: Any, weights: Linear) -> Any:
     return own_operation("Linear", arguments, attributes)
 
 
+def _without_zero_points(weights: Linear) -> Linear:
+    """Return the same values with signed integers if all zero points are in the middle, or with offsets."""
+    if weights.zero_point is None or weights.scale is None:
+        return weights
+    middle = 1 << weights.bits - 1
+    if (weights.zero_point != middle).any():
+        offset = -weights.zero_point.astype(np.float32) * weights.scale
+        return replace(weights, zero_point=None, offset=offset)
+    signed = (weights.weight.data - np.uint8(middle)).view(np.int8)
+    return replace(weights, zero_point=None, weight=Tensor("I8", signed.shape, signed))
+
+
 def _num_groups(weights: Linear) -> int:
     return 1 if weights.scale is None else weights.scale.shape[1]
 
@@ -85,8 +99,7 @@ def _check(weights: Linear) -> None:
     is_unsigned = bits < 8 and weights.offset is not None
     multiple = _CHUNKS.get(bits, 1 if num_groups == 1 else 2)
     problems = {
-        "zero points": weights.zero_point is not None,
-        "offsets of 8-bit integers": bits == 8 and weights.offset is not None,
+        "8-bit integers with zero points or offsets": bits == 8 and weights.offset is not None,
         f"{bits}-bit integers, {weights.weight.dtype}": (weights.weight.dtype == "U8") != is_unsigned,
         "inputs that the checkpoint rounds": weights.input_quantization is not None,
         f"{num_groups} groups of {num_inputs} inputs, {bits} bits": num_inputs % (multiple * num_groups) > 0,
@@ -96,8 +109,8 @@ def _check(weights: Linear) -> None:
         raise EngineBuildError(
             "products of our own cannot multiply the integers of this checkpoint",
             values=", ".join(found),
-            limit="no zero points, inputs in floating point, groups of a multiple of 32 inputs (6 bits: 16, "
-            "8 bits: 2)",
+            limit="inputs in floating point, groups of a multiple of 32 inputs (6 bits: 16, 8 bits: 2), zero "
+            "points of 4 to 6 bits",
             remedy="set 'linear: openvino' in the recipe",
         )
 

@@ -75,7 +75,10 @@ def test_only_integers_that_the_build_makes_are_ours(
     config = check_recipe(recipe)[1].network.config
     engine = with_target(recipe, quantization=quantization).target
     assert gains_from_own_products(engine, config) == gains
-    assert not gains_from_own_products(engine, dataclasses.replace(config, quant_algo="awq"))
+    awq = dataclasses.replace(config, quant_algo="awq", quant_bits=4, group_size=128)
+    assert gains_from_own_products(engine, awq) == gains
+    for key, value in {"quant_algo": "fp8", "quant_bits": 8, "group_size": 16}.items():
+        assert not gains_from_own_products(engine, dataclasses.replace(awq, **{key: value}))
     is_exact = gains_from_own_products(engine, dataclasses.replace(config, quant_algo="gguf"))
     assert is_exact == (quantization != "none")
 

@@ -25,12 +25,29 @@ def with_offsets(bits: int, rng: np.random.Generator) -> Linear:
     return Linear(weight, scale, bits=bits, offset=offset, units=units)
 
 
+def with_zero_points(rng: np.random.Generator, least: int, most: int, bits: int = 4) -> Linear:
+    """Return a projection from 512 to 72 features in groups of 128, as AWQ and GPTQ have them."""
+    numbers = rng.integers(0, 1 << bits, (72, 512)).astype(np.uint8)
+    zero_point = rng.integers(least, most + 1, (72, 4)).astype(np.uint8)
+    scale = rng.uniform(1e-3, 1e-2, (72, 4)).astype(np.float16).astype(np.float32)
+    return Linear(Tensor("U8", numbers.shape, numbers), scale, bits=bits, zero_point=zero_point)
+
+
 @needs_compiler
-@pytest.mark.parametrize("bits", [4, 5])
 @pytest.mark.parametrize("product", [own_product, openvino_product])
-def test_an_offset_is_added_to_the_weights_of_its_group(product: Product, bits: int) -> None:
-    rng = np.random.default_rng(0)
-    weights, x = with_offsets(bits, rng), rng.standard_normal((9, 1, 512)).astype(np.float32)
+@pytest.mark.parametrize(
+    "weights",
+    [
+        with_offsets(4, np.random.default_rng(1)),
+        with_offsets(5, np.random.default_rng(1)),
+        with_zero_points(np.random.default_rng(1), 0, 15),
+        with_zero_points(np.random.default_rng(1), 8, 8),
+        with_zero_points(np.random.default_rng(1), 128, 128, bits=8),
+    ],
+    ids=["offsets", "offsets of 5 bits", "zero points", "all zero points 8", "all zero points 128"],
+)
+def test_a_product_has_the_values_of_its_groups(product: Product, weights: Linear) -> None:
+    x = np.random.default_rng(0).standard_normal((9, 1, 512)).astype(np.float32)
     port = parameter("x", [-1, 1, 512], ov.Type.f32)
     model = ov.Model([ops.result(linear(port, weights, product))], [port], "projection")
     core = ov.Core()
