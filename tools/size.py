@@ -66,10 +66,10 @@ PARTS = (
     ),
     Part("benchmarks", 2_525, ("benchmarks/",)),
     Part("docs generators", 445, ("docs/",)),
-    Part("tools", 1_370, ("tools/",)),
+    Part("tools", 1_436, ("tools/",)),
 )
 
-TEST_LINES = 69_330
+TEST_LINES = 69_355
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -15,12 +15,15 @@ from safetensors.numpy import load_file  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint  # noqa: E402
+from build.hugging_face.config import read_form  # noqa: E402
+from build.hugging_face.weights import Weights  # noqa: E402
 from build.quantization.corpus import Document  # noqa: E402
 from pipelines.executor.step import StepInputs  # noqa: E402
 from tools.demo_pair import model  # noqa: E402
 from tools.train_head import collect  # noqa: E402
 from tools.train_head import train as training  # noqa: E402
 from tools.train_head.head import begin  # noqa: E402
+from tools.train_head.shrink import shrink  # noqa: E402
 
 pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.long]
 
@@ -165,7 +168,7 @@ def test_training_lowers_the_loss_goes_on_and_exports_the_published_format(
         np.save(path, text)
     tokens = training.frequent_tokens(paths, 64)
     assert len(set(tokens)) == 64
-    head, directory = begin(network, tokens, 24), tmp_path / "head"
+    head, directory = begin(network, tokens, 32), tmp_path / "head"
     directory.mkdir()
     before = training.acceptance(head, paths)
 
@@ -173,7 +176,7 @@ def test_training_lowers_the_loss_goes_on_and_exports_the_published_format(
         training.train(head, directory, paths, paths[:4], num_tokens, 3e-3)
 
     train(head, 2_000)
-    again = begin(network, range(64), 24)
+    again = begin(network, range(64), 32)
     train(again, 6_000)
     lines = capsys.readouterr().out.splitlines()
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines]
@@ -188,7 +191,7 @@ def test_training_lowers_the_loss_goes_on_and_exports_the_published_format(
     )
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     shape = {name: config[name] for name in ("draft_vocab_size", "num_hidden_layers", "intermediate_size")}
-    assert shape == {"draft_vocab_size": 64, "num_hidden_layers": 1, "intermediate_size": 24}
+    assert shape == {"draft_vocab_size": 64, "num_hidden_layers": 1, "intermediate_size": 32}
     kept = stored["d2t"] + np.arange(64)
     assert kept.tolist() == sorted(tokens) == np.flatnonzero(stored["t2d"]).tolist()
     assert stored["fc.weight"].shape == (32, 96) and stored["midlayer.self_attn.k_proj.weight"].shape == (
@@ -198,6 +201,15 @@ def test_training_lowers_the_loss_goes_on_and_exports_the_published_format(
     assert set(stored) - {"d2t", "t2d"} == set(again.weights)
     for name, weight in again.weights.items():
         assert np.array_equal(stored[name], weight.detach().numpy().astype(np.float16))
+
+    shrink(directory, tmp_path / "small")
+    form = read_form(json.loads((tmp_path / "small" / "config.json").read_text()), tmp_path)
+    small = Weights(tmp_path / "small")
+    for name in ("fc", "midlayer.mlp.down_proj", "lm_head"):
+        values = stored[f"{name}.weight"].astype(np.float32)
+        linear = form.read(small, name, *values.shape)()
+        assert linear.bits == 4 and linear.zero_point is None
+        assert np.square(linear.to_float32() - values).mean() < 0.01 * np.square(values).mean()
 
 
 def test_prompts_vary_and_are_filled_and_depend_on_the_seed():
