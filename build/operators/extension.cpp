@@ -5,6 +5,8 @@
 
 #include "attention/operator.h"
 #include "linear/operator.h"
+#include "recurrence/operator.h"
 
 OPENVINO_CREATE_EXTENSIONS(std::vector<ov::Extension::Ptr>(
-    {std::make_shared<ov::OpExtension<Attention>>(), std::make_shared<ov::OpExtension<Linear>>()}));
+    {std::make_shared<ov::OpExtension<Attention>>(), std::make_shared<ov::OpExtension<Linear>>(),
+     std::make_shared<ov::OpExtension<Recurrence>>()}));
