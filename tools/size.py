@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_436, ("tools/",)),
 )
 
-TEST_LINES = 69_355
+TEST_LINES = 69_963
 """The most lines of tests, with blank lines and comments."""
 
 

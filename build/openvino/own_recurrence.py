@@ -34,10 +34,10 @@ class OwnRecurrence:
         if heads or sizes.key_size % _KEY_STEP or sizes.value_size % _VALUE_STEP:
             raise EngineBuildError(
                 "the recurrence operator cannot compute heads of these sizes",
-                values=f"{sizes.num_key_heads} heads of {sizes.key_size} for keys, {sizes.num_value_heads} of "
-                f"{sizes.value_size} for values",
-                limit=f"keys of a multiple of {_KEY_STEP}, values of a multiple of {_VALUE_STEP}, and so many "
-                "heads of values for each of keys",
+                values=f"{sizes.num_key_heads} heads of {sizes.key_size} for keys, "
+                f"{sizes.num_value_heads} of {sizes.value_size} for values",
+                limit=f"keys of a multiple of {_KEY_STEP}, values of a multiple of {_VALUE_STEP}, as many "
+                "heads of values for each head of keys",
                 remedy="use another model: no other operator computes recurrent layers here",
             )
         self._sizes = sizes
@@ -63,7 +63,10 @@ class OwnRecurrence:
         ``state.N`` u8 [slots, state_bytes]; ``state_log.N`` u8 [slots, rows, log_bytes] for as many rows as a
         request can have in a step, at least one. Whatever they hold at first does not matter.
         """
-        names_and_shapes = {f"state.{index}": [-1, self.state_bytes], f"state_log.{index}": [-1, -1, self.log_bytes]}
+        names_and_shapes = {
+            f"state.{index}": [-1, self.state_bytes],
+            f"state_log.{index}": [-1, -1, self.log_bytes],
+        }
         return {name: parameter(name, shape, ov.Type.u8) for name, shape in names_and_shapes.items()}
 
     def recur(
@@ -71,10 +74,10 @@ class OwnRecurrence:
     ) -> Any:
         """Continue the states of a layer.
 
-        A sequence of several tokens is known, and kept at once. Sequences of one token with the same slot that
-        follow each other are rows that may be rejected: the state does not change, and they are logged. The
-        next step of this slot adds as many of them as ``past_lens`` then says were accepted. A request with no
-        tokens before it begins from zeros.
+        A sequence of several tokens is known, and kept at once. Sequences of one token with the same slot
+        that follow each other are rows that may be rejected: the state does not change, and they are logged.
+        The next step of this slot first adds as many of them as were accepted: those that its ``past_lens``
+        counts. A request with no tokens before it begins from zeros.
 
         Args:
             projected: [T, 1, width]: queries, keys, values, output gates, b and a.

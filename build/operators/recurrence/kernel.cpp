@@ -1,4 +1,4 @@
-// Gated delta networks of one step: compiled twice, for AVX2 and for AVX-512; LANES is the namespace of the form.
+// Gated delta networks of one step: compiled twice, for AVX2 and for AVX-512; LANES is the form's namespace.
 //
 // A row's bits depend on the rows of its request before it alone: they are added to a state one by one, and a
 // row that a log keeps is added by the same instructions. A column of a state depends on no other.
@@ -139,7 +139,8 @@ private:
     // Compute the rows of a request for a head of keys and the value heads that share it.
     void compute(const Request& request, int key_head) const {
         const int size = layer_.key_size, group = layer_.num_value_heads / layer_.num_key_heads;
-        const size_t query_channel = size_t(key_head) * size, key_channel = layer_.key_channels() + query_channel;
+        const size_t query_channel = size_t(key_head) * size;
+        const size_t key_channel = layer_.key_channels() + query_channel;
         const size_t value_channel = 2 * layer_.key_channels() + size_t(key_head) * group * layer_.value_size;
         const Working working = prepare(request.num_rows());
         if (request.is_fresh()) {
@@ -259,11 +260,11 @@ private:
         for (int row = 0; row < request.num_rows(); ++row) {
             const float* values = working.values + row * size;
             const float* gates = projected(request, row) + layer_.channels() + size_t(head) * size;
-            float* output = step_.output + (request.token_begin + row) * layer_.value_channels() + size_t(head) * size;
+            const size_t at = (request.token_begin + row) * layer_.value_channels() + size_t(head) * size;
             const float factor = 1 / std::sqrt(dot(values, values, size) / size + layer_.norm_epsilon);
             for (int i = 0; i < size; i += kLanes) {
                 const Lanes normed = multiply(load(layer_.norm + i), multiply(load(values + i), every(factor)));
-                store(output + i, multiply(normed, silu(load(gates + i))));
+                store(step_.output + at + i, multiply(normed, silu(load(gates + i))));
             }
         }
     }

@@ -65,23 +65,19 @@ class Piece:
     slot: int
     as_rows: bool
 
-    def sequences(self) -> tuple[list[int], list[int]]:
-        """Return tokens before each sequence, and their lengths."""
-        count = len(self.rows)
+    def sequences(self) -> list[tuple[int, int]]:
+        """Return of each sequence the tokens before it, and its length."""
         if self.as_rows:
-            return list(range(self.past_len, self.past_len + count)), [1] * count
-        return [self.past_len], [count]
+            return [(self.past_len + row, 1) for row in range(len(self.rows))]
+        return [(self.past_len, len(self.rows))]
 
 
 def step_inputs(pieces: tuple[Piece, ...]) -> dict[str, npt.NDArray[np.int32]]:
     """Return the step's inputs beside its rows."""
-    starts, lengths = (sum(lists, []) for lists in zip(*(piece.sequences() for piece in pieces), strict=True))
-    slots = [piece.slot for piece in pieces for _ in piece.sequences()[0]]
-    return {
-        "past_lens": np.array(starts, np.int32),
-        "subsequence_begins": np.cumsum([0, *lengths], dtype=np.int32),
-        "slots": np.array(slots, np.int32),
-    }
+    sequences = [(piece.slot, *sequence) for piece in pieces for sequence in piece.sequences()]
+    slots, past_lens, lengths = (np.array(column, np.int32) for column in zip(*sequences, strict=True))
+    begins = np.cumsum([0, *lengths], dtype=np.int32)
+    return {"past_lens": past_lens, "subsequence_begins": begins, "slots": slots}
 
 
 class Kernel:

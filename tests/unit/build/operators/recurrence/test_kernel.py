@@ -74,7 +74,8 @@ def test_outputs_are_those_of_float64(
     weights, rows = draw_weights(sizes, rng), draw_rows(sizes, length, rng)
     kernel = Kernel(calls, sizes, weights, is_wide=has_wide_lanes())
     found = [
-        kernel.step(Piece(rows[begin:end], begin, SLOT, as_rows))[0] for begin, end, as_rows in cuts(length, rng)
+        kernel.step(Piece(rows[begin:end], begin, SLOT, as_rows))[0]
+        for begin, end, as_rows in cuts(length, rng)
     ]
     expected = expected_output(sizes, weights, rows)
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=2e-4, atol=2e-5)
@@ -187,7 +188,11 @@ def test_a_row_that_is_no_number_stays_in_its_request(calls: ctypes.CDLL) -> Non
     weights, rows = draw_weights(TINY, rng), draw_rows(TINY, 6, rng)
     broken = rows.copy()
     broken[3] = np.nan
-    pieces = Piece(rows, 0, 0, as_rows=False), Piece(broken, 0, 1, as_rows=True), Piece(rows, 0, 2, as_rows=True)
+    pieces = (
+        Piece(rows, 0, 0, as_rows=False),
+        Piece(broken, 0, 1, as_rows=True),
+        Piece(rows, 0, 2, as_rows=True),
+    )
     first, second, third = Kernel(calls, TINY, weights).step(*pieces)
     expected = one_by_one(calls, TINY, weights, rows)
     assert np.array_equal(first, expected)
