@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.networks.network import NetworkConfig
+from build.openvino.own_recurrence import recurrence_entries
 from build.recipe import EngineRecipe, Serving
-from pipelines.engine_memory import block_bytes, read_sizes
+from pipelines.engine_memory import MAX_LOGGED_ROWS, block_bytes, read_sizes, states_bytes
 from pipelines.errors import RecipeError
 
 BLOCK_TOKENS = 32
@@ -42,11 +43,13 @@ class EngineMemory:
     Attributes:
         weights: Bytes of the weights as the kernels read them, and of the embedding.
         block: Bytes of one block of the KV cache, all layers together.
+        slot: Bytes of the recurrent states of a request; 0 for a network without.
         num_blocks: Blocks that the recipe asks for; None to choose them by the memory.
     """
 
     weights: float
     block: int
+    slot: int
     num_blocks: int | None
 
     @classmethod
@@ -59,12 +62,14 @@ class EngineMemory:
         """
         block = block_bytes(
             BLOCK_TOKENS,
-            config.num_hidden_layers,
+            config.num_hidden_layers - config.num_recurrent_layers,
             config.num_key_value_heads,
             config.head_size,
             engine.kv_cache.dtype,
         )
-        return cls(weight_bytes(config, engine), block, engine.kv_cache.num_blocks)
+        entries = recurrence_entries(config)
+        slot = entries.get("state_bytes", 0) + MAX_LOGGED_ROWS * entries.get("log_bytes", 0)
+        return cls(weight_bytes(config, engine), block, slot, engine.kv_cache.num_blocks)
 
     @classmethod
     def of_engine(cls, directory: Path, num_blocks: int | None) -> EngineMemory:
@@ -89,6 +94,7 @@ class MemoryPlan:
         target: Memory of the target.
         draft: Memory of the draft.
         num_blocks: Blocks of each KV cache, by role.
+        states: Bytes of the target's recurrent states.
         process_bytes: Bytes of all processes without engines.
     """
 
@@ -96,6 +102,7 @@ class MemoryPlan:
     target: EngineMemory
     draft: EngineMemory
     num_blocks: dict[str, int]
+    states: int
     process_bytes: int
 
     @property
@@ -114,6 +121,8 @@ class MemoryPlan:
             f"  KV caches, target {tokens['target']} tokens, draft {tokens['draft']} tokens: "
             f"{self.caches / _GB:.2f} GB"
         )
+        if self.states:
+            yield f"  recurrent states of the target: {self.states / _GB:.2f} GB"
         yield f"  processes: {self.process_bytes / _GB:.1f} GB"
 
 
@@ -126,7 +135,14 @@ def num_parameters(config: NetworkConfig) -> tuple[int, int]:
         features = len(config.feature_layers) * config.hidden_size
         layer += config.hidden_size * (attention + 2 * values + features)
     table = config.vocab_size * config.hidden_size
-    return layer * config.num_hidden_layers, table
+    projections = layer * config.num_hidden_layers
+    if (sizes := config.recurrence) is not None:
+        gates = attention * config.hidden_size
+        recurrent = (sizes.width + sizes.value_channels) * config.hidden_size
+        mlp, num_recurrent = 3 * config.intermediate_size * config.hidden_size, config.num_recurrent_layers
+        projections += (config.num_hidden_layers - num_recurrent) * gates
+        projections += num_recurrent * (mlp + recurrent - layer)
+    return projections, table
 
 
 def weight_bytes(config: NetworkConfig, engine: EngineRecipe) -> float:
@@ -174,7 +190,8 @@ def plan_memory(
     per_request = -(-serving.max_seq_len // BLOCK_TOKENS)
     least = 2 * per_request + 1  # one block is reserved
     most = max(least, serving.max_batch_size * per_request + 1)
-    fixed, per_block = target.weights + draft.weights + process_bytes, 0
+    states = states_bytes(target.slot, serving.max_batch_size)
+    fixed, per_block = target.weights + draft.weights + states + process_bytes, 0
     for engine in (target, draft):
         if engine.num_blocks is None:
             per_block += engine.block
@@ -192,4 +209,4 @@ def plan_memory(
             "quantization int4, or use a machine with more memory",
         )
     chosen = {"target": target.num_blocks or blocks, "draft": draft.num_blocks or blocks}
-    return MemoryPlan(free, target, draft, chosen, process_bytes)
+    return MemoryPlan(free, target, draft, chosen, states, process_bytes)

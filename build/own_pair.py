@@ -98,7 +98,7 @@ def write_recipe(
     if configs[1].reads_features:  # it has output rows of its own
         document["draft"].pop("lm_head_rows", None)
     for role, config in zip(("target", "draft"), configs, strict=True):
-        if config.attention_softcap is not None:  # only this operator caps scores
+        if config.own_attention_reason is not None:
             document[role]["attention"] = "draftproof"
     if prompts is not None:
         document["prompts"] = str(prompts.resolve())
@@ -109,9 +109,9 @@ def write_recipe(
     recipe = parse_recipe(document, path)
     if recipe.draft.quantization == "int4":
         report("the draft has 4 bits and a short output head: faster, and no answer changes")
-    for role in ("target", "draft"):
-        if document[role].get("attention") == "draftproof":
-            report(f"{role}: 'attention: draftproof' is set, because this network caps attention scores")
+    for role, config in zip(("target", "draft"), configs, strict=True):
+        if config.own_attention_reason is not None:
+            report(f"{role}: 'attention: draftproof' is set for {config.own_attention_reason}")
             check_compiler()
     sources = check_settings(recipe)
     plan = plan_recipe(recipe, *sources, free)

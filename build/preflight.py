@@ -26,6 +26,7 @@ from build.quantization.quantized_checkpoint import checkpoint_for
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, Yarn, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
 from pipelines.available_resources import available_bytes
+from pipelines.engine_memory import MAX_LOGGED_ROWS
 from pipelines.errors import CheckpointError, IncompatiblePairError, RecipeError
 
 
@@ -160,17 +161,40 @@ def check_attention(recipe: Recipe, draft: EngineSource, target: EngineSource) -
     """Check that the recipe has attention that can compute each network.
 
     Raises:
-        RecipeError: A network caps attention scores, and the recipe has OpenVINO's attention for it.
+        RecipeError: A network needs attention of our own, and the recipe has OpenVINO's for it.
     """
     for role, engine, source in (("draft", recipe.draft, draft), ("target", recipe.target, target)):
-        softcap = source.network.config.attention_softcap
-        if softcap is not None and engine.attention == "openvino":
+        reason = source.network.config.own_attention_reason
+        if reason is not None and engine.attention == "openvino":
             raise RecipeError(
                 f"recipe {recipe.name}: OpenVINO's attention cannot compute the {role}",
-                values=f"{role}.attention: openvino, attn_logit_softcapping={softcap:g}",
-                limit="only attention of our own caps attention scores; it is compiled with g++",
+                values=f"{role}.attention: openvino, {reason}",
+                limit="only attention of our own serves such networks; it is compiled with g++",
                 remedy=f"set 'attention: draftproof' in section '{role}' of the recipe",
             )
+
+
+def check_recurrence(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
+    """Check what networks with recurrent layers cannot do.
+
+    Raises:
+        RecipeError: The draft has them, or drafts are longer than the log of a target that has them.
+    """
+    if draft.network.config.recurrence is not None:
+        raise RecipeError(
+            f"recipe {recipe.name}: the draft has recurrent layers",
+            values=f"{draft.network.config.architecture}",
+            limit="a draft goes on from an earlier token in every round, where no state is kept",
+            remedy="choose a draft with attention alone, of the same tokenizer; with any draft, text that "
+            "repeats is looked up",
+        )
+    if target.network.config.recurrence is not None and recipe.serving.max_draft_len >= MAX_LOGGED_ROWS:
+        raise RecipeError(
+            f"recipe {recipe.name}: drafts are longer than a target with recurrent layers can undo",
+            values=f"serving.max_draft_len={recipe.serving.max_draft_len}",
+            limit=f"at most {MAX_LOGGED_ROWS - 1}",
+            remedy="lower serving.max_draft_len",
+        )
 
 
 def _check_head_settings(recipe: Recipe) -> None:
@@ -237,6 +261,7 @@ def _paired(
     draft = _with_tokens_of(target, draft, recipe)
     check_pair(recipe, draft, target)
     check_attention(recipe, draft, target)
+    check_recurrence(recipe, draft, target)
     return draft, target
 
 

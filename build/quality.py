@@ -189,6 +189,7 @@ def surprises(
         "block_indices": np.arange(num_blocks, dtype=np.int32),
         "block_indices_begins": np.arange(0, num_blocks + 1, blocks, np.int32),
         "max_context_len": np.array(length, np.int32),
+        "slots": np.arange(count, dtype=np.int32),
     }
     ids, config, table = np.array(windows), network.config, network.embedding
     embedded = table.data[ids.ravel()]
@@ -213,8 +214,8 @@ def _part(
     network: Network, index: int, product: Product, rounding_group: int, num_blocks: int
 ) -> Callable[[_Inputs], Float32Array]:
     config = network.config
-    caps = config.attention_softcap is not None
-    attention: Attention = OwnAttention(config, "float32") if caps else PagedAttention(config)
+    needs_ours = config.own_attention_reason is not None
+    attention: Attention = OwnAttention(config, "float32") if needs_ours else PagedAttention(config)
     model = DecoderGraph(network, attention, product).build_part(index)
     properties = {
         "INFERENCE_PRECISION_HINT": "f32",
@@ -227,15 +228,16 @@ def _part(
     request = ov.Core().compile_model(model, "CPU", properties).create_infer_request()
     ports = {port.get_any_name(): port for port in request.model_inputs}
     for name, port in ports.items():
-        if name.startswith(("key_cache", "value_cache")):
-            sizes = [dimension.get_length() for dimension in list(port.get_partial_shape())[1:]]
-            shape = ov.Shape([num_blocks, *sizes])
+        if name.startswith(("key_cache", "value_cache", "state")):
+            sizes = list(port.get_partial_shape())[1:]
+            shape = ov.Shape([num_blocks, *(1 if size.is_dynamic else size.get_length() for size in sizes)])
             request.set_tensor(port, ov.Tensor(port.get_element_type(), shape))
 
     def compute(inputs: _Inputs) -> Float32Array:
         for name in ports.keys() & inputs.keys():
             request.set_tensor(name, ov.Tensor(inputs[name], shared_memory=True))
-        request.infer()
+        request.start_async()  # infer() would not say that an operator of ours failed
+        request.wait()
         values: Float32Array = request.get_output_tensor(0).data
         return values
 

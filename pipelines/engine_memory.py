@@ -18,6 +18,10 @@ PROCESS_BYTES = 250 << 20
 With it, the process of a pair in INT8 was estimated at 2.28 GB. It used 2.22.
 """
 
+MAX_LOGGED_ROWS = 17
+"""Rows of a request in a step of a network with recurrent layers: a token and sixteen drafted ones."""
+
+_STATES_OF_A_PLACE = 3  # in the loop, of a request to the target alone, and kept for later
 _NUMBER_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 _SCALE_BYTES = {"float32": 0, "float16": 0, "int8": 8}  # scale and zero point of a token in a head
 
@@ -28,8 +32,13 @@ def block_bytes(num_tokens: int, num_layers: int, num_kv_heads: int, head_size: 
     return 2 * num_tokens * num_layers * num_kv_heads * key_bytes
 
 
-def read_sizes(engine: Path) -> tuple[int, int]:
-    """Read the bytes of an engine's weights, and of one block of its KV cache.
+def states_bytes(slot_bytes: int, max_batch_size: int) -> int:
+    """Return the bytes of a server's recurrent states, by those of a request."""
+    return _STATES_OF_A_PLACE * max_batch_size * slot_bytes
+
+
+def read_sizes(engine: Path) -> tuple[int, int, int]:
+    """Read the bytes of an engine's weights, of a block of its KV cache, and of a request's recurrent states.
 
     Args:
         engine: Directory of the engine.
@@ -47,7 +56,8 @@ def read_sizes(engine: Path) -> tuple[int, int]:
             sizes["head_size"],
             sizes["kv_cache_dtype"],
         )
-        return (engine / "engine.bin").stat().st_size, block
+        slot = sizes.get("state_bytes", 0) + MAX_LOGGED_ROWS * sizes.get("log_bytes", 0)
+        return (engine / "engine.bin").stat().st_size, block, slot
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineLoadError(
             "the memory need of an engine cannot be read",
@@ -57,19 +67,20 @@ def read_sizes(engine: Path) -> tuple[int, int]:
         ) from None
 
 
-def pair_bytes(draft: Path, target: Path, num_kv_blocks: Mapping[str, int]) -> int:
+def pair_bytes(draft: Path, target: Path, num_kv_blocks: Mapping[str, int], max_batch_size: int) -> int:
     """Return the bytes that the process of a pair takes.
 
     Args:
         draft: Directory of the draft's engine.
         target: Directory of the target's engine.
         num_kv_blocks: Blocks of the KV caches by role.
+        max_batch_size: Most concurrent requests.
 
     Raises:
         EngineLoadError: See ``read_sizes``.
     """
     taken = PROCESS_BYTES
     for role, engine in (("draft", draft), ("target", target)):
-        weights, block = read_sizes(engine)
-        taken += weights + num_kv_blocks[role] * block
+        weights, block, slot = read_sizes(engine)
+        taken += weights + num_kv_blocks[role] * block + states_bytes(slot, max_batch_size)
     return taken

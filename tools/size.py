@@ -35,7 +35,7 @@ class Part:
 # A budget is raised by docs/explanation/source-tree.md, which says what it buys.
 PARTS = (
     Part("speculation", 2_015, ("pipelines/speculation/",)),
-    Part("executor", 1_780, ("pipelines/executor/",)),
+    Part("executor", 1_893, ("pipelines/executor/",)),
     Part("text", 1_050, ("pipelines/text/",)),
     Part("wire", 1_185, ("pipelines/wire/",)),
     Part("router", 3_605, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
@@ -47,8 +47,8 @@ PARTS = (
     Part("bench", 1_818, ("pipelines/bench/",)),
     Part("deploy", 1_945, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
-    Part("shared modules", 750, ("pipelines/",)),
-    Part("build", 6_813, ("build/",)),
+    Part("shared modules", 756, ("pipelines/",)),
+    Part("build", 6_965, ("build/",)),
     Part(
         "GPU track",
         3_290,
@@ -64,12 +64,12 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_525, ("benchmarks/",)),
+    Part("benchmarks", 2_531, ("benchmarks/",)),
     Part("docs generators", 445, ("docs/",)),
     Part("tools", 1_436, ("tools/",)),
 )
 
-TEST_LINES = 69_963
+TEST_LINES = 70_295
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -22,8 +22,8 @@ TokenIds = npt.NDArray[np.int32]
 
 
 def attention_for(config: NetworkConfig) -> str:
-    """Return the attention that a recipe needs for a network: OpenVINO's unless it caps scores."""
-    return "openvino" if config.attention_softcap is None else "draftproof"
+    """Return the attention that a recipe needs for a network: OpenVINO's wherever it can compute it."""
+    return "openvino" if config.own_attention_reason is None else "draftproof"
 
 
 def compile_network(
@@ -67,6 +67,12 @@ def compile_network(
     return Engine(EngineFiles(folder / "engine"), NUM_BLOCKS)
 
 
+def piece(engine: Engine, ids: TokenIds, start: int, num_logits: int, *, as_rows: bool) -> Chunk:
+    """Return consecutive tokens of the text that the engine computes; see ``Chunk``."""
+    slot = 0 if engine.config.state_bytes else None
+    return Chunk(ids, start, BLOCKS, as_rows=as_rows, num_logits=num_logits, slot=slot)
+
+
 def step(engine: Engine, *chunks: Chunk) -> Logits:
     """Compute one step, [rows, vocab]."""
     return engine.step(pack(chunks, engine.config.kv_block_size)).copy()
@@ -87,8 +93,8 @@ def prompt_logits(engine: Engine, ids: TokenIds, num_first: int) -> Logits:
         num_first: Tokens of the first chunk.
     """
     rest = len(ids) - num_first
-    first = Chunk(ids[:num_first], 0, BLOCKS, as_rows=False, num_logits=num_first)
-    second = Chunk(ids[num_first:], num_first, BLOCKS, as_rows=False, num_logits=rest)
+    first = piece(engine, ids[:num_first], 0, num_first, as_rows=False)
+    second = piece(engine, ids[num_first:], num_first, rest, as_rows=False)
     return np.concatenate([step(engine, first), step(engine, second)])
 
 
@@ -102,25 +108,20 @@ def decoded_rows(engine: Engine, ids: TokenIds, num_prompt: int, rows: int, *oth
         rows: Rows of each step.
         *others: What else each step computes.
     """
-    step(engine, Chunk(ids[:num_prompt], 0, BLOCKS, as_rows=False, num_logits=1))
+    step(engine, piece(engine, ids[:num_prompt], 0, 1, as_rows=False))
     found = []
     for start in range(num_prompt, len(ids), rows):
-        chunk = Chunk(ids[start : start + rows], start, BLOCKS, as_rows=True, num_logits=rows)
+        chunk = piece(engine, ids[start : start + rows], start, rows, as_rows=True)
         found.append(step(engine, chunk, *others)[:rows])
     return np.concatenate(found)
 
 
 def greedy_tokens(engine: Engine, prompt: TokenIds, count: int) -> list[int]:
     """Decode greedily, one row a step."""
-    logits = step(engine, Chunk(prompt, 0, BLOCKS, as_rows=False, num_logits=1))
+    logits = step(engine, piece(engine, prompt, 0, 1, as_rows=False))
     tokens = [int(logits[0].argmax())]
     while len(tokens) < count:
-        chunk = Chunk(
-            np.array(tokens[-1:], np.int32),
-            len(prompt) + len(tokens) - 1,
-            BLOCKS,
-            as_rows=True,
-            num_logits=1,
-        )
+        last = np.array(tokens[-1:], np.int32)
+        chunk = piece(engine, last, len(prompt) + len(tokens) - 1, 1, as_rows=True)
         tokens.append(int(step(engine, chunk)[0].argmax()))
     return tokens

@@ -47,6 +47,15 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "qwen2-windows": {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 2},
     "qwen3": {"head_dim": 64},
     "qwen3-yarn": {"head_dim": 64, "max_position_embeddings": 64, "rope_parameters": _YARN},
+    "qwen3_5_text": {
+        "num_attention_heads": 4,
+        "head_dim": 64,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    },
     "smollm3": {"tie_word_embeddings": True},
     "phi3": {"sliding_window": 47, "num_key_value_heads": 8},
     "phi3-mini4": {  # Phi-4-mini: heads of 128 of which 96 coordinates are rotated

@@ -19,6 +19,7 @@ from build.hugging_face.quantized.gguf import read_gguf
 from build.hugging_face.quantized.words import read_awq, read_gptq
 from build.hugging_face.rope import max_positions, rotary_of
 from build.networks.network import LayerConfig, NetworkConfig, Rotary
+from build.networks.recurrent import CONVOLUTION_TAPS, RecurrentSizes
 from pipelines.errors import CheckpointError
 
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -117,7 +118,16 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         residual_multiplier=settings.number("residual_multiplier", 1.0),
         logits_divisor=settings.number("logits_scaling", 1.0),
         logits_softcap=_number_or_none(settings, "final_logit_softcapping"),
+        gates_attention=family.has_recurrent_layers,
+        recurrence=_recurrence(settings) if family.has_recurrent_layers else None,
     )
+
+
+def _recurrence(settings: Settings) -> RecurrentSizes:
+    settings.refuse_unless("attn_output_gate", True)
+    settings.refuse_unless("linear_conv_kernel_dim", CONVOLUTION_TAPS)
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    return RecurrentSizes(*(settings.integer(f"linear_{name}") for name in names))
 
 
 def _number_or_none(settings: Settings, key: str) -> float | None:
@@ -137,6 +147,9 @@ def _dtype(raw: Mapping[str, Any]) -> str:
 def _layers(
     settings: Settings, family: Family, rotary: Rotary, head_size: int, max_seq_len: int
 ) -> tuple[LayerConfig, ...]:
+    if family.has_recurrent_layers:
+        kinds = _kinds(settings, "linear_attention", "full_attention_interval")
+        return tuple(LayerConfig(None if kind else rotary, is_recurrent=kind) for kind in kinds)
     windows = _windows(settings, family)
     local = rotary
     if settings.get("rope_local_base_freq") is not None:
@@ -168,26 +181,38 @@ def _windows(settings: Settings, family: Family) -> list[int | None]:
     window = settings.integer("sliding_window")
     if family.windows == "all":
         return [window] * count
-    kinds = settings.get("layer_types")
     if family.windows == "from_max_window_layers":
         if not settings.flag("use_sliding_window"):
             return [None] * count
-        if kinds is None:
+        if settings.get("layer_types") is None:
             full = settings.integer("max_window_layers", 28)
             return [window if index >= full else None for index in range(count)]
+    period = None if family.windows == "every_second" else "sliding_window_pattern"
+    return [window if is_local else None for is_local in _kinds(settings, "sliding_attention", period)]
+
+
+def _kinds(settings: Settings, other: str, interval: str | None) -> list[bool]:
+    """Return for each layer whether it is of the other kind than full attention.
+
+    Args:
+        settings: The checkpoint's settings.
+        other: Name of the other kind in ``layer_types``.
+        interval: Key of the number n if every n-th layer has full attention by default; None for 2.
+    """
+    count, kinds = settings.integer("num_hidden_layers"), settings.get("layer_types")
     if kinds is None:
-        period = 2 if family.windows == "every_second" else settings.integer("sliding_window_pattern")
-        return [window if (index + 1) % period else None for index in range(count)]
+        period = 2 if interval is None else settings.integer(interval)
+        return [(index + 1) % period != 0 for index in range(count)]
     if (
         not isinstance(kinds, list)
         or len(kinds) != count
-        or any(kind not in ("full_attention", "sliding_attention") for kind in kinds)
+        or any(kind not in ("full_attention", other) for kind in kinds)
     ):
         raise settings.fail(
             f"layer_types={kinds!r:.200}",
-            f"{count} times full_attention or sliding_attention, one for each layer",
+            f"{count} times full_attention or {other}, one for each layer",
         )
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [kind == other for kind in kinds]
 
 
 _FORMS: Mapping[str, Callable[[Settings], Form]] = {

@@ -36,6 +36,8 @@ class Family:
         caps_scores: Whether attention scores are capped at ``attn_logit_softcapping``.
         scales_embedding: Whether the embedding is multiplied with the root of the hidden size.
         defaults: Values of keys that ``config.json`` may leave out.
+        has_recurrent_layers: Whether layers are recurrent unless ``layer_types`` calls them
+            ``full_attention``, or they are every ``full_attention_interval``-th; attention has a gate then.
         wrapper: Key that holds the settings of the text model, for models that also see images.
         other_parts: Names of those other parts, whose tensors are ignored.
     """
@@ -49,6 +51,7 @@ class Family:
     windows: str = "none"
     caps_scores: bool = False
     scales_embedding: bool = False
+    has_recurrent_layers: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     wrapper: str | None = None
     other_parts: tuple[str, ...] = ()
@@ -99,6 +102,24 @@ _GEMMA3 = replace(
     },
 )
 
+_QWEN3_5 = Family(
+    ("Qwen3_5ForCausalLM",),
+    norms={**_NORMS, **QUERY_KEY_NORMS},
+    norm_offset=1.0,
+    has_recurrent_layers=True,
+    defaults={
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
+    other_parts=("mtp",),
+)
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(("LlamaForCausalLM",)),
     "mistral": Family(
@@ -107,6 +128,13 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(("Qwen2ForCausalLM",), biases=("qkv",), windows="from_max_window_layers"),
     "qwen3": Family(
         ("Qwen3ForCausalLM",), norms={**_NORMS, **QUERY_KEY_NORMS}, windows="from_max_window_layers"
+    ),
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5": replace(
+        _QWEN3_5,
+        architectures=("Qwen3_5ForConditionalGeneration",),
+        wrapper="text_config",
+        other_parts=("mtp", "visual"),
     ),
     "smollm3": Family(("SmolLM3ForCausalLM",), defaults={"rope_theta": 2e6, "tie_word_embeddings": True}),
     "phi3": Family(
@@ -142,7 +170,8 @@ REFUSED: Mapping[str, str] = {
     "granitemoe": _EXPERTS,
     "qwen2_moe": _EXPERTS,
     "qwen3_moe": _EXPERTS,
-    "qwen3_next": "linear attention, whose state cannot be rolled back after a rejected draft token",
+    "qwen3_5_moe": _EXPERTS,
+    "qwen3_next": _EXPERTS,
     "deepseek_v3": f"latent attention and {_EXPERTS}",
 }
 """Features that are missing, by ``model_type``, for the message."""

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from build.checkpoints.tensor_file import Float32Array
-from build.hugging_face.families import Family
+from build.hugging_face.families import QUERY_KEY_NORMS, Family
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear, stack
 from build.networks.network import Layer, Network, NetworkConfig
+from build.networks.recurrent import CONVOLUTION_TAPS, RecurrentWeights
 
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 _HEAD = "lm_head"
@@ -70,6 +71,8 @@ class LayerReader:
             for projection in self._projections(index):
                 self._projection(projection)
             self._norms(index)
+            if self._config.layers[index].is_recurrent:
+                self._recurrence(index)
         self._weights.check_all_read(self._family.other_parts)
 
     def layer(self, index: int) -> Layer:
@@ -81,6 +84,9 @@ class LayerReader:
             gate, up = parts["fc"][0].split([self._config.intermediate_size] * 2)
         else:
             gate, up = parts["fc"][0], parts["gate"][0]
+        is_recurrent = self._config.layers[index].is_recurrent
+        if self._config.gates_attention and not is_recurrent:
+            parts["qkv"] = self._gate_last(*parts["qkv"])
         return Layer(
             stack(parts["qkv"]),
             parts["dense"][0],
@@ -88,24 +94,65 @@ class LayerReader:
             gate=up,
             proj=parts["proj"][0],
             **self._norms(index),
+            recurrence=self._recurrence(index)() if is_recurrent else None,
+        )
+
+    def _gate_last(self, query: Linear, key: Linear, value: Linear) -> list[Linear]:
+        """Take queries and gates apart, which alternate by heads."""
+        config = self._config
+        rows = np.arange(2 * config.num_attention_heads * config.head_size)
+        of_queries, of_gates = rows.reshape(config.num_attention_heads, 2, -1).swapaxes(0, 1)
+        return [query.rows(of_queries.ravel()), key, value, query.rows(of_gates.ravel())]
+
+    def _recurrence(self, index: int) -> Callable[[], RecurrentWeights]:
+        """Check what only a recurrent layer has, and return the function that reads it."""
+        sizes = self._config.recurrence
+        assert sizes is not None
+        name, heads = f"{self.prefix}{self.layer_name(index)}linear_attn.", (sizes.num_value_heads,)
+        convolution = self._weights.take(f"{name}conv1d.weight", (sizes.channels, 1, CONVOLUTION_TAPS))
+        log_rates, biases = (self._weights.take(f"{name}{part}", heads) for part in ("A_log", "dt_bias"))
+        norm = self._weights.take(f"{name}norm.weight", (sizes.value_size,))
+        return lambda: RecurrentWeights(
+            np.ascontiguousarray(convolution.to_float32()[:, 0].T),
+            np.exp(log_rates.to_float32()),
+            biases.to_float32(),
+            norm.to_float32(),
         )
 
     def _projections(self, index: int) -> Iterator[_Projection]:
         config = self._config
-        heads = config.num_attention_heads * config.head_size
-        kv_heads = config.num_key_value_heads * config.head_size
         hidden, inner = config.hidden_size, config.intermediate_size
-        attention, mlp = f"{self.layer_name(index)}self_attn.", f"{self.layer_name(index)}mlp."
+        mlp = f"{self.layer_name(index)}mlp."
+        if config.layers[index].is_recurrent:
+            yield from self._of_recurrence(f"{self.layer_name(index)}linear_attn.")
+        else:
+            yield from self._of_attention(f"{self.layer_name(index)}self_attn.")
         if self._family.has_stacked_projections:
-            yield _Projection("qkv", f"{attention}qkv_proj", heads + 2 * kv_heads, hidden)
             yield _Projection("fc", f"{mlp}gate_up_proj", 2 * inner, hidden)
         else:
-            for name, size in {"q": heads, "k": kv_heads, "v": kv_heads}.items():
-                yield _Projection("qkv", f"{attention}{name}_proj", size, self.num_states * hidden)
             yield _Projection("fc", f"{mlp}gate_proj", inner, hidden)
             yield _Projection("gate", f"{mlp}up_proj", inner, hidden)
-        yield _Projection("dense", f"{attention}o_proj", hidden, heads)
         yield _Projection("proj", f"{mlp}down_proj", hidden, inner)
+
+    def _of_attention(self, attention: str) -> Iterator[_Projection]:
+        config, hidden = self._config, self._config.hidden_size
+        heads = config.num_attention_heads * config.head_size
+        kv_heads = config.num_key_value_heads * config.head_size
+        if self._family.has_stacked_projections:
+            yield _Projection("qkv", f"{attention}qkv_proj", heads + 2 * kv_heads, hidden)
+        else:
+            queries = 2 * heads if config.gates_attention else heads
+            for name, size in {"q": queries, "k": kv_heads, "v": kv_heads}.items():
+                yield _Projection("qkv", f"{attention}{name}_proj", size, self.num_states * hidden)
+        yield _Projection("dense", f"{attention}o_proj", hidden, heads)
+
+    def _of_recurrence(self, recurrence: str) -> Iterator[_Projection]:
+        sizes, hidden = self._config.recurrence, self._config.hidden_size
+        assert sizes is not None
+        heads = sizes.num_value_heads
+        for name, size in {"qkv": sizes.channels, "z": sizes.value_channels, "b": heads, "a": heads}.items():
+            yield _Projection("qkv", f"{recurrence}in_proj_{name}", size, hidden)
+        yield _Projection("dense", f"{recurrence}out_proj", hidden, sizes.value_channels)
 
     def _norms(self, index: int) -> Mapping[str, Float32Array]:
         config = self._config
@@ -117,6 +164,7 @@ class LayerReader:
         return {
             attribute: self.norm(f"{layer}{stored}", sizes.get(attribute, config.hidden_size))
             for stored, attribute in self._family.norms.items()
+            if not (config.layers[index].is_recurrent and stored in QUERY_KEY_NORMS)
         }
 
     def linear(self, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
 from build.networks.linear import Linear, stack
+from build.networks.recurrent import RecurrentSizes, RecurrentWeights
 
 _NEVER = -1e4  # added to the logit of a row that the draft does not have
 
@@ -68,10 +69,12 @@ class LayerConfig:
     Attributes:
         rotary: Position embedding of queries and keys; None if the layer does not encode positions.
         window: Number of latest positions that a token attends to, its own included; None for all.
+        is_recurrent: Whether the layer keeps a state instead of keys and values.
     """
 
     rotary: Rotary | None
     window: int | None = None
+    is_recurrent: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ class NetworkConfig:
             trained head; the number of layers stands for the last one's output. Empty for none.
         reads_features: Whether this is a trained head, which reads the features of these layers.
         head_rows: Rows of a trained head's output head; None for the whole vocabulary.
+        gates_attention: Whether what attention returns is multiplied by the sigmoid of a projection.
+        recurrence: Sizes of the recurrent layers; None for a network without.
     """
 
     architecture: str
@@ -133,11 +138,25 @@ class NetworkConfig:
     feature_layers: tuple[int, ...] = ()
     reads_features: bool = False
     head_rows: int | None = None
+    gates_attention: bool = False
+    recurrence: RecurrentSizes | None = None
 
     @property
     def num_hidden_layers(self) -> int:
         """Return the number of layers."""
         return len(self.layers)
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """Return the number of layers that keep a state instead of keys and values."""
+        return sum(layer.is_recurrent for layer in self.layers)
+
+    @property
+    def own_attention_reason(self) -> str | None:
+        """Return what only attention of our own computes; None if OpenVINO's computes this network."""
+        if self.attention_softcap is not None:
+            return f"attention scores that are capped (attn_logit_softcapping={self.attention_softcap:g})"
+        return None if self.recurrence is None else "recurrent layers beside the attention"
 
 
 @dataclass(frozen=True)
@@ -145,7 +164,9 @@ class Layer:
     """Weights of one transformer layer, under TensorRT-LLM's names.
 
     Attributes:
-        qkv: Queries, keys and values, stacked along the outputs as far as they have the same form.
+        qkv: Queries, keys and values, stacked along the outputs as far as they have the same form. Behind
+            them the gate of the attention; in a recurrent layer that of its output, then what decides how
+            much of a value is written, and how much of the state decays.
         dense: Output of the attention.
         fc: Gate projection, which the activation follows.
         gate: Up projection.
@@ -156,6 +177,7 @@ class Layer:
         mlp_output_norm: Gain behind the MLP, before its output is added, float32 [hidden].
         query_norm: Gain of the queries before rotation, float32 [head_size] or [heads * head_size].
         key_norm: Gain of the keys before rotation, float32 [head_size] or [kv_heads * head_size].
+        recurrence: What only a recurrent layer has.
     """
 
     qkv: tuple[Linear, ...]
@@ -169,6 +191,7 @@ class Layer:
     mlp_output_norm: Float32Array | None = None
     query_norm: Float32Array | None = None
     key_norm: Float32Array | None = None
+    recurrence: RecurrentWeights | None = None
 
     def with_linears(self, changed: Callable[[Linear], Linear]) -> Layer:
         """Return the layer with each projection changed; queries, keys and values are stacked again."""

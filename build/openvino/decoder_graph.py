@@ -35,6 +35,7 @@ from build.openvino.operations import (
     selected,
     split_heads,
 )
+from build.openvino.own_recurrence import OwnRecurrence
 from build.openvino.paged_attention import PagedAttention, network_inputs
 
 _ACTIVATIONS = {"silu": ops.swish, "gelu_tanh": lambda x: ops.gelu(x, "tanh")}
@@ -64,6 +65,10 @@ class DecoderGraph:
         positions = ops.convert(self.inputs["position_ids"], "f32")
         self.positions = ops.unsqueeze(positions, integers([1, 2]))
         self._tables: dict[Rotary, tuple[Any, Any]] = {}
+        self.recurrence = None
+        if self.config.recurrence is not None:
+            self.recurrence = OwnRecurrence(self.config.recurrence, self.config.norm_epsilon)
+            self.inputs["slots"] = parameter("slots", [-1], ov.Type.i32)
 
     def _rotated(self, x: Any, rotary: Rotary) -> Any:
         """Rotate [B, heads, S, size]; layers with equal settings share the tables."""
@@ -92,13 +97,14 @@ class DecoderGraph:
         parts = [self._linear(x, weights) for weights in layer.qkv]
         stacked = parts[0] if len(parts) == 1 else ops.concat(parts, 2)
         widths = [config.num_attention_heads, *[config.num_key_value_heads] * 2]
+        widths += [config.num_attention_heads] * config.gates_attention
         of_each = integers([heads * config.head_size for heads in widths])
         return ops.variadic_split(stacked, integers(2), of_each).outputs()
 
     def _attention(self, x: Any, layer: Layer, index: int) -> Any:
         config, kind = self.config, self.config.layers[index]
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
-        query, key, value = self._query_key_value(x, layer)
+        query, key, value, *gate = self._query_key_value(x, layer)
         names = (f"key_cache.{index}", f"value_cache.{index}")
         caches = {name: self.attention.cache(name) for name in names}
         self.inputs.update(caches)
@@ -112,7 +118,19 @@ class DecoderGraph:
             self.inputs,
             kind.window or 0,
         )
-        return self._linear(ops.unsqueeze(attended, integers(1)), layer.dense)
+        attended = ops.unsqueeze(attended, integers(1))
+        if gate:
+            attended = ops.multiply(attended, ops.sigmoid(gate[0]))
+        return self._linear(attended, layer.dense)
+
+    def _recurrence(self, x: Any, layer: Layer, index: int) -> Any:
+        assert layer.recurrence is not None and self.recurrence is not None
+        parts = [self._linear(x, weights) for weights in layer.qkv]
+        projected = parts[0] if len(parts) == 1 else ops.concat(parts, 2)
+        tables = self.recurrence.tables(index)
+        self.inputs.update(tables)
+        made = self.recurrence.recur(projected, layer.recurrence, list(tables.values()), self.inputs)
+        return self._linear(made, layer.dense)
 
     def _mlp(self, x: Any, layer: Layer) -> Any:
         # fc is the gate projection and gate the up projection: TensorRT-LLM's names.
@@ -131,7 +149,8 @@ class DecoderGraph:
 
     def _layer(self, x: Any, index: int) -> Any:
         layer = self.network.layer(index)
-        attended = self._attention(self._norm(x, layer.input_norm), layer, index)
+        mixed = self._recurrence if self.config.layers[index].is_recurrent else self._attention
+        attended = mixed(self._norm(x, layer.input_norm), layer, index)
         x = self._added(x, attended, layer.attention_output_norm)
         return self._added(x, self._mlp(self._norm(x, layer.post_norm), layer), layer.mlp_output_norm)
 

@@ -23,6 +23,7 @@ from build.networks.network import Layer, Network, NetworkConfig
 from build.openvino.decoder_graph import build_graph
 from build.openvino.operations import openvino_product
 from build.openvino.own_operators import KV_BLOCK_SIZE, OwnAttention, own_product
+from build.openvino.own_recurrence import recurrence_entries
 from build.operators.library import compiled_library
 from pipelines.errors import EngineBuildError
 from pipelines.manifest import sha256_file
@@ -90,7 +91,8 @@ class _Meter:
             self._count((network.fusion.hidden_norm,), (network.fusion.fc,))
 
     def count(self, layer: Layer) -> None:
-        self._count(layer.norms(), layer.linears())
+        others = () if layer.recurrence is None else vars(layer.recurrence).values()
+        self._count((*layer.norms(), *others), layer.linears())
 
     def _count(self, norms: Iterable[Float32Array], linears: Iterable[Linear]) -> None:
         for norm in norms:
@@ -131,7 +133,8 @@ def engine_description(network: Network, settings: EngineSettings, meter: _Meter
         "openvino_version": openvino_version(),
         "architecture": config.architecture,
         "vocab_size": network.num_logits,
-        "num_layers": config.num_hidden_layers,
+        # Those that keep keys and values.
+        "num_layers": config.num_hidden_layers - config.num_recurrent_layers,
         "num_heads": config.num_attention_heads,
         "num_kv_heads": config.num_key_value_heads,
         "head_size": config.head_size,
@@ -147,6 +150,7 @@ def engine_description(network: Network, settings: EngineSettings, meter: _Meter
         "weight_bytes_per_step": int(meter.step_bytes),
         "quantization": settings.quantization,
         **_feature_entries(config),
+        **recurrence_entries(config),
     }
 
 

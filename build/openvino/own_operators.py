@@ -209,8 +209,8 @@ class OwnAttention:
                 values=f"head_size={config.head_size}",
                 limit=f"multiples of {_HEAD_STEP}",
                 remedy="set 'attention: openvino' in the recipe"
-                if config.attention_softcap is None
-                else "use another model: only this operator caps attention scores",
+                if config.own_attention_reason is None
+                else f"use another model: only this operator computes {config.own_attention_reason}",
             )
         self._config = config
         self._dtype = kv_cache_dtype

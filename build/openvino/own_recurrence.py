@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from build.networks.network import NetworkConfig
 from build.networks.recurrent import CONVOLUTION_TAPS, RecurrentSizes, RecurrentWeights
 from build.openvino.operations import floats, parameter
 from build.openvino.own_operators import own_operation
@@ -102,3 +103,11 @@ class OwnRecurrence:
         return own_operation(
             "Recurrence", [*arguments, *tables, *(inputs[name] for name in _INPUTS)], attributes
         )
+
+
+def recurrence_entries(config: NetworkConfig) -> dict[str, int]:
+    """Return what ``engine.json`` says of all layers: bytes of a state, and of a row in its log."""
+    if config.recurrence is None:
+        return {}
+    layer, count = OwnRecurrence(config.recurrence, config.norm_epsilon), config.num_recurrent_layers
+    return {"state_bytes": count * layer.state_bytes, "log_bytes": count * layer.log_bytes}

@@ -39,15 +39,15 @@ class PagedAttention:
         config: Settings of the network.
 
     Raises:
-        EngineBuildError: The network caps attention scores.
+        EngineBuildError: The network needs attention of our own.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
-        if config.attention_softcap is not None:  # the preflight of a recipe says it before
+        if config.own_attention_reason is not None:  # the preflight of a recipe says it before
             raise EngineBuildError(
                 "OpenVINO's attention cannot compute this network",
-                values=f"attn_logit_softcapping={config.attention_softcap:g}",
-                limit="none of its inputs caps attention scores",
+                values=config.own_attention_reason,
+                limit="only attention of our own serves such networks",
                 remedy="set 'attention: draftproof' in the recipe",
             )
         self._config = config

@@ -88,4 +88,4 @@ def returned_bytes(repository: Path, own: str) -> int:
 
 def _bytes_of(pair: PairRecord) -> int:
     engines = Path(pair.draft_engine_dir), Path(pair.target_engine_dir)
-    return pair_bytes(*engines, pair.num_kv_blocks)
+    return pair_bytes(*engines, pair.num_kv_blocks, pair.max_batch_size)

@@ -154,6 +154,7 @@ class RenderedPair:
             draft_length_file=self.values["draft_length_file"],
             calibration_file=self.values.get("calibration_file", ""),
             num_kv_blocks=dict(self.num_kv_blocks),
+            max_batch_size=self.recipe.serving.max_batch_size,
             loads_at_start=loads_at_start,
         )
 

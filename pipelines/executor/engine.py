@@ -20,10 +20,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.engine_memory import MAX_LOGGED_ROWS
 from pipelines.errors import EngineLoadError
 from pipelines.executor.kv_cache import SCRATCH_BLOCK
 from pipelines.executor.network import Network, compile_networks, operator_library
-from pipelines.executor.step import Chunk, StepInputs, pack, with_sequences, with_states, with_tokens
+from pipelines.executor.step import (
+    NO_SLOT,
+    Chunk,
+    StepInputs,
+    pack,
+    with_sequences,
+    with_states,
+    with_tokens,
+)
 from pipelines.executor.weights import Weights
 from pipelines.manifest import EngineFiles, check_digest, sha256_bytes
 
@@ -39,6 +48,8 @@ _DEFAULTS = {  # of entries that older engines, or those of pairs without a trai
     "feature_layers": (),
     "reads_features": False,
     "hidden_size": 0,
+    "state_bytes": 0,
+    "log_bytes": 0,
 }
 
 _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
@@ -64,6 +75,8 @@ class EngineConfig:
         feature_layers: Layers whose hidden states a target returns and a trained head reads.
         reads_features: Whether this is a trained head.
         hidden_size: Features of a hidden state.
+        state_bytes: Bytes of the recurrent states of a text; 0 for a network without.
+        log_bytes: Bytes that a drafted token adds to them until it is accepted.
     """
 
     role: str
@@ -85,6 +98,8 @@ class EngineConfig:
     feature_layers: tuple[int, ...] = ()
     reads_features: bool = False
     hidden_size: int = 0
+    state_bytes: int = 0
+    log_bytes: int = 0
 
     @property
     def has_one_form(self) -> bool:
@@ -142,6 +157,9 @@ class StepEngine(Protocol):
     def copy_block(self, source: int, destination: int) -> None:
         """Copy the keys and values of one block to another."""
 
+    def copy_slot(self, source: int, destination: int) -> None:
+        """Copy the recurrent states of one slot to another."""
+
 
 class Engine:
     """A compiled network with its KV cache.
@@ -152,6 +170,7 @@ class Engine:
         config: Replaces ``engine.json``, to try other settings.
         weights_folder: Folder for the weights that OpenVINO has laid out for its kernels
             (``weights.Weights``); None to keep them in memory.
+        num_slots: Slots of recurrent states to allocate.
 
     Raises:
         EngineLoadError: Files are missing, changed, built for another OpenVINO, or do not compile.
@@ -163,6 +182,7 @@ class Engine:
         num_blocks: int,
         config: EngineConfig | None = None,
         weights_folder: Path | None = None,
+        num_slots: int = 1,
     ) -> None:
         import openvino
 
@@ -183,14 +203,25 @@ class Engine:
         except RuntimeError as error:
             raise _cannot_run(files, error) from error
         self._kv: list[npt.NDArray[Any]] = []
+        self._states: list[npt.NDArray[Any]] = []
         caches = {}
         for port in compiled.inputs:
             name = port.get_any_name()
-            if name.startswith(("key_cache.", "value_cache.")):
-                shape = [num_blocks, *(dim.get_length() for dim in list(port.get_partial_shape())[1:])]
-                caches[name] = tensor = openvino.Tensor(port.get_element_type(), openvino.Shape(shape))
+            leading = {
+                "key_cache": (num_blocks,),
+                "value_cache": (num_blocks,),
+                "state": (num_slots,),
+                "state_log": (num_slots, MAX_LOGGED_ROWS),
+            }.get(name.split(".")[0])
+            if leading is not None:
+                sizes = [dim.get_length() for dim in list(port.get_partial_shape())[len(leading) :]]
+                shape = openvino.Shape([*leading, *sizes])
+                caches[name] = tensor = openvino.Tensor(port.get_element_type(), shape)
                 tensor.data[...] = 0
-                self._kv.append(tensor.data)
+                if "cache" in name:
+                    self._kv.append(tensor.data)
+                elif name.startswith("state."):
+                    self._states.append(tensor.data)
         self._network = Network(compiled, caches, openvino.Tensor)
         self._row_network = compiled_row and Network(compiled_row, caches, openvino.Tensor)
         self._late: Network | None = None  # with a step that was given up, and may still be running
@@ -226,6 +257,8 @@ class Engine:
         num_rows, num_tokens = len(inputs.logits_rows), len(inputs.input_ids)
         if self.config.reads_features:
             inputs = with_states(inputs, self.config.hidden_size, len(self.config.feature_layers))
+        if self.config.state_bytes and inputs.slots is None:
+            inputs = dataclasses.replace(inputs, slots=np.full(len(inputs.past_lens), NO_SLOT, np.int32))
         inputs = with_tokens(inputs, self._least_tokens)
         if num_rows == 1 and self._repeats_lone_row:
             inputs = dataclasses.replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
@@ -270,6 +303,11 @@ class Engine:
     def copy_block(self, source: int, destination: int) -> None:
         """Copy the keys and values of one block to another."""
         for tensor in self._kv:
+            tensor[destination] = tensor[source]
+
+    def copy_slot(self, source: int, destination: int) -> None:
+        """Copy the recurrent states of one slot to another, without their logs."""
+        for tensor in self._states:
             tensor[destination] = tensor[source]
 
 

@@ -25,6 +25,7 @@ from pipelines.executor.limits import (
     step_failed,
 )
 from pipelines.executor.prompt_pace import PromptPace, is_short
+from pipelines.executor.recurrent_states import StateSlots
 from pipelines.executor.rows import NOTHING, RowBudget, RowSteps, fit_to_budget, next_rows
 from pipelines.executor.sequence import Sequence, looking_ahead
 from pipelines.executor.step import WARM_UP_ROW, StepInputs, pack, size_with_prompts
@@ -94,7 +95,9 @@ class Executor:
         caches = (
             KvCache(self._pool, *sizes, has_one_form=engine.config.has_one_form) for _ in range(num_lanes)
         )
-        self.lanes = tuple(Lane(cache, limits.max_batch_size) for cache in caches)
+        num_slots = limits.num_slots(num_lanes)
+        states = StateSlots(num_slots, engine.copy_slot) if engine.config.state_bytes else None
+        self.lanes = tuple(Lane(cache, limits.max_batch_size, states) for cache in caches)
         self.counts = Counts(self._pool, self.lanes)
 
     @classmethod
@@ -123,7 +126,8 @@ class Executor:
         token_map = None
         if TOKEN_MAP_FILE in files.manifest["files"]:
             token_map = TokenMap.parse(files.read(TOKEN_MAP_FILE), files.path(TOKEN_MAP_FILE))
-        engine = Engine(files, limits.num_kv_blocks, weights_folder=weights_folder)
+        num_slots = limits.num_slots(num_lanes)
+        engine = Engine(files, limits.num_kv_blocks, weights_folder=weights_folder, num_slots=num_slots)
         return cls(engine, vocabulary, limits, token_map, num_lanes)
 
     @property
@@ -309,7 +313,7 @@ class Executor:
             InvalidRequestError: See ``generate``.
         """
         request.validate(self._max_seq_len, self.config.vocab_size)
-        check_draft_tokens(request, self.limits, self.config.role, are_translated=self._token_map is not None)
+        check_draft_tokens(request, self.limits, self.config, are_translated=self._token_map is not None)
         if request.bad_words:
             self._completions.of(request.bad_words)  # computed and cached here instead of between two steps
 

@@ -141,7 +141,7 @@ class KvCache:
         """Moment of the pool since which no request has used its oldest cached block; None without one."""
         return next(iter(self._unused.values()), None)
 
-    def start(self, token_ids: TokenIds, num_prompt: int) -> tuple[BlockTable, int]:
+    def start(self, token_ids: TokenIds, num_prompt: int, most: int | None = None) -> tuple[BlockTable, int]:
         """Find the cached part of a request's tokens.
 
         At least the last token is left to compute, for its logits, and never exactly one token of the prompt,
@@ -150,6 +150,7 @@ class KvCache:
         Args:
             token_ids: int32 [n], n >= 1, all known tokens.
             num_prompt: Leading tokens that the request computes as prompt.
+            most: Most positions that may be reused; None for all.
 
         Returns:
             The request's table and the number of cached leading positions.
@@ -158,6 +159,7 @@ class KvCache:
         limit = len(token_ids) - 1
         if num_prompt > limit:
             limit = max(num_prompt - 2, 0)
+        limit = limit if most is None else min(limit, most)
         node = self._root
         blocks: list[int] = []
         for node in self._path(token_ids[:limit], num_prompt):

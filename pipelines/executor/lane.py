@@ -23,9 +23,11 @@ from itertools import chain, islice
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.engine_memory import MAX_LOGGED_ROWS
 from pipelines.errors import DraftproofError
 from pipelines.executor.kv_cache import KvCache
 from pipelines.executor.limits import deadline_passed
+from pipelines.executor.recurrent_states import StateSlots
 from pipelines.executor.sequence import MIN_CHUNK_TOKENS, Sequence
 from pipelines.executor.step import Chunk
 
@@ -54,9 +56,10 @@ class Lane:
     Args:
         cache: See the attribute.
         max_batch_size: Maximum of concurrent requests.
+        states: Slots of a network with recurrent layers; None for others.
     """
 
-    def __init__(self, cache: KvCache, max_batch_size: int) -> None:
+    def __init__(self, cache: KvCache, max_batch_size: int, states: StateSlots | None = None) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.cache = cache
@@ -65,6 +68,7 @@ class Lane:
         self.num_found = 0
         self.cpu_s = 0.0
         self._max_batch_size = max_batch_size
+        self._states = states
 
     @property
     def has_work(self) -> bool:
@@ -113,11 +117,29 @@ class Lane:
             self.running.append(sequence)
 
     def _start(self, sequence: Sequence) -> None:
+        if self._states is not None:
+            self._start_with_state(sequence, self._states)
+            return
         table, num_cached = self.cache.start(sequence.begin_prompt(), sequence.num_prompt)
         while sequence.head is not None and num_cached < sequence.head.num_unknown:
             self.cache.discard(table)
             sequence.shorten()
             table, num_cached = self.cache.start(sequence.known_tokens, sequence.num_prompt)
+        sequence.table, sequence.num_computed = table, num_cached
+
+    def _start_with_state(self, sequence: Sequence, states: StateSlots) -> None:
+        """Continue the longest kept state whose keys and values are cached too."""
+        known = sequence.begin_prompt()
+        for state in states.continued(known[:-1]):
+            num_computed = len(state.token_ids)
+            table, num_cached = self.cache.start(known, sequence.num_prompt, num_computed)
+            if num_cached == num_computed:
+                sequence.state = states.take(state)
+                break
+            self.cache.discard(table)
+        else:
+            table, num_cached = self.cache.start(known, sequence.num_prompt, 0)
+            sequence.state = states.take()
         sequence.table, sequence.num_computed = table, num_cached
 
     def plan(self, work: list[Work], budget: int, *, prompts: bool) -> int:
@@ -159,6 +181,8 @@ class Lane:
         num_fed = chunk.start + len(chunk.token_ids)
         if not chunk.as_rows and chunk.num_logits:
             sequence.take_prompt_logits(logits)
+        if sequence.state is not None and self._states is not None and num_fed == sequence.num_prompt:
+            self._states.keep_copy(sequence.state, sequence.tokens[:num_fed])
         if not chunk.num_logits or (sequence.reads_prompt and num_fed < sequence.num_tokens):
             sequence.num_computed = num_fed
             return
@@ -189,6 +213,9 @@ class Lane:
         if sequence.table is not None:
             self.cache.discard(sequence.table)
             sequence.table = None
+        if sequence.state is not None and self._states is not None:
+            self._states.drop(sequence.state)
+            sequence.state = None
         self._remove(sequence)
         sequence.outputs.put_nowait(error)
 
@@ -214,6 +241,8 @@ class Lane:
     def _rows(sequence: Sequence, budget: int) -> Chunk | None:
         token_ids = sequence.next_rows()
         num_logits = 1 + len(sequence.draft_ids)
+        if sequence.state is not None:
+            budget = min(budget, MAX_LOGGED_ROWS)
         if len(token_ids) > budget:  # recomputed output; a later step returns the logits
             token_ids = token_ids[: min(budget, len(token_ids) - num_logits)]
             num_logits = 0
@@ -260,6 +289,9 @@ class Lane:
         assert sequence.table is not None
         self.cache.release(sequence.table, sequence.known_tokens, sequence.num_final, sequence.num_prompt)
         sequence.table = None
+        if sequence.state is not None and self._states is not None:
+            self._states.keep(sequence.state, sequence.known_tokens[: sequence.num_computed])
+            sequence.state = None
 
 
 def in_turn(reading: list[Sequence]) -> Iterator[tuple[Sequence, float]]:

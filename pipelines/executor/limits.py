@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipelines.engine_memory import MAX_LOGGED_ROWS
 from pipelines.errors import (
     EngineFailedError,
     InvalidRequestError,
@@ -36,6 +37,10 @@ class ExecutorLimits:
     max_queue_size: int
     num_kv_blocks: int
 
+    def num_slots(self, num_lanes: int) -> int:
+        """Return how many slots for recurrent states there are: for each place, and as many kept ones."""
+        return (num_lanes + 1) * self.max_batch_size
+
     def check(self, engine: EngineConfig, num_lanes: int) -> None:
         """Check that a step can split a prompt, and that each lane's blocks hold a request of full length.
 
@@ -65,14 +70,14 @@ def queue_is_full(num_waiting: int, num_running: int, limits: ExecutorLimits) ->
 
 
 def check_draft_tokens(
-    request: GenerationRequest, limits: ExecutorLimits, role: str, *, are_translated: bool
+    request: GenerationRequest, limits: ExecutorLimits, engine: EngineConfig, *, are_translated: bool
 ) -> None:
     """Check the draft tokens that a request brings along.
 
     Args:
         request: The request.
         limits: Limits of the executor.
-        role: Role of its engine.
+        engine: Its engine.
         are_translated: Whether the engine reads the tokens of another tokenizer.
 
     Raises:
@@ -82,11 +87,13 @@ def check_draft_tokens(
     if num_draft and are_translated:
         raise InvalidRequestError(
             "this engine cannot verify draft tokens",
-            values=f"{num_draft} draft tokens, engine '{role}'",
+            values=f"{num_draft} draft tokens, engine '{engine.role}'",
             limit="it reads the tokens of another tokenizer, and a draft token may be several of them",
             remedy="send draft tokens to the target",
         )
     most = limits.max_num_tokens - 1
+    if engine.state_bytes:
+        most = min(most, MAX_LOGGED_ROWS - 1)
     check_range("the number of draft tokens", num_draft, 0, most, "send fewer draft tokens")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from pipelines.errors import DraftproofError, NothingAllowedError
 from pipelines.executor.kv_cache import BlockTable
+from pipelines.executor.recurrent_states import State
 from pipelines.executor.states import HeadStates, ReturnedStates
 from pipelines.executor.step import Chunk
 from pipelines.speculation.log_probs import LogProbs
@@ -63,6 +64,7 @@ class Sequence:
         table: Blocks of a running request; None while it waits.
         returned_states: Hidden states for the next output; None if there are none, or they are not wanted.
         head: What a trained head reads beside the tokens; None for other engines.
+        state: Recurrent states of a running request; None for networks without.
 
     Args:
         request: The request.
@@ -91,6 +93,7 @@ class Sequence:
             known, num_prompt = np.concatenate((prompt, token_map.translate(known[num_prompt:]))), len(prompt)
         self.returned_states: ReturnedStates | None = None
         self.head: HeadStates | None = None
+        self.state: State | None = None
         if request.target_states is not None:
             known, num_prompt = known[1:], num_prompt - 1
             self.head = HeadStates(request.target_states, len(known))
@@ -160,9 +163,9 @@ class Sequence:
             self.num_prompt = 0
 
     def with_states(self, chunk: Chunk) -> Chunk:
-        """Return a chunk with what a head reads beside its tokens."""
+        """Return a chunk with what a head reads beside its tokens, or with the recurrent states."""
         if self.head is None:
-            return chunk
+            return chunk if self.state is None else replace(chunk, slot=self.state.slot)
         if chunk.start >= self.head.num_known:
             return replace(chunk, hidden=self.head.hidden)
         return replace(chunk, features=self.head.of(chunk.start, len(chunk.token_ids)))

@@ -27,6 +27,7 @@ class Chunk:
         num_logits: Number of last tokens whose logits are returned.
         features: The target's states, which a trained head reads beside known tokens, float32 [n, size].
         hidden: Its own output at the position before, float32 [1, hidden], beside a single drafted token.
+        slot: Place of the request's recurrent states; None for networks without.
     """
 
     token_ids: TokenIds
@@ -36,6 +37,7 @@ class Chunk:
     num_logits: int
     features: npt.NDArray[np.float32] | None = None
     hidden: npt.NDArray[np.float32] | None = None
+    slot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class StepInputs:
             other networks, or if there are none.
         hidden: float32 [h, hidden], the head's own output for drafted tokens; None likewise.
         hidden_rows: int32 [t], for each token a row of ``features`` or, counted behind those, of ``hidden``.
+        slots: int32 [s], slot of each sequence's recurrent states, -1 for a dummy; None for networks without.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -68,6 +71,7 @@ class StepInputs:
     features: npt.NDArray[np.float32] | None = None
     hidden: npt.NDArray[np.float32] | None = None
     hidden_rows: npt.NDArray[np.int32] | None = None
+    slots: npt.NDArray[np.int32] | None = None
 
     def moved_on(
         self, token_ids: SequenceOf[int], hidden: npt.NDArray[np.float32] | None = None
@@ -94,6 +98,9 @@ class StepInputs:
         )
 
 
+NO_SLOT = -1
+"""Marks dummy rows, which have no recurrent state."""
+
 WARM_UP_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=1)
 """A token that belongs to no request, with logits, so that a first step prepares the output head too."""
 
@@ -116,6 +123,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     blocks: list[int] = []
     blocks_begins = [0]
     logits_rows: list[int] = []
+    slots: list[int] = []
     for chunk in chunks:
         count = len(chunk.token_ids)
         stop = chunk.start + count
@@ -130,6 +138,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         for _ in range(num_sequences):
             blocks.extend(used)
             blocks_begins.append(len(blocks))
+        slots += [NO_SLOT if chunk.slot is None else chunk.slot] * num_sequences
         logits_rows.extend(range(end - chunk.num_logits, end))
     inputs = StepInputs(
         input_ids=np.array(token_ids, np.int64),
@@ -141,6 +150,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         max_context_len=np.array(max(positions) + 1, np.int32),
         logits_rows=np.array(logits_rows, np.int32),
         **_read_by_head(chunks),
+        slots=None if max(slots) == NO_SLOT else np.array(slots, np.int32),
     )
     return with_tokens(inputs, num_tokens)
 
@@ -175,6 +185,7 @@ def with_tokens(inputs: StepInputs, least: int) -> StepInputs:
         subsequence_begins=np.append(inputs.subsequence_begins, inputs.subsequence_begins[-1] + more),
         block_indices=np.append(inputs.block_indices, np.full(num_missing, SCRATCH_BLOCK, np.int32)),
         block_indices_begins=np.append(inputs.block_indices_begins, inputs.block_indices_begins[-1] + more),
+        slots=_with_dummies(inputs.slots, num_missing),
         hidden_rows=None
         if inputs.hidden_rows is None
         else np.append(inputs.hidden_rows, zeros.astype(np.int32)),
@@ -208,7 +219,12 @@ def with_sequences(inputs: StepInputs, least: int) -> StepInputs:
         past_lens=np.append(inputs.past_lens, np.zeros(num_missing, np.int32)),
         subsequence_begins=_repeat_last(inputs.subsequence_begins, num_missing),
         block_indices_begins=_repeat_last(inputs.block_indices_begins, num_missing),
+        slots=_with_dummies(inputs.slots, num_missing),
     )
+
+
+def _with_dummies(slots: npt.NDArray[np.int32] | None, count: int) -> npt.NDArray[np.int32] | None:
+    return slots if slots is None else np.append(slots, np.full(count, NO_SLOT, np.int32))
 
 
 def _repeat_last(begins: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:

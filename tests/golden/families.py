@@ -42,7 +42,8 @@ def weights_of(name: str, shapes: dict[str, list[int]] | None = None) -> dict[st
     for tensor, shape in (shapes or _documents()[name]["shapes"]).items():
         random = np.random.default_rng(zlib.crc32(tensor.encode())).standard_normal(shape, np.float32)
         if "norm" in tensor:
-            found[tensor] = np.float32(0 if name.startswith("gemma") else 1) + np.float32(0.2) * random
+            gain = 0 if name.startswith(("gemma", "qwen3_5")) else 1
+            found[tensor] = np.float32(gain) + np.float32(0.2) * random
         elif "bias" in tensor:
             found[tensor] = np.float32(0.1) * random
         else:

@@ -146,5 +146,6 @@ def test_the_memory_that_is_asked_for_is_about_what_is_taken(
     )
     resident = int(fields["VmRSS"].split()[0]) * 1024
     pair = candidate.pair
-    needed = pair_bytes(Path(pair.draft_engine_dir), Path(pair.target_engine_dir), pair.num_kv_blocks)
+    engines = Path(pair.draft_engine_dir), Path(pair.target_engine_dir)
+    needed = pair_bytes(*engines, pair.num_kv_blocks, pair.max_batch_size)
     assert 0.5 * needed < resident < 1.2 * needed

@@ -1,4 +1,4 @@
-"""A draft with another tokenizer, or a trained head: each answer is the target's own."""
+"""A draft with another tokenizer, a trained head, a target with recurrent layers: answers are its own."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ SAMPLED = replace(GREEDY, temperature=0.9, top_k=200, seed=3)
 GUIDED = replace(SAMPLED, guide=("regex", r'\{"first": [0-9a-f]{16}, "second": [0-9a-f]{16}\}'))
 
 
-@pytest.fixture(scope="module", params=["tokenizer", "head"])
+@pytest.fixture(scope="module", params=["tokenizer", "head", "hybrid"])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("pair")
-    rendered = {"tokenizer": another_tokenizer, "head": trained_head}[request.param](folder)
+    makers = {"tokenizer": another_tokenizer, "head": trained_head, "hybrid": hybrid_target}
+    rendered = makers[request.param](folder)
     keep_models(rendered, "speculative", "router")
     with ready_server(rendered.parent) as server, grpc_client(server) as client:
         yield client
@@ -41,6 +42,12 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def trained_head(folder: Path) -> Path:
     engines = build_tiny_pair(folder, draft="head", linear="draftproof", attention="draftproof")
     return render_recipe(tiny_recipe("head"), *engines, folder / "r")
+
+
+def hybrid_target(folder: Path) -> Path:
+    own = {"linear": "draftproof", "attention": "draftproof"}
+    engines = build_tiny_pair(folder, draft="self", is_hybrid=True, **own)
+    return render_recipe(tiny_recipe("hybrid"), *engines, folder / "r")
 
 
 def another_tokenizer(folder: Path) -> Path:

@@ -28,7 +28,8 @@ from build.checkpoints.tensor_file import Tensor
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.networks.growth import grow
 from build.networks.linear import Linear
-from build.networks.network import Fusion, Layer, Network
+from build.networks.network import Fusion, Layer, LayerConfig, Network
+from build.networks.recurrent import CONVOLUTION_TAPS, RecurrentSizes, RecurrentWeights
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from build.recipe import Growth
@@ -146,6 +147,34 @@ FEATURE_LAYERS = (0, 1, 2)
 def with_features(network: Network) -> Network:
     """Return a target of two layers that returns features."""
     return replace(network, config=replace(network.config, feature_layers=FEATURE_LAYERS))
+
+
+def hybrid(network: Network) -> Network:
+    """Return the network with a recurrent layer instead of the first one, which adds little too."""
+    config, rng = network.config, np.random.default_rng(11)
+    sizes = RecurrentSizes(num_key_heads=2, num_value_heads=4, key_size=32, value_size=32)
+    layers = (LayerConfig(None, is_recurrent=True), *config.layers[1:])
+
+    def linear(outputs: int, inputs: int, scale: float) -> Linear:
+        values = (scale * rng.standard_normal((outputs, inputs)) / inputs**0.5).astype(np.float32)
+        return Linear(Tensor("F32", values.shape, values))
+
+    first = replace(
+        network.layer(0),
+        qkv=(linear(sizes.width, config.hidden_size, 1.0),),
+        dense=linear(config.hidden_size, sizes.value_channels, 0.2),
+        recurrence=RecurrentWeights(
+            rng.standard_normal((CONVOLUTION_TAPS, sizes.channels)).astype(np.float32),
+            rng.uniform(0.01, 0.5, sizes.num_value_heads).astype(np.float32),
+            rng.standard_normal(sizes.num_value_heads).astype(np.float32),
+            np.ones(sizes.value_size, np.float32),
+        ),
+    )
+    return replace(
+        network,
+        config=replace(config, layers=layers, recurrence=sizes),
+        layer=lambda index: network.layer(index) if index else first,
+    )
 
 
 def tiny_head(target: Network) -> Network:
@@ -281,7 +310,7 @@ def build_tiny_engine(
     lm_head = "int8" if quantization == "int8" else "checkpoint"
     engine, engine_tokenizer = directory / role, checkpoint_directory / "tokenizer.json"
     recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, dynamic_quantization, str(growth)]
-    recipe += [list(network.config.feature_layers)]
+    recipe += [list(network.config.feature_layers), str(network.config.recurrence)]
     write_engine(
         engine,
         apply_quantization(network, quantization, lm_head),
@@ -316,6 +345,7 @@ def build_tiny_pair(
     attention: str = "openvino",
     linear: str = "openvino",
     growth: Growth | None = None,
+    is_hybrid: bool = False,
     **config_changes: Any,
 ) -> tuple[Path, Path]:
     """Make a draft and a target engine with random weights.
@@ -332,15 +362,17 @@ def build_tiny_pair(
         attention: ``openvino`` or ``draftproof``.
         linear: ``openvino`` or ``draftproof``.
         growth: Sizes to which the target is grown; its function stays the same, its steps cost more.
+        is_hybrid: Whether the target has a recurrent layer; both models then add little to the embedding.
         **config_changes: Keys of ``config.json`` for both.
 
     Returns:
         The engine directories of draft and target.
     """
     has_head = draft == "head"
-    config = tiny_config(vocab_size=vocab_size, share_embedding_table=not has_head, **config_changes)
+    is_quiet = has_head or is_hybrid
+    config = tiny_config(vocab_size=vocab_size, share_embedding_table=not is_quiet, **config_changes)
     weights = random_weights(config, seed)
-    if has_head:
+    if is_quiet:
         weights = quiet(weights)
     drafts = {
         "head": lambda: weights,
@@ -366,7 +398,7 @@ def build_tiny_pair(
             *(directory, config, weights),
             role="target",
             growth=growth,
-            change=with_features if has_head else None,
+            change=with_features if has_head else hybrid if is_hybrid else None,
             **options,
         ),
     )

@@ -167,7 +167,7 @@ def _has_room(pair: PairRecord, free_bytes: Callable[[], int]) -> Check:
     needed = available = 0
     if not pair.loads_at_start:  # otherwise it is loaded already
         engines = Path(pair.draft_engine_dir), Path(pair.target_engine_dir)
-        needed, available = pair_bytes(*engines, pair.num_kv_blocks), free_bytes()
+        needed, available = pair_bytes(*engines, pair.num_kv_blocks, pair.max_batch_size), free_bytes()
     return Check(
         "there is memory for it beside the pair in service",
         needed <= available,

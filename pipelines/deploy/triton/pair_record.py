@@ -19,7 +19,7 @@ LOOP = "speculative"
 """Model that runs the loop of the repository's own pair."""
 
 PAIR_FILE = "pair.json"
-FORMAT = 4
+FORMAT = 5
 
 
 @configuration.strict
@@ -45,6 +45,7 @@ class PairRecord:
         draft_length_file: File that overrides ``num_draft_tokens`` of both pairs while the server runs.
         calibration_file: Measurements of the pair; "" on TensorRT-LLM.
         num_kv_blocks: KV cache blocks by role, on the embedded runtime.
+        max_batch_size: Most concurrent requests.
         loads_at_start: Whether a server loads the model when it starts.
     """
 
@@ -65,6 +66,7 @@ class PairRecord:
     draft_length_file: str
     calibration_file: str
     num_kv_blocks: dict[str, int]
+    max_batch_size: int
     loads_at_start: bool
 
     def document(self) -> dict[str, Any]:

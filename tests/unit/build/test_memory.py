@@ -104,7 +104,7 @@ def test_a_block_has_the_bytes_that_an_engine_allocates(
     tmp_path: Path, attention: str, dtype: str, head_size: int
 ) -> None:
     _, target = build_tiny_pair(tmp_path, kv_cache_dtype=dtype, head_size=head_size, attention=attention)
-    _, block = read_sizes(target)
+    _, block, _ = read_sizes(target)
     tensors = Engine(EngineFiles(target), num_blocks=3)._kv
     assert sum(tensor.nbytes for tensor in tensors) == 3 * block
 
@@ -222,7 +222,9 @@ def test_what_a_running_server_holds_is_free_at_its_next_start(tmp_path: Path) -
     second = render_second_pair(open_recipe(max_queue_size=1), *engines, run, free=lambda: 20 * GB)
     dataclasses.replace(second, loads_at_start=True).write(models / second.speculative_model)
     own = PairRecord.read(models / "speculative")
-    own_bytes, more_bytes = (pair_bytes(*engines, pair.num_kv_blocks) for pair in (own, second))
+    own_bytes, more_bytes = (
+        pair_bytes(*engines, pair.num_kv_blocks, pair.max_batch_size) for pair in (own, second)
+    )
     assert returned_bytes(models, "speculative") == -more_bytes < 0
     with listening(second.socket), listening(own.socket):
         assert returned_bytes(models, "speculative") == own_bytes + SERVER_BYTES

@@ -33,7 +33,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kserve_stream": {"time_limit"},
     "text": {"errors"},
     "speculation": {"errors"},
-    "executor": {"errors", "asyncio_thread", "available_resources", "manifest", "speculation", "text"},
+    "executor": {
+        *("errors", "asyncio_thread", "available_resources", "engine_memory", "manifest"),
+        *("speculation", "text"),
+    },
     "wire": {"errors", "asyncio_thread", "time_limit", "speculation", "text"},
     "router": {
         *("errors", "atomic_file", "configuration", "socket_path", "time_limit"),

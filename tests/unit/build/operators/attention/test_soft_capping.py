@@ -58,7 +58,7 @@ def test_every_type_of_cache_keeps_the_row_rule(kv_cache_dtype: str, tmp_path: P
 def test_openvinos_attention_is_not_written(tmp_path: Path) -> None:
     save_family("gemma2", tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
-    with pytest.raises(EngineBuildError, match="attn_logit_softcapping=2; ") as caught:
+    with pytest.raises(EngineBuildError, match=r"attn_logit_softcapping=2\)") as caught:
         compile_network(tmp_path / "engine", network, "none", "openvino")
     assert "'attention: draftproof'" in caught.value.remedy
 
@@ -105,7 +105,8 @@ def test_a_recipe_with_openvinos_attention_is_refused_before_the_build(
         return
     with pytest.raises(RecipeError, match=f"OpenVINO's attention cannot compute the {refused}") as caught:
         check_recipe(recipe, tmp_path)
-    assert caught.value.values == f"{refused}.attention: openvino, attn_logit_softcapping=50"
+    assert caught.value.values.startswith(f"{refused}.attention: openvino, ")
+    assert "attn_logit_softcapping=50" in caught.value.values
     assert caught.value.limit and "'attention: draftproof'" in caught.value.remedy
 
 

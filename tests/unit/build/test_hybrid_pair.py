@@ -1,0 +1,144 @@
+"""A pair whose target has recurrent layers: what it needs, what is refused, and what memory it takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.families.engines import compile_network, piece, step
+from benchmarks.quality.predictions import surprises as expected_surprises
+from build.memory import EngineMemory, num_parameters, plan_memory
+from build.networks.source import open_network
+from build.openvino.operations import openvino_product
+from build.own_pair import write_recipe
+from build.preflight import check_recipe
+from build.quality import surprises
+from build.recipe import Recipe, Serving
+from pipelines.engine_memory import MAX_LOGGED_ROWS, read_sizes, states_bytes
+from pipelines.errors import CheckpointError, EngineBuildError, RecipeError
+from tests.golden.families import save_family
+from tests.support.compiler import needs_compiler
+from tests.support.hugging_face_checkpoints import (
+    change_config,
+    change_weights,
+    make_hugging_face,
+    pair_recipe,
+)
+
+HYBRID = "qwen3_5_text"
+
+
+def hybrid_recipe(folder: Path, draft: str = "draft", **serving: Any) -> Recipe:
+    make_hugging_face(folder / "draft", vocab_size=512)
+    save_family(HYBRID, folder / "target")
+    shutil.copy(folder / "draft" / "tokenizer.json", folder / "target")
+    change_config(folder / "target", eos_token_id=0)
+    sections = {
+        "draft": {"checkpoint": str(folder / draft), "attention": "draftproof"},
+        "target": {"checkpoint": str(folder / "target"), "attention": "draftproof"},
+    }
+    return pair_recipe(folder, **sections, serving={"max_seq_len": 256, **serving})
+
+
+def test_a_hybrid_is_a_target_and_no_draft(tmp_path: Path) -> None:
+    _, target = check_recipe(hybrid_recipe(tmp_path))
+    assert [layer.is_recurrent for layer in target.network.config.layers] == [True, True, True, False]
+    with pytest.raises(RecipeError, match="the draft has recurrent layers"):
+        check_recipe(hybrid_recipe(tmp_path, draft="target"))
+
+
+def test_drafts_longer_than_the_log_are_refused(tmp_path: Path) -> None:
+    check_recipe(hybrid_recipe(tmp_path, max_draft_len=MAX_LOGGED_ROWS - 1))
+    with pytest.raises(RecipeError, match=f"max_draft_len={MAX_LOGGED_ROWS}"):
+        check_recipe(hybrid_recipe(tmp_path, max_draft_len=MAX_LOGGED_ROWS))
+
+
+def test_openvinos_attention_is_refused_and_try_writes_ours(tmp_path: Path) -> None:
+    recipe = hybrid_recipe(tmp_path)
+    with pytest.raises(RecipeError, match=r"target\.attention: openvino, recurrent layers"):
+        check_recipe(replace(recipe, target=replace(recipe.target, attention="openvino")))
+    with pytest.raises(EngineBuildError, match="recurrent layers"):
+        compile_network(tmp_path / "engine", open_network(tmp_path / "target").read(), "none", "openvino")
+
+
+@needs_compiler
+def test_a_recipe_that_is_written_has_attention_of_ours_for_the_target(tmp_path: Path) -> None:
+    recipe, lines = hybrid_recipe(tmp_path), list[str]()
+    checkpoints = (str(each.checkpoint_directory) for each in (recipe.target, recipe.draft))
+    path = write_recipe(*checkpoints, tmp_path / "pair.yaml", "int8", 256, 20e9, lines.append)
+    written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert written["target"]["attention"] == "draftproof" and "attention" not in written["draft"]
+    assert any("is set for recurrent layers" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["conv1d.weight", "A_log", "dt_bias", "norm.weight", "in_proj_a.weight"])
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    save_family(HYBRID, tmp_path)
+    tensor = f"model.layers.1.linear_attn.{name}"
+    change_weights(tmp_path, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=tensor):
+        open_network(tmp_path)
+
+
+@needs_compiler
+def test_the_plan_counts_states_as_the_engine_allocates_them(tmp_path: Path) -> None:
+    recipe = hybrid_recipe(tmp_path)
+    draft, target = check_recipe(recipe)
+    estimated = EngineMemory.of_network(target.network.config, recipe.target)
+    dtype = recipe.target.kv_cache.dtype
+    engine = compile_network(tmp_path / "engine", target.network.read(), "int8", "draftproof", dtype)
+    _, block, slot = read_sizes(tmp_path / "engine" / "engine")
+    assert (estimated.block, estimated.slot) == (block, slot)
+    allocated = sum(
+        tensor.get_size() // tensor.get_shape()[0]
+        for name in ("state", "state_log")
+        for tensor in (engine._network._request.get_tensor(f"{name}.{index}") for index in range(3))
+    )
+    assert slot == allocated == engine.config.state_bytes + MAX_LOGGED_ROWS * engine.config.log_bytes
+    others = EngineMemory.of_network(draft.network.config, recipe.draft)
+    plans = [plan_memory(estimated, others, Serving(max_batch_size=size), 8e9) for size in (2, 4)]
+    assert [plan.states for plan in plans] == [states_bytes(slot, 2), states_bytes(slot, 4)]
+    assert any("recurrent states of the target" in line for line in plans[0].lines())
+    layers = map(target.network.read().layer, range(4))
+    stored = sum(linear.weight.data.size for layer in layers for linear in layer.linears())
+    assert num_parameters(target.network.config)[0] == stored
+
+
+@needs_compiler
+def test_its_quality_is_measured_in_parts(tmp_path: Path) -> None:
+    save_family(HYBRID, tmp_path / "network")
+    network = open_network(tmp_path / "network").read()
+    windows = np.random.default_rng(0).integers(1, 512, (3, 40)).astype(np.int32)
+    engine = compile_network(tmp_path / "engine", network, "none", "draftproof")
+    whole = [step(engine, piece(engine, ids, 0, len(ids), as_rows=False)) for ids in windows]
+    expected = [expected_surprises(logits, ids) for logits, ids in zip(whole, windows, strict=True)]
+    found = surprises(network, windows.tolist(), openvino_product, 0, lambda: None)
+    assert found == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_a_model_that_also_sees_images_is_read_without_that_part(tmp_path: Path) -> None:
+    save_family(HYBRID, tmp_path)
+
+    def as_published(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            if name.startswith("model."):
+                tensors[f"model.language_{name}"] = tensors.pop(name)
+        gain = tensors["model.language_model.norm.weight"]
+        tensors |= {"model.visual.merger.norm.weight": gain, "mtp.norm.weight": gain}
+
+    text = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    plain = open_network(tmp_path)
+    change_weights(tmp_path, as_published)
+    whole = {"model_type": "qwen3_5", "text_config": text}
+    whole["architectures"] = ["Qwen3_5ForConditionalGeneration"]
+    (tmp_path / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    found = open_network(tmp_path)
+    assert replace(found.config, architecture=plain.config.architecture) == plain.config
+    assert (found.read().final_norm == plain.read().final_norm).all()
