@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_436, ("tools/",)),
 )
 
-TEST_LINES = 70_295
+TEST_LINES = 70_296
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -142,6 +142,7 @@ def test_what_follows_a_step_is_what_planning_would_lay_out() -> None:
                 as_rows=True,
                 num_logits=1,
                 hidden=np.full((1, 2), s, np.float32),
+                slot=3,
             )
             for s in starts
         ]
