@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.hugging_face.mtp import is_mtp
 from build.networks.network import NetworkConfig
 from build.openvino.own_recurrence import recurrence_entries
 from build.recipe import EngineRecipe, Serving
@@ -131,16 +132,16 @@ def num_parameters(config: NetworkConfig) -> tuple[int, int]:
     attention = config.num_attention_heads * config.head_size
     values = config.num_key_value_heads * config.head_size
     layer = config.hidden_size * (2 * attention + 2 * values + 3 * config.intermediate_size)
+    if config.gates_attention:
+        layer += config.hidden_size * attention
     if config.reads_features:  # a second state beside the embedding, and the projection of the features
-        features = len(config.feature_layers) * config.hidden_size
-        layer += config.hidden_size * (attention + 2 * values + features)
+        layer += len(config.feature_layers) * config.hidden_size**2
+        layer += config.hidden_size * (config.hidden_size if is_mtp(config) else attention + 2 * values)
     table = config.vocab_size * config.hidden_size
     projections = layer * config.num_hidden_layers
     if (sizes := config.recurrence) is not None:
-        gates = attention * config.hidden_size
         recurrent = (sizes.width + sizes.value_channels) * config.hidden_size
         mlp, num_recurrent = 3 * config.intermediate_size * config.hidden_size, config.num_recurrent_layers
-        projections += (config.num_hidden_layers - num_recurrent) * gates
         projections += num_recurrent * (mlp + recurrent - layer)
     return projections, table
 

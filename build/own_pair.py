@@ -82,10 +82,9 @@ def write_recipe(
     checkpoints = [
         _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
     ]
-    configs = [
-        open_settings(EngineRecipe(checkpoint).checkpoint_directory, max_seq_len or 1).config
-        for checkpoint in checkpoints
-    ]
+    directories = [EngineRecipe(checkpoint).checkpoint_directory for checkpoint in checkpoints]
+    opened = open_settings(directories[0], max_seq_len or 1)
+    configs = [opened.config, open_settings(directories[1], max_seq_len or 1, opened).config]
     target_size, draft_size = (sum(num_parameters(config)) for config in configs)
     if draft_size >= target_size:
         report(
@@ -95,7 +94,7 @@ def write_recipe(
     most = min(config.max_position_embeddings for config in configs)
     length = min(max_seq_len or _LEAST_CONTEXT, most)
     document = _document(name, checkpoints, _quantizations(configs, quantization), length)
-    if configs[1].reads_features:  # it has output rows of its own
+    if configs[1].head_rows is not None:  # a head with output rows of its own
         document["draft"].pop("lm_head_rows", None)
     for role, config in zip(("target", "draft"), configs, strict=True):
         if config.own_attention_reason is not None:

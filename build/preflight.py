@@ -18,8 +18,10 @@ from build.checkpoints.token_map import LEAST_SHARE, ModelTokens, TokenMap, map_
 from build.checkpoints.tokenizer_file import TokenizerInfo, find_end_ids, read_tokenizer
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.hub.pinned import pin_recipe, repositories
+from build.hugging_face.mtp import is_mtp
 from build.memory import EngineMemory, MemoryPlan, plan_memory
 from build.networks.growth import check_growth, grown_config
+from build.networks.network import NetworkConfig
 from build.networks.rotary import stretched
 from build.networks.source import NetworkSource, open_network, open_settings
 from build.quantization.quantized_checkpoint import checkpoint_for
@@ -185,8 +187,8 @@ def check_recurrence(recipe: Recipe, draft: EngineSource, target: EngineSource) 
             f"recipe {recipe.name}: the draft has recurrent layers",
             values=f"{draft.network.config.architecture}",
             limit="a draft goes on from an earlier token in every round, where no state is kept",
-            remedy="choose a draft with attention alone, of the same tokenizer; with any draft, text that "
-            "repeats is looked up",
+            remedy="choose a draft with attention alone; if the target's checkpoint has an MTP module "
+            "(mtp_num_hidden_layers), name the target as its own draft",
         )
     if target.network.config.recurrence is not None and recipe.serving.max_draft_len >= MAX_LOGGED_ROWS:
         raise RecipeError(
@@ -197,15 +199,11 @@ def check_recurrence(recipe: Recipe, draft: EngineSource, target: EngineSource) 
         )
 
 
-def _check_head_settings(recipe: Recipe) -> None:
+def _check_head_settings(recipe: Recipe, config: NetworkConfig) -> None:
     """Refuse settings that change what a trained head was trained with."""
-    names = (
-        ("draft", "growth"),
-        ("draft", "yarn"),
-        ("draft", "lm_head_rows"),
-        ("draft", "pad_vocab_size_to"),
-        ("target", "growth"),
-    )
+    names = [("draft", "growth"), ("draft", "yarn"), ("draft", "pad_vocab_size_to"), ("target", "growth")]
+    if not is_mtp(config):
+        names.append(("draft", "lm_head_rows"))
     given = [f"{role}.{name}" for role, name in names if getattr(getattr(recipe, role), name) is not None]
     if given:
         raise RecipeError(
@@ -254,7 +252,7 @@ def _paired(
     target = read_source(recipe.target, directory_of("target"), longest, opened)
     draft = read_source(recipe.draft, directory_of("draft"), longest, opened, target)
     if draft.network.config.reads_features:
-        _check_head_settings(recipe)
+        _check_head_settings(recipe, draft.network.config)
         layers = draft.network.config.feature_layers
         config = replace(target.network.config, feature_layers=layers)
         target = replace(target, network=target.network.with_config(config))

@@ -219,17 +219,25 @@ class Layer:
 
 @dataclass(frozen=True)
 class Fusion:
-    """How a trained head reads features of its target beside the embedding (EAGLE-3, arXiv:2503.01840).
+    """How a trained head reads features of its target beside the embedding.
+
+    In EAGLE-3 (arXiv:2503.01840) ``fc`` projects the features, and attention reads both states. In an MTP
+    module ``fc`` projects both normed states to one, which an ordinary layer reads.
 
     Attributes:
-        fc: Projection of the features of a token, [hidden, layers * hidden].
-        hidden_norm: Gain of its result, or of the head's own hidden state, float32 [hidden].
+        fc: Projection [hidden, layers * hidden], or [hidden, 2 * hidden] of an MTP module.
+        hidden_norm: Gain of its result, or of the head's own hidden state, float32 [hidden]; in an MTP module
+            of either state.
         norms_residual: Whether the residual stream begins behind this norm, not before it.
+        embedding_norm: Gain of the embedding, float32 [hidden]; None for EAGLE-3.
+        features_norm: Gain of the target's final norm, which its features pass, float32 [hidden]; likewise.
     """
 
     fc: Linear
     hidden_norm: Float32Array
     norms_residual: bool = False
+    embedding_norm: Float32Array | None = None
+    features_norm: Float32Array | None = None
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
 from build.checkpoints.settings import Settings, read_json
 from build.hugging_face.config import family_of, parse_network_config, read_form
 from build.hugging_face.head import fitted_config, is_head, parse_head, read_head
 from build.hugging_face.layers import read_network
+from build.hugging_face.mtp import has_mtp, mtp_config, read_mtp
 from build.hugging_face.weights import weight_files
 from build.networks.network import Network, NetworkConfig
 
@@ -62,8 +64,18 @@ def open_settings(
         config = head.config if target is None else fitted_config(head, path, target.config)
         read_all = partial(open_network, directory, max_seq_len, target)
         return NetworkSource(directory, config, (path,), lambda: read_all().read(), target)
+    if (its := _with_mtp(target, directory, raw)) is not None:
+        read_all = partial(open_network, directory, max_seq_len, its)
+        return NetworkSource(directory, mtp_config(its.config), (path,), lambda: read_all().read(), its)
     config = parse_network_config(raw, path, max_seq_len)
     return NetworkSource(directory, config, (path,), lambda: open_network(directory, max_seq_len).read())
+
+
+def _with_mtp(target: NetworkSource | None, directory: Path, raw: Mapping[str, Any]) -> NetworkSource | None:
+    """Return the target if a draft is its own MTP module: both have the same checkpoint."""
+    if target is None or not target.directory.samefile(directory):
+        return None
+    return target if has_mtp(raw, directory / "config.json") else None
 
 
 def open_network(directory: Path, max_seq_len: int = 1, target: NetworkSource | None = None) -> NetworkSource:
@@ -87,6 +99,10 @@ def open_network(directory: Path, max_seq_len: int = 1, target: NetworkSource | 
         config = fitted_config(head, path, target.config)
         read = read_head(directory, raw, head, config, target.read)
         return NetworkSource(directory, config, (path, *weight_files(directory)), read, target)
+    if (its := _with_mtp(target, directory, raw)) is not None:
+        config = mtp_config(its.config)
+        read = read_mtp(directory, raw, config, its.read)
+        return NetworkSource(directory, config, (path, *weight_files(directory)), read, its)
     if "architecture" in raw:
         checkpoint = read_checkpoint(directory)
         return NetworkSource(

@@ -11,6 +11,7 @@ shape [T, 1, hidden].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import openvino as ov
@@ -220,18 +221,34 @@ class TrainedHeadGraph(DecoderGraph):
         self.inputs["hidden"] = parameter("hidden", [-1, width], ov.Type.f32)
         self.inputs["hidden_rows"] = parameter("hidden_rows", [-1], ov.Type.i32)
 
+    def _state(self, features: Callable[[Any], Any]) -> Any:
+        """Return for each token the target's features, as the function makes them one state, or its own."""
+        read, hidden = (ops.unsqueeze(self.inputs[name], integers(1)) for name in ("features", "hidden"))
+        return ops.gather(ops.concat([features(read), hidden], 0), self.inputs["hidden_rows"], integers(0))
+
     def _layers(self, x: Any) -> tuple[Any, dict[str, Any]]:
         fusion, layer = self.network.fusion, self.network.layer(0)
         assert fusion is not None
-        features, hidden = (ops.unsqueeze(self.inputs[name], integers(1)) for name in ("features", "hidden"))
-        states = ops.concat([self._linear(features, fusion.fc), hidden], 0)
-        state = ops.gather(states, self.inputs["hidden_rows"], integers(0))
+        state = self._state(lambda features: self._linear(features, fusion.fc))
         normed = self._norm(state, fusion.hidden_norm)
         both = ops.concat([self._norm(x, layer.input_norm), normed], 2)
         attended = self._attention(both, layer, 0)
         x = self._added(normed if fusion.norms_residual else state, attended, None)
         x = self._added(x, self._mlp(self._norm(x, layer.post_norm), layer), None)
         return x, {"next_hidden": _flat(ops.gather(x, self.inputs["logits_rows"], integers(0)))}
+
+
+class MtpGraph(TrainedHeadGraph):
+    """Builder of the graph of an MTP module: an ordinary layer behind the projection of both states."""
+
+    def _layers(self, x: Any) -> tuple[Any, dict[str, Any]]:
+        fusion = self.network.fusion
+        assert fusion is not None
+        state = self._state(lambda features: self._norm(features, fusion.features_norm))
+        both = [self._norm(x, fusion.embedding_norm), self._norm(state, fusion.hidden_norm)]
+        x = self._layer(self._linear(ops.concat(both, 2), fusion.fc), 0)
+        own = self._norm(ops.gather(x, self.inputs["logits_rows"], integers(0)), self.network.final_norm)
+        return x, {"next_hidden": _flat(own)}
 
 
 def _flat(x: Any) -> Any:
@@ -255,5 +272,7 @@ def build_graph(
     returned for m others; and ``hidden_rows`` i32 [T]. Row i < n stands for features i, row n + j for hidden
     state j. A second output ``next_hidden`` f32 [rows of the logits, hidden] is what enters the final norm.
     """
-    graph = DecoderGraph if network.fusion is None else TrainedHeadGraph
+    graph = DecoderGraph
+    if network.fusion is not None:
+        graph = TrainedHeadGraph if network.fusion.embedding_norm is None else MtpGraph
     return graph(network, attention or PagedAttention(network.config), product).build()

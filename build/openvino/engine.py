@@ -88,7 +88,9 @@ class _Meter:
         self.rounding_group = 0
         self._see(network.lm_head)
         if network.fusion is not None:
-            self._count((network.fusion.hidden_norm,), (network.fusion.fc,))
+            fusion = network.fusion
+            norms = (fusion.hidden_norm, fusion.embedding_norm, fusion.features_norm)
+            self._count((norm for norm in norms if norm is not None), (fusion.fc,))
 
     def count(self, layer: Layer) -> None:
         others = () if layer.recurrence is None else vars(layer.recurrence).values()
