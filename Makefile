@@ -167,9 +167,9 @@ clean: ## stop servers, delete caches and .run/ (never build/, which holds sourc
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: clean-engines
-clean-engines: ## delete all engines except the demo pair; needs CONFIRM=1
-	@test "$(CONFIRM)" = 1 || { echo "clean-engines deletes every engine under engines/ except the demo pair; run it with CONFIRM=1"; exit 2; }
-	find engines -mindepth 1 -maxdepth 1 -type d ! -name demo_pair -exec chmod -R u+w {} + -exec rm -rf {} +
+clean-engines: ## delete all engines that were built here; needs CONFIRM=1
+	@test "$(CONFIRM)" = 1 || { echo "clean-engines deletes every engine under engines/ that was built here; run it with CONFIRM=1"; exit 2; }
+	find engines -mindepth 1 -maxdepth 1 -type d ! -name demo_pair ! -name qwen2_5_coder_head -exec chmod -R u+w {} + -exec rm -rf {} +
 
 ##@ Dependencies
 .PHONY: lock
