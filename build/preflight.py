@@ -258,8 +258,8 @@ def _paired(
         target = replace(target, network=target.network.with_config(config))
     draft = _with_tokens_of(target, draft, recipe)
     check_pair(recipe, draft, target)
-    check_attention(recipe, draft, target)
     check_recurrence(recipe, draft, target)
+    check_attention(recipe, draft, target)
     return draft, target
 
 

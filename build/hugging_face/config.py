@@ -68,6 +68,8 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
     if not isinstance(text, dict):
         raise Settings({}, path).fail(f"{family.wrapper}={text!r:.80}", "the settings of the text model")
     text = {"dtype": _dtype(raw), **text}
+    if "tie_word_embeddings" in raw:  # transformers reads it beside the settings of the text model
+        text["tie_word_embeddings"] = raw["tie_word_embeddings"]
     # null overrides a default, as in transformers
     settings = Settings({**_DEFAULTS, **family.defaults, **text}, path)
     form = read_form(raw, path)

@@ -66,12 +66,15 @@ class StateSlots:
         return State(self._free.popleft() if self._free else self._kept.pop(0).slot)
 
     def keep(self, state: State, token_ids: TokenIds) -> None:
-        """Keep the state of a request that has ended.
+        """Keep the state of a request that has ended, and no other of the same text.
 
         Args:
             state: The state.
             token_ids: int32 [n], the tokens that were computed.
         """
+        for twin in [each for each in self._kept if np.array_equal(each.token_ids, token_ids)]:
+            self._kept.remove(twin)
+            self.drop(twin)
         state.token_ids = token_ids.copy()
         self._kept.append(state)
 

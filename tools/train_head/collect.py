@@ -143,8 +143,14 @@ def _compute(
     """Compute new tokens of texts, equally many of each, a single one as a row."""
     new, block_size = np.array(token_ids, np.int32), engine.config.kv_block_size
     as_rows = new.shape[1] == 1
+    has_slots = engine.config.state_bytes > 0
     chunks = [
-        Chunk(some, sum(map(len, parts)), blocks, as_rows=as_rows, num_logits=num_logits)
+        Chunk(
+            *(some, sum(map(len, parts)), blocks),
+            as_rows=as_rows,
+            num_logits=num_logits,
+            slot=blocks[0] // len(blocks) if has_slots else None,
+        )
         for some, (blocks, parts) in zip(new, growing.items(), strict=True)
     ]
     logits = engine.step(pack(chunks, block_size, 0 if as_rows else size_with_prompts(new.size)))
@@ -172,7 +178,7 @@ def collect(directory: Path, data: Path, num_tokens: int) -> None:
         num_tokens: Tokens to train on.
     """
     files, corpus = EngineFiles(directory), load_corpus()
-    engine = Engine(files, num_blocks(EngineConfig.read(files).kv_block_size))
+    engine = Engine(files, num_blocks(EngineConfig.read(files).kv_block_size), num_slots=_NUM_TEXTS)
     sources = (corpus.held_out, _HELD_OUT_TOKENS), (corpus.library, num_tokens)
     for name, (documents, wanted) in zip(PARTS, sources, strict=True):
         (data / name).mkdir(parents=True, exist_ok=True)

@@ -50,8 +50,10 @@ def hybrid_recipe(folder: Path, draft: str = "draft", **serving: Any) -> Recipe:
 def test_a_hybrid_is_a_target_and_no_draft(tmp_path: Path) -> None:
     _, target = check_recipe(hybrid_recipe(tmp_path))
     assert [layer.is_recurrent for layer in target.network.config.layers] == [True, True, True, False]
-    with pytest.raises(RecipeError, match="the draft has recurrent layers"):
-        check_recipe(hybrid_recipe(tmp_path, draft="target"))
+    recipe = hybrid_recipe(tmp_path, draft="target")
+    for attention in ("draftproof", "openvino"):  # no setting makes it a draft
+        with pytest.raises(RecipeError, match="the draft has recurrent layers"):
+            check_recipe(replace(recipe, draft=replace(recipe.draft, attention=attention)))
 
 
 def test_drafts_longer_than_the_log_are_refused(tmp_path: Path) -> None:
@@ -142,3 +144,13 @@ def test_a_model_that_also_sees_images_is_read_without_that_part(tmp_path: Path)
     found = open_network(tmp_path)
     assert replace(found.config, architecture=plain.config.architecture) == plain.config
     assert (found.read().final_norm == plain.read().final_norm).all()
+
+
+def test_a_wrapped_model_is_tied_as_the_whole_says(tmp_path: Path) -> None:
+    save_family(HYBRID, tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    text.pop("tie_word_embeddings", None)
+    change_weights(tmp_path, lambda tensors: tensors.pop("lm_head.weight", None))
+    whole = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    assert open_network(tmp_path).config.share_embedding_table

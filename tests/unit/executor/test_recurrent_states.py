@@ -94,6 +94,32 @@ def test_more_texts_than_slots_are_answered_and_the_latest_kept(engines: tuple[P
     assert run([target], lambda: target.complete(turn)).num_cached > 0
 
 
+def test_short_requests_to_the_target_alone_leave_rounds_their_states(engines: tuple[Path, Path]) -> None:
+    limits = replace(_LIMITS, max_batch_size=1)
+    target, rng, found = Executor.load(engines[1], limits, num_lanes=2), np.random.default_rng(7), list[int]()
+    prompt = prompts(4)[3]
+
+    async def rounds() -> None:
+        known = prompt
+        for _ in range(12):
+            drafts = np.array([3, 4], np.int32)
+            verified = request(known, 20, prompt_length=len(prompt), draft_input_ids=drafts)
+            output = await target.complete(verified)
+            found.append(output.num_cached)
+            known = [*known, *output.token_ids.tolist()]
+
+    async def short_requests() -> None:
+        while len(found) < 12:
+            async for _ in target.generate(request(rng.integers(1, 2000, 9).tolist(), 1), 1):
+                pass
+
+    async def both() -> None:
+        await asyncio.gather(rounds(), short_requests())
+
+    run([target], both)
+    assert found == [0, *[len(prompt)] * 11]
+
+
 def test_a_cancelled_request_leaves_a_state_that_fits_its_tokens(engines: tuple[Path, Path]) -> None:
     target, text = loaded(engines[1]), prompts(4)[3]
 
@@ -117,6 +143,15 @@ def test_draft_tokens_that_do_not_fit_the_log_are_refused(engines: tuple[Path, P
     more = request(text, _NUM_TOKENS, draft_input_ids=np.arange(MAX_LOGGED_ROWS, dtype=np.int32))
     with pytest.raises(Exception, match="draft tokens"):
         run([target], lambda: target.complete(more))
+
+
+def test_a_text_is_kept_once() -> None:
+    slots, text = StateSlots(3, lambda *_: None), np.arange(10, dtype=np.int32)
+    older, newer = slots.take(), slots.take()
+    slots.keep(older, text)
+    slots.keep(newer, text)
+    assert list(slots.continued(text)) == [newer]
+    assert sorted(slots.take().slot for _ in range(3)) == [0, 1, 2], "no slot is lost or given twice"
 
 
 def test_the_longest_kept_beginning_comes_first_and_the_oldest_goes() -> None:

@@ -37,7 +37,7 @@ class TorchEngine:
     """Computes a text again from its first token in each step; the first block tells texts apart."""
 
     def __init__(self, weights):
-        self.config = SimpleNamespace(kv_block_size=16, end_ids=(END,))
+        self.config = SimpleNamespace(kv_block_size=16, end_ids=(END,), state_bytes=0)
         self.states = None
         self.weights = weights
         self.texts: dict[int, list[int]] = {}
@@ -94,6 +94,22 @@ def texts(weights):
         patch.setattr(collect, "_MAX_TOKENS", 40)
         patch.setattr(collect, "_NUM_TEXTS", 5)
         return list(collect.write_texts(TorchEngine(weights), given))
+
+
+def test_each_text_has_a_slot_of_recurrent_states(weights, monkeypatch):
+    monkeypatch.setattr(collect, "_MAX_TOKENS", 40)
+    monkeypatch.setattr(collect, "_NUM_TEXTS", 5)
+    engine, step = TorchEngine(weights), TorchEngine.step
+    engine.config.state_bytes, places = 1, set()
+
+    def noting(inputs: StepInputs):
+        first = inputs.block_indices[inputs.block_indices_begins[:-1]]
+        places.update((block, slot) for block, slot in zip(first, inputs.slots, strict=True) if slot >= 0)
+        return step(engine, inputs)
+
+    monkeypatch.setattr(engine, "step", noting)
+    list(collect.write_texts(engine, [([number, 5, 6], True) for number in range(7)]))
+    assert places == {(1 + 3 * slot, slot) for slot in range(5)}
 
 
 def test_texts_are_what_the_target_computes_of_them_in_one_pass(weights, texts):
