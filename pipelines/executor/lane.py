@@ -136,7 +136,8 @@ class Lane:
             if num_cached == num_computed:
                 sequence.state = states.take(state)
                 break
-            self.cache.discard(table)
+            # Not discarded: the table may have taken a block that only part of a text fills.
+            self.cache.release(table, known, num_cached, sequence.num_prompt)
         else:
             table, num_cached = self.cache.start(known, sequence.num_prompt, 0)
             sequence.state = states.take()

@@ -14,7 +14,7 @@ from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.recurrent_states import StateSlots
 from pipelines.speculation.loop import Round
-from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import GREEDY, SamplingParams
 from tests.support.compiler import needs_compiler
 from tests.support.recording_engine import request, rounds_of, run, tokens_of
@@ -118,6 +118,22 @@ def test_short_requests_to_the_target_alone_leave_rounds_their_states(engines: t
 
     run([target], both)
     assert found == [0, *[len(prompt)] * 11]
+
+
+def test_a_state_that_cannot_be_continued_costs_no_other_its_cached_block(engines: tuple[Path, Path]) -> None:
+    target = Executor.load(engines[1], _LIMITS, num_lanes=2)
+
+    def answered(text: list[int], lane: int) -> Output:
+        async def outputs() -> Output:
+            asked = request(text, 5)
+            return Output.joined([output async for output in target.generate(asked, lane)])
+
+        return run([target], outputs)
+
+    turn = prompts(6)[5]
+    text = [*turn, *answered(turn, 1).token_ids.tolist(), 5, 6, 7]
+    answered(text, 0)  # a longer state, whose keys and values are in the cache of the other lane
+    assert answered([*text, 8, 9], 1).num_cached == len(text) - 4
 
 
 def test_a_cancelled_request_leaves_a_state_that_fits_its_tokens(engines: tuple[Path, Path]) -> None:
