@@ -48,7 +48,7 @@ PARTS = (
     Part("deploy", 1_945, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 756, ("pipelines/",)),
-    Part("build", 7_039, ("build/",)),
+    Part("build", 7_041, ("build/",)),
     Part(
         "GPU track",
         3_290,
@@ -66,10 +66,10 @@ PARTS = (
     ),
     Part("benchmarks", 2_531, ("benchmarks/",)),
     Part("docs generators", 445, ("docs/",)),
-    Part("tools", 1_436, ("tools/",)),
+    Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 70_450
+TEST_LINES = 70_529
 """The most lines of tests, with blank lines and comments."""
 
 

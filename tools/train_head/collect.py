@@ -143,15 +143,10 @@ def _compute(
     """Compute new tokens of texts, equally many of each, a single one as a row."""
     new, block_size = np.array(token_ids, np.int32), engine.config.kv_block_size
     as_rows = new.shape[1] == 1
-    has_slots = engine.config.state_bytes > 0
+    slots = [blocks[0] // len(blocks) if engine.config.state_bytes else None for blocks in growing]
     chunks = [
-        Chunk(
-            *(some, sum(map(len, parts)), blocks),
-            as_rows=as_rows,
-            num_logits=num_logits,
-            slot=blocks[0] // len(blocks) if has_slots else None,
-        )
-        for some, (blocks, parts) in zip(new, growing.items(), strict=True)
+        Chunk(some, sum(map(len, parts)), blocks, as_rows=as_rows, num_logits=num_logits, slot=slot)
+        for some, slot, (blocks, parts) in zip(new, slots, growing.items(), strict=True)
     ]
     logits = engine.step(pack(chunks, block_size, 0 if as_rows else size_with_prompts(new.size)))
     best = torch.from_numpy(logits).topk(min(_NUM_EXPECTED, logits.shape[1]))
