@@ -35,7 +35,7 @@ class Part:
 # A budget is raised by docs/explanation/source-tree.md, which says what it buys.
 PARTS = (
     Part("speculation", 2_015, ("pipelines/speculation/",)),
-    Part("executor", 1_893, ("pipelines/executor/",)),
+    Part("executor", 1_896, ("pipelines/executor/",)),
     Part("text", 1_050, ("pipelines/text/",)),
     Part("wire", 1_185, ("pipelines/wire/",)),
     Part("router", 3_605, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
