@@ -65,7 +65,7 @@ PARTS = (
         ),
     ),
     Part("benchmarks", 2_531, ("benchmarks/",)),
-    Part("docs generators", 445, ("docs/",)),
+    Part("docs generators", 447, ("docs/",)),
     Part("tools", 1_437, ("tools/",)),
 )
 
