@@ -53,13 +53,9 @@ def install(state_file: str) -> None:
     class UnloadableEngine(Engine):
         """An engine that can be unloaded and loaded again."""
 
-        def __init__(self, files: EngineFiles, num_blocks: int, weights_folder: Path | None = None) -> None:
-            super().__init__(files, num_blocks, weights_folder=weights_folder)
-            self._made_of: dict[str, Any] = {
-                "files": files,
-                "num_blocks": num_blocks,
-                "weights_folder": weights_folder,
-            }
+        def __init__(self, files: EngineFiles, num_blocks: int, **options: Any) -> None:
+            super().__init__(files, num_blocks, **options)
+            self._made_of: dict[str, Any] = {"files": files, "num_blocks": num_blocks, **options}
 
         def step(self, inputs: StepInputs) -> Any:
             if self.config.role == "draft":
