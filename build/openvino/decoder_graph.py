@@ -266,11 +266,13 @@ def build_graph(
     ``block_indices_begins`` i32 [S + 1]; ``max_context_len`` i32 scalar; ``logits_rows`` i32 [n], indices
     of the tokens whose logits are computed; ``key_cache.N`` and ``value_cache.N``. Output: ``logits``
     f32 [n, ``network.num_logits``]. A target with ``feature_layers`` has a second one: ``features`` f32
-    [T, layers * hidden], what enters these layers.
+    [T, layers * hidden], what enters these layers. A network with recurrent layers has the inputs of
+    ``OwnRecurrence`` too: ``slots`` i32 [S], and for these layers ``state.N`` and ``state_log.N``, no caches.
 
     A trained head has three more inputs: ``features`` of n tokens; ``hidden`` f32 [m, hidden], what the head
     returned for m others; and ``hidden_rows`` i32 [T]. Row i < n stands for features i, row n + j for hidden
-    state j. A second output ``next_hidden`` f32 [rows of the logits, hidden] is what enters the final norm.
+    state j. A second output ``next_hidden`` f32 [rows of the logits, hidden] is what enters the final norm,
+    or in an MTP module what leaves it.
     """
     graph = DecoderGraph
     if network.fusion is not None:
