@@ -99,6 +99,7 @@ class NetworkConfig:
         attention_scale: Factor of the attention scores.
         attention_softcap: c in c * tanh(score / c), of the scaled scores; None for unchanged scores. Only
             attention of our own caps them.
+        has_sinks: Whether each attention layer has sinks. Only attention of our own computes them.
         embedding_multiplier: Factor of the embedding's output.
         residual_multiplier: Factor of what each block adds to the residual stream.
         logits_divisor: Divisor of the logits.
@@ -131,6 +132,7 @@ class NetworkConfig:
     activation: str = "silu"
     attention_scale: float = field(kw_only=True)
     attention_softcap: float | None = None
+    has_sinks: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
@@ -156,6 +158,8 @@ class NetworkConfig:
         """Return what only attention of our own computes; None if OpenVINO's computes this network."""
         if self.attention_softcap is not None:
             return f"attention scores that are capped (attn_logit_softcapping={self.attention_softcap:g})"
+        if self.has_sinks:
+            return "attention sinks"
         return None if self.recurrence is None else "recurrent layers beside the attention"
 
 
@@ -177,6 +181,8 @@ class Layer:
         mlp_output_norm: Gain behind the MLP, before its output is added, float32 [hidden].
         query_norm: Gain of the queries before rotation, float32 [head_size] or [heads * head_size].
         key_norm: Gain of the keys before rotation, float32 [head_size] or [kv_heads * head_size].
+        sinks: A score for each query head that joins the softmax of every token, without a value, float32
+            [heads]; None for a network without.
         recurrence: What only a recurrent layer has.
     """
 
@@ -191,6 +197,7 @@ class Layer:
     mlp_output_norm: Float32Array | None = None
     query_norm: Float32Array | None = None
     key_norm: Float32Array | None = None
+    sinks: Float32Array | None = None
     recurrence: RecurrentWeights | None = None
 
     def with_linears(self, changed: Callable[[Linear], Linear]) -> Layer:

@@ -49,7 +49,12 @@ class Attention(Protocol):
         """See ``PagedAttention``."""
 
     def attend(
-        self, query_key_value: list[Any], caches: list[Any], inputs: dict[str, Any], window: int
+        self,
+        query_key_value: list[Any],
+        caches: list[Any],
+        inputs: dict[str, Any],
+        window: int,
+        sinks: Float32Array | None,
     ) -> Any:
         """See ``PagedAttention``."""
 
@@ -118,6 +123,7 @@ class DecoderGraph:
             list(caches.values()),
             self.inputs,
             kind.window or 0,
+            layer.sinks,
         )
         attended = ops.unsqueeze(attended, integers(1))
         if gate:

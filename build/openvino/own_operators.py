@@ -14,7 +14,7 @@ import numpy as np
 import openvino as ov
 from openvino.utils.node_factory import NodeFactory
 
-from build.checkpoints.tensor_file import AnyArray, Tensor
+from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
 from build.networks.linear import Linear
 from build.networks.network import NetworkConfig
 from build.openvino.operations import floats, openvino_product, parameter, stored
@@ -223,11 +223,18 @@ class OwnAttention:
         return parameter(name, [-1, keys_and_values // 2], ov.Type.u8)
 
     def attend(
-        self, query_key_value: list[Any], caches: list[Any], inputs: dict[str, Any], window: int
+        self,
+        query_key_value: list[Any],
+        caches: list[Any],
+        inputs: dict[str, Any],
+        window: int,
+        sinks: Float32Array | None,
     ) -> Any:
         """See ``paged_attention.PagedAttention.attend``."""
         config = self._config
         arguments = [*query_key_value, *caches, *(inputs[name] for name in _INPUTS)]
+        if sinks is not None:
+            arguments.append(floats(sinks))
         attributes = {
             "num_heads": config.num_attention_heads,
             "num_kv_heads": config.num_key_value_heads,

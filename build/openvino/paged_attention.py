@@ -12,6 +12,7 @@ import openvino as ov
 from openvino import op as ov_op
 from openvino import opset15 as ops
 
+from build.checkpoints.tensor_file import Float32Array
 from build.networks.network import NetworkConfig
 from build.openvino.operations import floats, parameter
 from pipelines.errors import EngineBuildError
@@ -57,7 +58,12 @@ class PagedAttention:
         return parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
 
     def attend(
-        self, query_key_value: list[Any], caches: list[Any], inputs: dict[str, Any], window: int
+        self,
+        query_key_value: list[Any],
+        caches: list[Any],
+        inputs: dict[str, Any],
+        window: int,
+        sinks: Float32Array | None,
     ) -> Any:
         """Attend to a cache.
 
@@ -66,6 +72,7 @@ class PagedAttention:
             caches: Inputs for the keys and the values.
             inputs: See ``network_inputs``.
             window: Number of latest positions that a token attends to, its own included; 0 for all.
+            sinks: float32 [heads], see ``Layer``; always None here.
 
         Returns:
             [T, heads * size].

@@ -158,6 +158,10 @@ inline Lanes exponential(Lanes x) {
     return where_less(x, limit, every(0), times_power_of_two(value, power));
 }
 
+inline float exponential(float x) {
+    return _mm_cvtss_f32(_mm256_castps256_ps128(low_half(exponential(every(x)))));
+}
+
 // tanh x with a relative error below 2e-7; NaN of NaN.
 inline Lanes hyperbolic_tangent(Lanes x) {
     const Lanes size = absolute(x), square = multiply(x, x);

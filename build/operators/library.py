@@ -61,7 +61,7 @@ def check_compiler() -> None:
             values=f"{COMPILER} is not on the PATH",
             limit="'attention: draftproof' and 'linear: draftproof' compile them with the engine",
             remedy=f"install it (Debian: apt install {COMPILER}), or set both to 'openvino' in the recipe, "
-            "unless the network caps attention scores",
+            "unless the network needs attention of our own",
         )
 
 

@@ -279,10 +279,22 @@ private:
     }
 
     void finish(const Tile& tile, const Sums& sums) const {
-        for (int row = 0; row < tile.num_rows; ++row)
+        for (int row = 0; row < tile.num_rows; ++row) {
+            const Softmax found{sums.largest[row], sums.total[row]};
+            const Lanes factor = every(share_of_values(plan_.head_of(tile, row), found));
             for (int i = 0; i < size_; i += kLanes)
                 store(step_.output + plan_.row_of_step(tile, row) * size_ + i,
-                      multiply(load(sums.weighted + row * size_ + i), every(1 / sums.total[row])));
+                      multiply(load(sums.weighted + row * size_ + i), factor));
+        }
+    }
+
+    // Return the factor of a row's weighted sum over its whole context. A sink joins here, behind all parts,
+    // so that it counts once.
+    float share_of_values(int head, const Softmax& found) const {
+        if (layer_.sinks == nullptr) return 1 / found.total;
+        const float sink = layer_.sinks[head], top = std::max(found.largest, sink);
+        const float keep = exponential(found.largest - top);
+        return keep / (found.total * keep + exponential(sink - top));
     }
 
     const Layer& layer_;

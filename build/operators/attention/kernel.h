@@ -17,6 +17,7 @@ struct Layer {
     float softcap;  // c in c * tanh(score / c), of the scaled scores; 0 to leave them as they are
     int window;     // latest positions that a token attends to, its own included; 0 for all
     Precision precision;
+    const float* sinks;  // [heads], scores that join each softmax of a head, without values; null for none
 };
 
 // Bytes of the keys, or of the values, of one head in one block: numbers, and for int8 before them the scale

@@ -15,7 +15,8 @@ public:
     Attention() = default;
 
     void validate_and_infer_types() override {
-        NODE_VALIDATION_CHECK(this, get_input_size() == 9, "9 inputs are needed, not ", get_input_size());
+        const size_t count = get_input_size();  // the last one, of sinks, may be missing
+        NODE_VALIDATION_CHECK(this, count == 9 || count == 10, "9 or 10 inputs are needed, not ", count);
         set_output_type(0, get_input_element_type(0), get_input_partial_shape(0));
     }
 
@@ -40,7 +41,8 @@ public:
     bool has_evaluate() const override { return true; }
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        const Layer layer = this->layer();
+        Layer layer = this->layer();
+        if (inputs.size() == 10) layer.sinks = inputs[9].data<const float>();
         const size_t bytes = layer.num_kv_heads * head_bytes(layer.head_size, layer.precision);
         for (int cache : {3, 4})
             OPENVINO_ASSERT(inputs[cache].get_shape().at(1) == bytes, "a block of the cache has ",
@@ -74,7 +76,7 @@ private:
         return {static_cast<int>(num_heads_), static_cast<int>(num_kv_heads_),
                 static_cast<int>(head_size_), scale_,
                 softcap_,                     static_cast<int>(window_),
-                precision};
+                precision,                    nullptr};
     }
 
     int64_t num_heads_ = 1;

@@ -53,10 +53,13 @@ public:
         return window_ ? std::max(0, end_of(tile, row) - window_) : 0;
     }
 
+    int head_of(const Tile& tile, int row) const {
+        return tile.kv_head * group_ + (tile.first_row + row) % group_;
+    }
+
     // Number of a row among those of the whole step, which are ordered by token and head.
     size_t row_of_step(const Tile& tile, int row) const {
-        const int head = tile.kv_head * group_ + (tile.first_row + row) % group_;
-        return size_t(token_of(tile, row)) * num_heads_ + head;
+        return size_t(token_of(tile, row)) * num_heads_ + head_of(tile, row);
     }
 
 private:

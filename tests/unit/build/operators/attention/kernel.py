@@ -26,6 +26,7 @@ class _Layer(ctypes.Structure):
         ("softcap", ctypes.c_float),
         ("window", ctypes.c_int),
         ("precision", ctypes.c_int),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -62,6 +63,12 @@ class Shape:
     window: int = 0
     dtype: str = "float32"
     softcap: float = 0.0
+    has_sinks: bool = False
+
+    @property
+    def sinks(self) -> Floats | None:
+        """Return sinks [heads] from far below the scores of ``Tokens.draw`` to above them."""
+        return np.linspace(-30, 30, self.num_heads, dtype=np.float32) if self.has_sinks else None
 
     @property
     def num_heads(self) -> int:
@@ -144,7 +151,9 @@ class Kernel:
         output = np.full_like(inputs["query"], np.nan)
         shape = self.shape
         sizes = (shape.num_heads, shape.num_kv_heads, shape.head_size)
-        layer = _Layer(*sizes, shape.scale, shape.softcap, shape.window, DTYPES.index(shape.dtype))
+        settings = (shape.scale, shape.softcap, shape.window, DTYPES.index(shape.dtype))
+        sinks = shape.sinks
+        layer = _Layer(*sizes, *settings, None if sinks is None else sinks.ctypes.data)
         pointers = [array.ctypes.data for array in inputs.values()]
         step = _Step(*pointers, len(past_lens), output.ctypes.data)
         self._calls.attend(
@@ -175,6 +184,10 @@ def expected_output(shape: Shape, tokens: Tokens) -> npt.NDArray[np.float64]:
     distance = positions[:, None] - positions
     is_seen = (distance >= 0) & (distance < (shape.window or len(tokens)))
     scores = np.where(is_seen, scores, -np.inf)
+    if shape.sinks is not None:
+        sinks = np.broadcast_to(shape.sinks[:, None, None], (*scores.shape[:2], 1))
+        scores = np.concatenate([scores, sinks], axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
+    weights = weights[..., : len(tokens)]
     return (weights @ values).swapaxes(0, 1)

@@ -46,6 +46,7 @@ shapes = st.builds(
     window=st.sampled_from([0, 0, 1, 31, 100, 300]),
     dtype=st.sampled_from(DTYPES),
     softcap=st.sampled_from([0, 0, 0.5, 5, 50, 1e6]),
+    has_sinks=st.booleans(),
 )
 
 
@@ -115,9 +116,11 @@ def test_bits_are_those_of_plain_decoding(calls: ctypes.CDLL, shape: Shape, leng
 
 @needs_wide_lanes
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("softcap", [0, 5])
-def test_both_widths_give_the_same_bits(calls: ctypes.CDLL, softcap: float, dtype: str) -> None:
-    shape = Shape(2, 3, 80, dtype=dtype, softcap=softcap)
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(0, False), (0, True), (5, False)])
+def test_both_widths_give_the_same_bits(
+    calls: ctypes.CDLL, softcap: float, has_sinks: bool, dtype: str
+) -> None:
+    shape = Shape(2, 3, 80, dtype=dtype, softcap=softcap, has_sinks=has_sinks)
     tokens = Tokens.draw(shape, LONGEST, np.random.default_rng(1))
     piece = Piece(tokens, 0, table(0), as_rows=False)
     narrow, wide = (new_kernel(calls, shape, is_wide=is_wide) for is_wide in (False, True))
@@ -165,6 +168,20 @@ def test_a_query_that_is_no_number_gives_no_number(calls: ctypes.CDLL, softcap: 
     assert np.argwhere(~is_number).tolist() == [[7, 1]]
 
 
+@pytest.mark.parametrize("length", [1, 300, LONGEST])
+def test_a_sink_far_below_the_scores_changes_no_bit(calls: ctypes.CDLL, length: int) -> None:
+    """And one far above them, of the last head, leaves next to nothing of the values."""
+    plain, with_sinks = (Shape(1, 2, 64, has_sinks=has_sinks) for has_sinks in (False, True))
+    tokens = Tokens.draw(plain, length, np.random.default_rng(7))
+    tokens = Tokens(tokens.query / 100, tokens.key, tokens.value)
+    expected, found = (
+        new_kernel(calls, shape).step(Piece(tokens, 0, table(0), as_rows=False))[0]
+        for shape in (plain, with_sinks)
+    )
+    assert np.array_equal(found[:, 0], expected[:, 0])
+    assert 0 < np.abs(found[:, 1]).max() < 1e-8
+
+
 def test_a_rejected_draft_changes_no_bit_of_what_follows(calls: ctypes.CDLL) -> None:
     shape = Shape(2, 2, 64, dtype="int8")
     rng = np.random.default_rng(3)
@@ -177,9 +194,10 @@ def test_a_rejected_draft_changes_no_bit_of_what_follows(calls: ctypes.CDLL) -> 
     assert np.array_equal(found, expected)
 
 
-def test_rows_and_a_prompt_of_two_parts_have_the_same_bits(calls: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_rows_and_a_prompt_of_two_parts_have_the_same_bits(calls: ctypes.CDLL, has_sinks: bool) -> None:
     """A long prompt is divided among the threads by tiles of rows, a row by parts of its context."""
-    shape = Shape(2, 2, 64, dtype="int8")
+    shape = Shape(2, 2, 64, dtype="int8", has_sinks=has_sinks)
     tokens = Tokens.draw(shape, LONGEST, np.random.default_rng(5))
     expected = one_by_one(new_kernel(calls, shape), tokens, LONGEST - 20)
     found = new_kernel(calls, shape).step(Piece(tokens, 0, table(0), as_rows=False))[0]

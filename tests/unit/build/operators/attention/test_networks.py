@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.families.__main__ import count_rows_differing
 from benchmarks.families.engines import BLOCKS, NUM_BLOCKS, compile_network, decoded_rows, prompt_logits, step
+from build.networks.network import Network
 from build.networks.source import open_network
+from pipelines.errors import EngineBuildError
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk
 from pipelines.manifest import EngineFiles
-from tests.golden.families import save_family
+from tests.golden.families import save_family, token_ids
 from tests.support.compiler import needs_compiler
 from tests.support.tiny_engines import build_tiny_pair
 
@@ -35,6 +39,37 @@ def test_a_family_is_computed_as_with_openvinos_attention(name: str, tmp_path: P
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * float(np.abs(expected).max()))
     rows = decoded_rows(ours, IDS, NUM_PROMPT, 5)
     np.testing.assert_allclose(rows, expected[NUM_PROMPT:], rtol=0, atol=1e-4 * float(np.abs(expected).max()))
+
+
+def with_sinks(network: Network, lowest: float, highest: float) -> Network:
+    sinks = np.linspace(lowest, highest, network.config.num_attention_heads, dtype=np.float32)
+    config = replace(network.config, has_sinks=True)
+    return replace(network, config=config, layer=lambda index: replace(network.layer(index), sinks=sinks))
+
+
+def test_sinks_take_their_share_of_every_row(tmp_path: Path) -> None:
+    save_family("mistral", tmp_path / "checkpoint")
+    network = open_network(tmp_path / "checkpoint").read()
+    networks = {
+        "without": network,
+        "far below": with_sinks(network, -200, -100),
+        "among the scores": with_sinks(network, -2, 4),
+    }
+    engines = {
+        name: compile_network(tmp_path / name, each, "none", "draftproof") for name, each in networks.items()
+    }
+    without, below, among = (prompt_logits(engine, IDS, NUM_PROMPT) for engine in engines.values())
+    assert np.array_equal(below, without)
+    assert np.abs(among - without).max() > 0.1
+    assert count_rows_differing(engines["among the scores"], token_ids()) == 0
+
+
+def test_openvinos_attention_is_not_written_for_sinks(tmp_path: Path) -> None:
+    save_family("mistral", tmp_path / "checkpoint")
+    network = with_sinks(open_network(tmp_path / "checkpoint").read(), 0, 1)
+    with pytest.raises(EngineBuildError, match="attention sinks") as caught:
+        compile_network(tmp_path / "engine", network, "none", "openvino")
+    assert "'attention: draftproof'" in caught.value.remedy
 
 
 def test_a_copied_block_continues_with_the_same_bits(tmp_path: Path) -> None:
