@@ -16,6 +16,7 @@ from build.hugging_face.quantized.compressed_tensors import read_compressed_tens
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.quantized.fp8 import read_fp8
 from build.hugging_face.quantized.gguf import read_gguf
+from build.hugging_face.quantized.mxfp4 import read_mxfp4
 from build.hugging_face.quantized.words import read_awq, read_gptq
 from build.hugging_face.rope import max_positions, rotary_of
 from build.networks.network import LayerConfig, NetworkConfig, Rotary
@@ -223,6 +224,7 @@ _FORMS: Mapping[str, Callable[[Settings], Form]] = {
     "fp8": read_fp8,
     "gguf": read_gguf,
     "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
 }
 
 

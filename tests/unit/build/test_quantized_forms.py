@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build.checkpoints.tensor_file import Float32Array, Tensor, read_tensors, write_tensors
+from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor, read_tensors, write_tensors
 from build.hugging_face.config import read_form
 from build.hugging_face.quantized.form import Form
+from build.hugging_face.quantized.mxfp4 import Mxfp4
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
 from pipelines.errors import CheckpointError
@@ -258,3 +259,42 @@ def test_a_missing_tensor_is_named(name: str, tensor: str, message: str, tmp_pat
     del tensors[tensor]
     with pytest.raises(CheckpointError, match=message):
         read(tmp_path, CONFIGS[name], tensors)
+
+
+MXFP4 = Mxfp4()
+EXPERTS = 2
+
+
+def mxfp4_tensors(exponents: AnyArray) -> dict[str, Tensor]:
+    """Return experts with every pair of numbers, and these exponents, taken in turn."""
+    shape = (EXPERTS, OUTPUTS, INPUTS // 32)
+    blocks = np.resize(np.arange(256, dtype=np.uint8), (*shape, 16))
+    exponents = np.resize(exponents.astype(np.uint8), shape)
+    return {"p_blocks": Tensor("U8", blocks.shape, blocks), "p_scales": Tensor("U8", shape, exponents)}
+
+
+def read_experts(folder: Path, tensors: dict[str, Tensor]) -> Linear:
+    write_tensors(folder / "model.safetensors", tensors)
+    return MXFP4.read_experts(Weights(folder), "p", EXPERTS, OUTPUTS, INPUTS)()
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 127), (128, 252), (104, 143)])
+def test_mxfp4_has_the_values_of_transformers(first: int, last: int, tmp_path: Path) -> None:
+    """Every pair of numbers and every power of two; the last ones are float16 too."""
+    torch = pytest.importorskip("torch")
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    assert form_of({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}) == MXFP4
+    tensors = mxfp4_tensors(np.arange(first, last + 1))
+    packed = (torch.tensor(each.data) for each in tensors.values())
+    expected = mxfp4.convert_moe_packed_tensors(*packed, dtype=torch.float32).numpy().swapaxes(1, 2)
+    linear = read_experts(tmp_path, tensors)
+    assert np.array_equal(linear.to_float32(), expected.reshape(-1, INPUTS))
+    assert (linear.bits, int(linear.weight.data.min()), int(linear.weight.data.max())) == (5, -12, 12)
+    units, levels = linear.short_scales()
+    assert levels is None and np.array_equal(units[:, 0].astype(np.float32), linear.scale)
+    assert (units.dtype == np.float16) == (first == 104)
+
+
+def test_mxfp4_beyond_float32_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="p_scales holds 253"):
+        read_experts(tmp_path, mxfp4_tensors(np.array([120, 253])))

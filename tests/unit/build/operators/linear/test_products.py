@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
 from build.checkpoints.tensor_file import Tensor
+from build.hugging_face.quantized.mxfp4 import linear_of
 from build.networks.linear import Linear
 from build.openvino.operations import Product, linear, openvino_product, parameter
 from build.openvino.own_operators import own_product
 from tests.support.compiler import needs_compiler
+
+Floats = npt.NDArray[np.float32]
 
 
 def with_offsets(bits: int, rng: np.random.Generator) -> Linear:
@@ -33,6 +37,20 @@ def with_zero_points(rng: np.random.Generator, least: int, most: int, bits: int 
     return Linear(Tensor("U8", numbers.shape, numbers), scale, bits=bits, zero_point=zero_point)
 
 
+def of_mxfp4(rng: np.random.Generator) -> Linear:
+    """Return a projection from 512 to 72 features in groups of 32, with every code."""
+    blocks = rng.integers(0, 256, (72, 256)).astype(np.uint8)
+    return linear_of(blocks, rng.integers(118, 123, (72, 16)).astype(np.uint8))
+
+
+def multiply(product: Product, weights: Linear, x: Floats) -> Floats:
+    port = parameter("x", [-1, 1, 512], ov.Type.f32)
+    model = ov.Model([ops.result(linear(port, weights, product))], [port], "projection")
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    found: Floats = ov.Core().compile_model(model, "CPU", settings)([x[:, np.newaxis]])[0][:, 0]
+    return found
+
+
 @needs_compiler
 @pytest.mark.parametrize("product", [own_product, openvino_product])
 @pytest.mark.parametrize(
@@ -43,15 +61,21 @@ def with_zero_points(rng: np.random.Generator, least: int, most: int, bits: int 
         with_zero_points(np.random.default_rng(1), 0, 15),
         with_zero_points(np.random.default_rng(1), 8, 8),
         with_zero_points(np.random.default_rng(1), 128, 128, bits=8),
+        of_mxfp4(np.random.default_rng(1)),
     ],
-    ids=["offsets", "offsets of 5 bits", "zero points", "all zero points 8", "all zero points 128"],
+    ids=["offsets", "offsets of 5 bits", "zero points", "all zero points 8", "all zero points 128", "mxfp4"],
 )
 def test_a_product_has_the_values_of_its_groups(product: Product, weights: Linear) -> None:
-    x = np.random.default_rng(0).standard_normal((9, 1, 512)).astype(np.float32)
-    port = parameter("x", [-1, 1, 512], ov.Type.f32)
-    model = ov.Model([ops.result(linear(port, weights, product))], [port], "projection")
-    core = ov.Core()
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    found = core.compile_model(model, "CPU", settings)([x])[0][:, 0]
-    exact = x[:, 0].astype(np.float64) @ weights.to_float32().T
+    x = np.random.default_rng(0).standard_normal((9, 512)).astype(np.float32)
+    found = multiply(product, weights, x)
+    exact = x.astype(np.float64) @ weights.to_float32().T
     assert np.abs(found - exact).max() < (0.02 if product is own_product else 1e-5) * np.abs(exact).max()
+
+
+@needs_compiler
+@pytest.mark.parametrize("product", [own_product, openvino_product])
+def test_an_input_alone_brings_each_number_of_mxfp4_to_the_bit(product: Product) -> None:
+    """An input of 127 is rounded to itself."""
+    weights = of_mxfp4(np.random.default_rng(2))
+    found = multiply(product, weights, 127 * np.eye(512, dtype=np.float32))
+    assert np.array_equal(found, 127 * weights.to_float32().T)
