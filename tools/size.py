@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 70_655
+TEST_LINES = 70_657
 """The most lines of tests, with blank lines and comments."""
 
 

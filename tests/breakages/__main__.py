@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     words = options.names or [""]
     wanted = [each for each in read_breakages() if any(word in each.name for word in words)]
+    if options.unbroken:  # the same tests once
+        wanted = list({each.tests: each for each in wanted}.values())
     if options.list:
         print(*(f"{each.name}: {' '.join(each.tests)}" for each in wanted), sep="\n")
         return 0
