@@ -32,7 +32,7 @@ from benchmarks.families.networks import FAMILY_CONFIGS, save_model
 from benchmarks.harness import Result, markdown, run_benchmark, say
 from build.networks.source import open_network
 from pipelines.bench.reporting.conditions import conditions
-from pipelines.executor.step import Chunk
+from pipelines.executor.step import NO_SLOT, Chunk
 from pipelines.program import EXIT_FAIL, EXIT_PASS
 
 EXACT = 1e-4
@@ -42,7 +42,7 @@ NUM_GREEDY = 64
 
 _NUM_TOKENS, _NUM_PROMPT, _NUM_ROWS, _MAX_SEQ_LEN = 200, 130, 20, 256
 _OTHER_CUTS = 2, 63, 148
-_OTHER = Chunk(np.arange(7, dtype=np.int32), 20, tuple(range(10, 14)), as_rows=True, num_logits=7)
+_OTHER = Chunk(np.arange(7, dtype=np.int32), 20, tuple(range(10, 14)), True, num_logits=7, slot=NO_SLOT)
 
 
 def mean_kl(reference: Logits, logits: Logits) -> float:

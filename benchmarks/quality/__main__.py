@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.families.engines import BLOCKS, Logits, attention_for, compile_network, step
+from benchmarks.families.engines import Logits, attention_for, compile_network, piece, step
 from benchmarks.harness import Result, interval_cell, markdown, run_benchmark, say
 from benchmarks.quality.llama_cpp import LlamaCpp
 from benchmarks.quality.predictions import NUM_GREEDY, Greedy, Model, beside, surprises
@@ -34,7 +34,6 @@ from build.recipe import EngineRecipe
 from pipelines.available_resources import available_cores
 from pipelines.bench.blocks import Interval
 from pipelines.bench.reporting.conditions import conditions
-from pipelines.executor.step import Chunk
 
 LLAMA_CPP, FLOAT = "llama.cpp", "none"
 ENGINES = (FLOAT, LLAMA_CPP, "checkpoint", "int8", "int4")
@@ -84,7 +83,7 @@ def _model(file: Path, checkpoint: Path, engine: str) -> Iterator[Model]:
         compiled = compile_network(Path(name, engine), network, engine, attention, cache, product)
 
     def logits(ids: list[int], start: int) -> Logits:
-        chunk = Chunk(np.array(ids, np.int32), start, BLOCKS, as_rows=start > 0, num_logits=len(ids))
+        chunk = piece(compiled, np.array(ids, np.int32), start, len(ids), as_rows=start > 0)
         return step(compiled, chunk)
 
     yield logits

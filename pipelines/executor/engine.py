@@ -246,6 +246,7 @@ class Engine:
             overwrites.
 
         Raises:
+            ValueError: A network with recurrent states got no slots.
             TimeoutError: The step took longer than ``STEP_TIMEOUT_S`` and its tokens allow.
             RuntimeError: The runtime failed, or an earlier step is still running.
         """
@@ -257,8 +258,10 @@ class Engine:
         num_rows, num_tokens = len(inputs.logits_rows), len(inputs.input_ids)
         if self.config.reads_features:
             inputs = with_states(inputs, self.config.hidden_size, len(self.config.feature_layers))
-        if self.config.state_bytes and inputs.slots is None:
-            inputs = dataclasses.replace(inputs, slots=np.full(len(inputs.past_lens), NO_SLOT, np.int32))
+        if not self.config.state_bytes:
+            inputs = dataclasses.replace(inputs, slots=None)
+        elif inputs.slots is None:
+            raise ValueError("a step of a network with recurrent states names the slots of its sequences")
         inputs = with_tokens(inputs, self._least_tokens)
         if num_rows == 1 and self._repeats_lone_row:
             inputs = dataclasses.replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
@@ -286,14 +289,14 @@ class Engine:
         """
         token_ids = np.arange(7, dtype=np.int32)  # a draft may read fewer tokens than it has logits
         limit_s = max(STEP_TIMEOUT_S.values())
-        tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), as_rows=False, num_logits=len(token_ids))
+        tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), as_rows=False, num_logits=7, slot=NO_SLOT)
         together = pack([tokens], self.config.kv_block_size)
         expected = self._run(together, limit_s)[-1].copy()
         found = self._run(dataclasses.replace(together, logits_rows=together.logits_rows[-1:]), limit_s)[0]
         self._repeats_lone_row = bool(np.ptp(expected) == 0) or not np.array_equal(found, expected)
         if self.config.linear == "draftproof":
             # Not the first position, where a dummy row writes.
-            row = Chunk(token_ids[-1:], 1, (SCRATCH_BLOCK,), as_rows=True, num_logits=1)
+            row = Chunk(token_ids[-1:], 1, (SCRATCH_BLOCK,), as_rows=True, num_logits=1, slot=NO_SLOT)
             alone = pack([row], self.config.kv_block_size)
             expected = self._run(alone, limit_s)[0].copy()
             self._least_tokens = 1

@@ -27,7 +27,7 @@ class Chunk:
         num_logits: Number of last tokens whose logits are returned.
         features: The target's states, which a trained head reads beside known tokens, float32 [n, size].
         hidden: Its own output at the position before, float32 [1, hidden], beside a single drafted token.
-        slot: Place of the request's recurrent states; None for networks without.
+        slot: Place of the request's recurrent states, or ``NO_SLOT``; None for networks without.
     """
 
     token_ids: TokenIds
@@ -57,7 +57,7 @@ class StepInputs:
             other networks, or if there are none.
         hidden: float32 [h, hidden], the head's own output for drafted tokens; None likewise.
         hidden_rows: int32 [t], for each token a row of ``features`` or, counted behind those, of ``hidden``.
-        slots: int32 [s], slot of each sequence's recurrent states, -1 for a dummy; None for networks without.
+        slots: int32 [s], slot of each sequence's recurrent states, or ``NO_SLOT``; None for networks without.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -99,9 +99,9 @@ class StepInputs:
 
 
 NO_SLOT = -1
-"""Marks dummy rows, which have no recurrent state."""
+"""Marks what belongs to no request, and therefore has no recurrent state: dummy rows, and a warm-up."""
 
-WARM_UP_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=1)
+WARM_UP_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=1, slot=NO_SLOT)
 """A token that belongs to no request, with logits, so that a first step prepares the output head too."""
 
 
@@ -123,7 +123,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     blocks: list[int] = []
     blocks_begins = [0]
     logits_rows: list[int] = []
-    slots: list[int] = []
+    slots: list[int | None] = []
     for chunk in chunks:
         count = len(chunk.token_ids)
         stop = chunk.start + count
@@ -138,7 +138,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         for _ in range(num_sequences):
             blocks.extend(used)
             blocks_begins.append(len(blocks))
-        slots += [NO_SLOT if chunk.slot is None else chunk.slot] * num_sequences
+        slots += [chunk.slot] * num_sequences
         logits_rows.extend(range(end - chunk.num_logits, end))
     inputs = StepInputs(
         input_ids=np.array(token_ids, np.int64),
@@ -150,7 +150,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         max_context_len=np.array(max(positions) + 1, np.int32),
         logits_rows=np.array(logits_rows, np.int32),
         **_read_by_head(chunks),
-        slots=None if max(slots) == NO_SLOT else np.array(slots, np.int32),
+        slots=None if None in slots else np.array(slots, np.int32),
     )
     return with_tokens(inputs, num_tokens)
 

@@ -25,7 +25,7 @@ from pipelines.bench.calibration.step_times import (
 )
 from pipelines.engine_memory import block_bytes
 from pipelines.executor.engine import EngineConfig, StepEngine
-from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.executor.step import NO_SLOT, Chunk, StepInputs, pack
 from pipelines.speculation.draft_length.calibration import EngineCosts
 from pipelines.time_left import TimeLeft
 
@@ -210,5 +210,5 @@ def _inputs(engines: Mapping[str, StepEngine], shape: _Shape) -> StepInputs:
     block_size = engines[shape.role].config.kv_block_size
     blocks = range(1, 1 + -(-(shape.context_len + shape.rows) // block_size))
     token_ids = np.zeros(shape.rows, np.int32)
-    chunk = Chunk(token_ids, shape.context_len, blocks, as_rows=True, num_logits=shape.rows)
+    chunk = Chunk(token_ids, shape.context_len, blocks, as_rows=True, num_logits=shape.rows, slot=NO_SLOT)
     return pack([chunk], block_size)

@@ -13,6 +13,7 @@ from pipelines.engine_memory import MAX_LOGGED_ROWS
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.recurrent_states import StateSlots
+from pipelines.executor.step import Chunk, pack
 from pipelines.speculation.loop import Round
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import GREEDY, SamplingParams
@@ -159,6 +160,14 @@ def test_draft_tokens_that_do_not_fit_the_log_are_refused(engines: tuple[Path, P
     more = request(text, _NUM_TOKENS, draft_input_ids=np.arange(MAX_LOGGED_ROWS, dtype=np.int32))
     with pytest.raises(Exception, match="draft tokens"):
         run([target], lambda: target.complete(more))
+
+
+def test_a_step_that_forgets_its_slots_is_refused(engines: tuple[Path, Path]) -> None:
+    engine, token_ids = loaded(engines[1]).engine, np.arange(9, dtype=np.int32)
+    given = Chunk(token_ids, 0, (1,), as_rows=False, num_logits=1, slot=0)
+    for chunks in ([replace(given, slot=None)], [given, replace(given, slot=None, blocks=(2,))]):
+        with pytest.raises(ValueError, match="slots"):
+            engine.step(pack(chunks, engine.config.kv_block_size))
 
 
 def test_a_text_is_kept_once() -> None:
