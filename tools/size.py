@@ -44,7 +44,7 @@ PARTS = (
     Part("client", 830, ("pipelines/client/",)),
     Part("validation", 4_140, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_940, ("pipelines/canary/",)),
-    Part("bench", 1_818, ("pipelines/bench/",)),
+    Part("bench", 1_820, ("pipelines/bench/",)),
     Part("deploy", 1_945, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 756, ("pipelines/",)),
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 70_666
+TEST_LINES = 70_683
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -27,6 +27,7 @@ from pipelines.command_line.chat_prompts import render_chats
 from pipelines.command_line.options import add_prompts_option
 from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompts
+from pipelines.engine_memory import MAX_LOGGED_ROWS
 from pipelines.errors import EngineLoadError
 from pipelines.executor.engine import EngineConfig
 from pipelines.executor.executor import Executor
@@ -39,7 +40,7 @@ from pipelines.speculation.token_ids import TokenIds
 _PROMPT_TOKENS = 64
 _LOW_ACCEPTANCE = 0.05  # of four draft tokens each; a head that is right half of the time has 0.2
 _LIMITS = ExecutorLimits(
-    max_batch_size=NUM_PROMPTS, max_num_tokens=512, max_seq_len=160, max_queue_size=0, num_kv_blocks=128
+    max_batch_size=NUM_PROMPTS, max_num_tokens=512, max_seq_len=160, max_queue_size=99, num_kv_blocks=128
 )
 # A draft with another tokenizer counts its own tokens, of which a text may have several times as many. It
 # gets no more blocks for that: requests that find none wait.
@@ -106,8 +107,10 @@ def load_executors(
     """
 
     def load(directory: Path, limits: ExecutorLimits) -> Executor:
-        timed = blocks_needed(EngineConfig.read(EngineFiles(directory)), max_rows)
-        enough = replace(limits, num_kv_blocks=max(limits.num_kv_blocks, timed))
+        config = EngineConfig.read(EngineFiles(directory))
+        enough = replace(limits, num_kv_blocks=max(limits.num_kv_blocks, blocks_needed(config, max_rows)))
+        if config.state_bytes:  # at most the places of the server, whose states the memory plan counts
+            enough = replace(enough, max_batch_size=min(NUM_PROMPTS, max(max_rows // MAX_LOGGED_ROWS, 1)))
         return Executor.load(directory, enough, weights_folder=folder)
 
     with ThreadPoolExecutor() as pool:
