@@ -152,6 +152,8 @@ def _layers(
 ) -> tuple[LayerConfig, ...]:
     if family.has_recurrent_layers:
         kinds = _kinds(settings, "linear_attention", "full_attention_interval")
+        if all(kinds):
+            raise settings.fail(f"{len(kinds)} recurrent layers", "at least one layer with full_attention")
         return tuple(LayerConfig(None if kind else rotary, is_recurrent=kind) for kind in kinds)
     windows = _windows(settings, family)
     local = rotary

@@ -147,6 +147,11 @@ def test_a_module_of_two_layers_is_refused(tmp_path: Path) -> None:
         check_recipe(mtp_recipe(tmp_path, mtp_num_hidden_layers=2))
 
 
+def test_a_hybrid_needs_a_layer_with_attention(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="4 recurrent layers; at least one layer with full_attention"):
+        check_settings(mtp_recipe(tmp_path, layer_types=["linear_attention"] * 4))
+
+
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     recipe = mtp_recipe(tmp_path)
     change_weights(tmp_path / "target", lambda tensors: tensors.pop("mtp.fc.weight"))
