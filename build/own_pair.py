@@ -21,7 +21,7 @@ from build.command_line import print_line, run_command
 from build.fetch import fetch_checkpoints
 from build.files import Need
 from build.hub.checkpoint_id import DEFAULT_BRANCH, HubCheckpoint
-from build.hub.repository import open_repository
+from build.hub.pinned import opened
 from build.memory import BLOCK_TOKENS, MemoryPlan, num_parameters
 from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
@@ -153,7 +153,7 @@ def _as_written(path: Path, role: str, checkpoint: str) -> str:
 
 def _pinned(checkpoint: str) -> str:
     on_hub = HubCheckpoint.parse(checkpoint)
-    return str(Path(checkpoint).resolve() if on_hub is None else open_repository(on_hub).checkpoint)
+    return str(Path(checkpoint).resolve() if on_hub is None else opened(on_hub).checkpoint)
 
 
 def _quantizations(configs: Sequence[NetworkConfig], quantization: str) -> list[str]:

@@ -9,8 +9,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import constants
-
 from pipelines.errors import CheckpointError
 
 PREFIX = "hf://"
@@ -92,6 +90,8 @@ class HubCheckpoint:
 
         Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
         """
+        from huggingface_hub import constants
+
         root = Path(constants.HF_HUB_CACHE).expanduser().resolve()
         return root / f"models--{self.repo.replace('/', '--')}"
 

@@ -29,17 +29,17 @@ def explained(checkpoint: HubCheckpoint) -> Iterator[None]:
     """
     try:
         yield
-    except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
-        raise _explanation(checkpoint, error) from error
-    except httpx.InvalidURL as error:
-        raise _unreadable(checkpoint.repo, type(error).__name__) from error
-    except UnicodeEncodeError:  # headers are ASCII, and every name has been checked
+    except (UnicodeEncodeError, httpx.LocalProtocolError):  # every name has been checked
         raise CheckpointError(
             "the token of the hub is malformed",
-            values=f"a token with other characters than ASCII, for {checkpoint.repo}",
+            values=f"a token with control characters, or others than ASCII, for {checkpoint.repo}",
             limit="hf_ and letters and digits",
             remedy="correct HF_TOKEN, or unset it for a public repository",
         ) from None
+    except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
+        raise _explanation(checkpoint, error) from error
+    except (httpx.InvalidURL, UnicodeError, ImportError) as error:  # the last by a proxy that needs a package
+        raise _unreadable(checkpoint.repo, type(error).__name__) from error
 
 
 def _explanation(checkpoint: HubCheckpoint, error: Exception) -> CheckpointError:
@@ -99,7 +99,7 @@ def _unreadable(repo: str, detail: str) -> CheckpointError:
         f"{repo} could not be read from the hub",
         values=f"{constants.ENDPOINT}: {detail}",
         limit="the hub must answer; what has been downloaded is kept",
-        remedy="check the network, or HF_ENDPOINT if you use a mirror, and run the same command again",
+        remedy="check the network, HF_ENDPOINT and the proxy if used, and run the same command again",
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from build.hub.checkpoint_id import HubCheckpoint
 from build.recipe import Recipe
+from pipelines.errors import CheckpointError
 
 if TYPE_CHECKING:
     from build.hub.repository import Repository
@@ -22,14 +23,14 @@ def pin_recipe(recipe: Recipe) -> Recipe:
         CheckpointError: A repository cannot be read, or is not a checkpoint.
     """
     for role, named in _on_hub(recipe):
-        pinned = replace(getattr(recipe, role), checkpoint=str(_opened(named).checkpoint))
+        pinned = replace(getattr(recipe, role), checkpoint=str(opened(named).checkpoint))
         recipe = replace(recipe, **{role: pinned})
     return recipe
 
 
 def repositories(recipe: Recipe) -> list[Repository]:
     """Return the repositories of the hub that a recipe names; raises CheckpointError."""
-    return [_opened(named) for _, named in _on_hub(recipe)]
+    return [opened(named) for _, named in _on_hub(recipe)]
 
 
 def _on_hub(recipe: Recipe) -> list[tuple[str, HubCheckpoint]]:
@@ -37,8 +38,16 @@ def _on_hub(recipe: Recipe) -> list[tuple[str, HubCheckpoint]]:
     return [(role, checkpoint) for role, checkpoint in named if checkpoint is not None]
 
 
-def _opened(checkpoint: HubCheckpoint) -> Repository:
+def opened(checkpoint: HubCheckpoint) -> Repository:
+    """Return a repository of the hub at the commit of its revision; raises CheckpointError."""
     # Imported here: only recipes that name the hub wait the half second that its library takes.
-    from build.hub.repository import open_repository
-
+    try:
+        from build.hub.repository import open_repository
+    except ValueError as error:  # the library reads its settings when it is imported
+        raise CheckpointError(
+            "a setting of the hub's library is malformed",
+            values=str(error),
+            limit="whole seconds in HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT",
+            remedy="correct or unset the one with this value",
+        ) from None
     return open_repository(checkpoint)
