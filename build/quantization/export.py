@@ -28,6 +28,8 @@ def finish_export(output: Path, source: CheckpointSource) -> dict[str, Any]:
     ModelOpt writes ``config.json`` as transformers 5 does, with ``rope_parameters`` alone. TensorRT-LLM
     1.3.0rc3 pins transformers 4.57 and takes the scaling of positions from ``rope_scaling``
     (``_torch/attention_backend/interface.py``, ``RopeParams``): without it, Llama's would be lost unnoticed.
+    It computes in the type that ``torch_dtype`` names (``_torch/model_config.py``), and has no attention in
+    float32, so it is told to round what ModelOpt leaves in float32.
 
     Args:
         output: Directory that ModelOpt wrote.
@@ -41,6 +43,7 @@ def finish_export(output: Path, source: CheckpointSource) -> dict[str, Any]:
         shutil.copyfile(path, output / path.name)
     base, scaling = rotary_settings(source.config)
     changed = {key: exported[key] for key in ("quantization_config", "vocab_size", "tie_word_embeddings")}
+    changed |= dict.fromkeys(("dtype", "torch_dtype"), exported["dtype"].replace("float32", "float16"))
     config = {**source.config, "rope_theta": base, "rope_scaling": scaling, **changed}
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return {**config, "quantization": read_json(output / "hf_quant_config.json")["quantization"]}

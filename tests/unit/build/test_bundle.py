@@ -161,6 +161,7 @@ def test_a_checkpoint_is_exported_in_fp8_and_pinned(
     worker()
     tied, base = vocab_size is not None, 500000.0
     options = {"rotary_base": base, "rotary_scaling": LLAMA3_SCALING, "share_embedding_table": tied}
+    options["dtype"] = "float32" if tied else "bfloat16"
     source = make_hugging_face(tmp_path / "source", family, **options)
     (source / "chat_template.jinja").write_text("{{ messages }}")
     sizes = {"tp_size": 2, "kv_cache_dtype": cache}  # the format is that of one rank
@@ -183,6 +184,7 @@ def test_a_checkpoint_is_exported_in_fp8_and_pinned(
     config = json.loads((made / "config.json").read_text())
     assert config["rope_theta"] == base and config["rope_scaling"]["rope_type"] == "llama3"
     assert config["vocab_size"] == (vocab_size or 2048) and not config["tie_word_embeddings"]
+    assert config["dtype"] == config["torch_dtype"] == ("float16" if tied else "bfloat16")
     tensors = read_tensors(made / "model.safetensors")
     assert ("model.layers.1.self_attn.k_proj.k_scale" in tensors) == (cache == "fp8")
     gate = next(name for name in tensors if name.endswith("gate_proj.weight"))
