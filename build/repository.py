@@ -21,7 +21,7 @@ from build.package import read_package
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.kv_blocks import returned_bytes, with_kv_blocks
 from build.rendering.rendered_pair import RenderedPair
-from build.rendering.second_pair import models_of_other_pairs, render_second_pair
+from build.rendering.second_pair import models_of_other_pairs, pair_beside, render_second_pair
 from build.rendering.templates import TEMPLATES, render_repository
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.atomic_file import remove_directory
@@ -86,7 +86,10 @@ def launch_of(recipe: Recipe, package: PackageOrigin | None = None) -> Launch:
 
 def _render(options: argparse.Namespace) -> dict[str, Any]:
     package = None if options.package is None else read_package(options.package, options.public_key)
-    pair = package.pair if package else build_pair(load_recipe(options.recipe, options.runtime), print_line)
+    recipe = package.pair.recipe if package else load_recipe(options.recipe, options.runtime)
+    if options.add_to is not None:
+        pair_beside(recipe, options.add_to)  # refused before hours are spent on it
+    pair = package.pair if package else build_pair(recipe, print_line)
     engines = pair.draft_engine, pair.target_engine
     free = available_bytes if options.free_bytes is None else lambda: options.free_bytes
     if options.add_to is not None:

@@ -45,7 +45,7 @@ PARTS = (
     Part("validation", 4_140, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_940, ("pipelines/canary/",)),
     Part("bench", 1_820, ("pipelines/bench/",)),
-    Part("deploy", 1_945, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
+    Part("deploy", 1_947, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 756, ("pipelines/",)),
     Part("build", 7_122, ("build/",)),
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 70_693
+TEST_LINES = 70_697
 """The most lines of tests, with blank lines and comments."""
 
 

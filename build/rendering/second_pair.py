@@ -51,8 +51,7 @@ def render_second_pair(
         RepositoryError: The repository does not exist or has another runtime, or the pair cannot be added.
     """
     repository = run_directory / "model_repository"
-    served = PairRecord.read(repository / LOOP)
-    _check_runtime(recipe, served)
+    served = pair_beside(recipe, run_directory)
     engines = known_engine(draft_engine), known_engine(target_engine)
     pair = RenderedPair(recipe, *engines, run_directory)
     if pair.fingerprint == served.fingerprint:
@@ -122,7 +121,13 @@ def _digest(engine: Path) -> str | None:
     return None if manifest is None else engine_digest(manifest)
 
 
-def _check_runtime(recipe: Recipe, served: PairRecord) -> None:
+def pair_beside(recipe: Recipe, run_directory: Path) -> PairRecord:
+    """Return a repository's own pair, beside which a recipe can be served; see ``render_second_pair``.
+
+    Raises:
+        RepositoryError: The repository does not exist or has another runtime.
+    """
+    served = PairRecord.read(run_directory / "model_repository" / LOOP)
     if {recipe.runtime, served.runtime} != {"embedded"}:
         raise RepositoryError(
             "only the embedded runtime serves two pairs in one server",
@@ -130,3 +135,4 @@ def _check_runtime(recipe: Recipe, served: PairRecord) -> None:
             limit="both pairs on the embedded runtime",
             remedy="serve the recipe on a server of its own, and roll out between two groups of servers",
         )
+    return served

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from build import repository
 from build.files import write_manifest
 from build.recipe import Recipe, load_recipe
 from build.rendering.second_pair import render_second_pair
@@ -199,10 +200,13 @@ def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path) -> None:
         render_second_pair(DEMO, *other_pair(tmp_path), run)
 
 
-def test_two_pairs_are_for_the_embedded_runtime(tmp_path: Path, run: Path) -> None:
+def test_two_pairs_are_for_the_embedded_runtime_and_others_are_refused_before_they_are_built(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = contents(run)
-    with pytest.raises(RepositoryError, match="only the embedded runtime serves two pairs"):
-        render_second_pair(load_recipe("demo", "tensorrt_llm"), *other_pair(tmp_path), run)
+    monkeypatch.setattr(repository, "build_pair", lambda *_: pytest.fail("it has been built"))
+    assert repository.main(["--recipe", "demo", "--runtime", "tensorrt_llm", "--add-to", str(run)]) == 1
+    assert "only the embedded runtime serves two pairs" in capsys.readouterr().err
     assert contents(run) == before
     recipe = tensorrt_llm.recipe()
     with pytest.raises(RepositoryError, match="only the embedded runtime serves two pairs"):
