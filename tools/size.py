@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 70_697
+TEST_LINES = 70_702
 """The most lines of tests, with blank lines and comments."""
 
 

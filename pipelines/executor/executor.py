@@ -319,7 +319,8 @@ class Executor:
 
     @property
     def _max_seq_len(self) -> int:
-        return min(self.limits.max_seq_len, self.config.max_position_embeddings)
+        # A head has no position for the first token.
+        return min(self.limits.max_seq_len, self.config.max_position_embeddings) + self.config.reads_features
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         bans = None

@@ -121,7 +121,7 @@ def check_states(request: GenerationRequest) -> None:
     Raises:
         InvalidRequestError: There are none.
     """
-    if request.target_states is None or not len(request.target_states.values):
+    if request.target_states is None or not request.target_states.parts:
         raise InvalidRequestError(
             "a trained head drafts only from the hidden states of its target",
             values=f"request {request.request_id} has none",

@@ -59,9 +59,9 @@ class HeadStates:
 
     def __init__(self, target: TargetStates, num_known: int) -> None:
         self.num_known = num_known
-        self.num_unknown = num_known - len(target.values)
+        self._values = np.concatenate(target.parts)
+        self.num_unknown = num_known - len(self._values)
         self.hidden: States | None = None
-        self._values = target.values
         self._begin = target.begin
 
     def of(self, start: int, count: int) -> States:

@@ -305,7 +305,7 @@ class _UnreadStates:
         """Return them for a draft; None if the target returns no states."""
         if self.begin is None:
             return None
-        return TargetStates(np.concatenate(self._parts), self.begin)
+        return TargetStates(tuple(self._parts), self.begin)  # joined only if a head reads them
 
     def clear(self) -> None:
         """Forget them: the draft has read them."""

@@ -24,12 +24,12 @@ class TargetStates:
     """Hidden states of the target, which a trained head reads beside the tokens.
 
     Attributes:
-        values: float32 [n, size], of the last n positions before the last known token.
+        parts: float32 [n, size] each, of consecutive positions, the last ones before the last known token.
         begin: First position whose state the target has returned for this request: those before it were
             cached, or are too far from the end of the prompt.
     """
 
-    values: npt.NDArray[np.float32]
+    parts: tuple[npt.NDArray[np.float32], ...]
     begin: int
 
 

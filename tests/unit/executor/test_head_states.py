@@ -18,6 +18,7 @@ from pipelines.executor.step import StepInputs
 from pipelines.speculation.draft_length.draft_plan import DraftPlan, FixedDraftLength
 from pipelines.speculation.loop import Round, _UnreadStates, speculate
 from pipelines.speculation.request import MAX_STATES, GenerationRequest, Output
+from pipelines.speculation.watched_draft import WatchedDraft
 from tests.support.recording_engine import (
     _ROW,
     BLOCK_SIZE,
@@ -145,13 +146,14 @@ def answer(
 ) -> list[list[Round]]:
     """Answer concurrently, and assert that the head was given what belongs to each token, once."""
     draft, target = executors
+    watched = WatchedDraft(draft.complete)
 
     async def answered(asked: GenerationRequest) -> list[Round]:
         counts: list[int] = []
 
         async def drafted(wanted: GenerationRequest) -> Output:
-            counts.append(len(wanted.target_states.values))
-            return await draft.complete(wanted)
+            counts.append(sum(map(len, wanted.target_states.parts)))
+            return await watched(wanted)
 
         rounds = speculate(asked, drafted, target.complete, length(_LENGTH), stream=target.generate)
         found = [part async for part in rounds]
@@ -162,7 +164,7 @@ def answer(
         return await asyncio.gather(*map(answered, requests))
 
     found = run([draft, target], all_answered)
-    assert not draft.engine.faults
+    assert not draft.engine.faults and not watched.num_refusals
     return found
 
 
@@ -170,8 +172,9 @@ def answer(
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT[:2], PROMPT * 4])
 def test_a_head_drafts_from_the_states_of_its_text(prompt: list[int], length: type[FixedDraftLength]) -> None:
     executors = pair()
-    [rounds] = answer(executors, request(prompt, 40), length=length)
-    assert tokens_of(rounds) == alone(request(prompt, 40), "draftproof")
+    asked = request(prompt, executors[0].limits.max_seq_len - len(prompt))  # as long as a text can be
+    [rounds] = answer(executors, asked, length=length)
+    assert tokens_of(rounds) == alone(asked, "draftproof")
     assert sum(part.num_accepted_tokens for part in rounds) > 10
     assert set(executors[0].engine.begins) == {0}
 
@@ -269,8 +272,10 @@ def test_states_that_the_target_computed_again_are_not_read_twice() -> None:
     unread.add(output(1, 4, 10), 10)
     unread.add(output(3, 6, 13), 13)
     found = unread.unread()
-    assert found is not None and (found.begin, found.values[:, 0].tolist()) == (3, [4, *range(4, 13)])
+    assert found is not None and found.begin == 3
+    assert found.parts[0] is unread._parts[0], "a call of a paused draft costs a copy"
+    assert np.concatenate(found.parts)[:, 0].tolist() == [4, *range(4, 13)]
     for position in range(13, 5000):
         unread.add(output(1, position, position + 1), position + 1)
     found = unread.unread()
-    assert found is not None and found.values[:, 0].tolist() == [*range(5000 - MAX_STATES, 5000)]
+    assert np.concatenate(found.parts)[:, 0].tolist() == [*range(5000 - MAX_STATES, 5000)]
