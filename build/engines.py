@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def _build(
         network = dataclasses.replace(network, logit_rows=token_map.equal_ids)
     if engine.lm_head_rows is not None:  # before its rows, which are quantized one by one
         network = shorten_head(network, engine.lm_head_rows, _special_ids(source.tokenizer_path))
-    network = apply_quantization(network, engine.quantization, engine.lm_head)
+    network = _made_ahead(apply_quantization(network, engine.quantization, engine.lm_head))
     write_engine(
         plan.directory,
         _with_progress(network, plan.role, report),
@@ -189,6 +190,19 @@ def _build(
 
 def _special_ids(tokenizer: Path) -> list[int]:
     return [token["id"] for token in json.loads(tokenizer.read_bytes())["added_tokens"]]
+
+
+def _made_ahead(network: Network) -> Network:
+    """Return the network; while one layer is arranged, another thread makes the next."""
+    pool, coming = ThreadPoolExecutor(1), dict[int, Future[Layer]]()
+
+    def layer(index: int) -> Layer:
+        made = coming.pop(index, None) or pool.submit(network.layer, index)
+        if index + 1 < network.config.num_hidden_layers:
+            coming[index + 1] = pool.submit(network.layer, index + 1)
+        return made.result()
+
+    return dataclasses.replace(network, layer=layer)
 
 
 def _with_progress(network: Network, role: str, report: Callable[[str], None]) -> Network:

@@ -48,7 +48,7 @@ PARTS = (
     Part("deploy", 1_947, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 756, ("pipelines/",)),
-    Part("build", 7_122, ("build/",)),
+    Part("build", 7_131, ("build/",)),
     Part(
         "GPU track",
         3_291,

@@ -29,8 +29,8 @@ from pipelines.speculation.token_ids import TokenIds, count_accepted
 from pipelines.time_left import TimeLeft
 
 _NUM_DRAFT_TOKENS = 4
-_TEMPERATURES = (0.0, 0.8)
-_BUDGET_S = 8.0  # for each temperature, without the prompts; every rollout takes as long again
+_SAMPLED = 0.8  # temperature of the second answers, which are half as long
+_BUDGET_S = 5.0  # for the greedy answers, without the prompts; every rollout takes as long again
 _LEAST_TOKENS, _MAX_TOKENS = 8, 64
 _ASSUMED_ACCEPTANCE = 0.6
 # Pseudo-count: each class gets this many observations with the average acceptance rate.
@@ -82,7 +82,7 @@ def measure_acceptance(
         draft: Engine of the draft.
         target: Engine of the target.
         prompts: Token ids of typical prompts, by name.
-        max_tokens: Longest answer, tokens.
+        max_tokens: Longest greedy answer, tokens.
         report: Called with a line about the progress every few seconds.
 
     Raises:
@@ -96,11 +96,11 @@ def measure_acceptance(
             target,
             list(prompts.values()),
             new_length=margins.new_length,
-            max_tokens=max_tokens,
+            max_tokens=length,
             temperature=temperature,
             report=report,
         )
-        for temperature in _TEMPERATURES
+        for temperature, length in ((0.0, max_tokens), (_SAMPLED, -(-max_tokens // 2)))
     )
     if not margins.num_seen.sum():
         raise IncompatiblePairError(

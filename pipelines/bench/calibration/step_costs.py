@@ -37,7 +37,7 @@ _ROWS_OF_LONG = 9
 _REPETITIONS = 2  # steps of the same shape in a turn
 # Shapes without a quiet turn get further ones, up to the maximum, while the time lasts.
 _PASSES, _MAX_PASSES = 4, 8
-_BUDGET_S = 12.0  # after the first step of each shape; one pass is always taken
+_BUDGET_S = 8.0  # after the first step of each shape; one pass is always taken
 
 
 @dataclass(frozen=True)
