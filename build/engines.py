@@ -54,6 +54,8 @@ def gains_from_own_products(engine: EngineRecipe, config: NetworkConfig) -> bool
         engine: Section of the recipe.
         config: Network of the checkpoint. Its integers stay with OpenVINO if ours cannot multiply them.
     """
+    if config.experts is not None:  # most weights are those of experts, which only ours multiply
+        return True
     if config.quant_algo == "gguf":
         return engine.quantization != "none"
     if config.quant_algo is not None:
@@ -100,6 +102,7 @@ def engine_identity(
         digests: SHA-256 of the checkpoints' files (``checkpoint_digests``).
     """
     assert engine.linear != "auto" and engine.num_threads, "one identity would stand for two contents"
+    is_ours = "draftproof" in (engine.attention, engine.linear) or source.network.config.experts is not None
     section = dataclasses.asdict(engine)
     del section["checkpoint"], section["tensorrt_llm"]
     section["kv_cache"] = engine.kv_cache.dtype
@@ -117,9 +120,7 @@ def engine_identity(
         "format_version": FORMAT_VERSION,
         "compiler_sha256": compiler_digests(),
         "openvino_version": openvino_version(),
-        **(
-            {"operators_sha256": source_digest()} if "draftproof" in (engine.attention, engine.linear) else {}
-        ),
+        **({"operators_sha256": source_digest()} if is_ours else {}),
         **_features_identity(source.network, digests),
         **(
             {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.hugging_face.mtp import is_mtp
-from build.networks.network import NetworkConfig
+from build.networks.network import LayerConfig, NetworkConfig
 from build.openvino.own_recurrence import recurrence_entries
 from build.recipe import EngineRecipe, Serving
 from pipelines.engine_memory import MAX_LOGGED_ROWS, block_bytes, read_sizes, states_bytes
@@ -131,19 +131,26 @@ def num_parameters(config: NetworkConfig) -> tuple[int, int]:
     """Return the weights of all projections, and of embedding or output head."""
     attention = config.num_attention_heads * config.head_size
     values = config.num_key_value_heads * config.head_size
-    layer = config.hidden_size * (2 * attention + 2 * values + 3 * config.intermediate_size)
+    layer = config.hidden_size * (2 * attention + 2 * values)
     if config.gates_attention:
         layer += config.hidden_size * attention
     if config.reads_features:  # a second state beside the embedding, and the projection of the features
         layer += len(config.feature_layers) * config.hidden_size**2
         layer += config.hidden_size * (config.hidden_size if is_mtp(config) else attention + 2 * values)
     table = config.vocab_size * config.hidden_size
-    projections = layer * config.num_hidden_layers
+    projections = layer * (config.num_hidden_layers - config.num_recurrent_layers)
     if (sizes := config.recurrence) is not None:
         recurrent = (sizes.width + sizes.value_channels) * config.hidden_size
-        mlp, num_recurrent = 3 * config.intermediate_size * config.hidden_size, config.num_recurrent_layers
-        projections += num_recurrent * (mlp + recurrent - layer)
-    return projections, table
+        projections += recurrent * config.num_recurrent_layers
+    return projections + sum(_mlp_parameters(config, each) for each in config.layers), table
+
+
+def _mlp_parameters(config: NetworkConfig, layer: LayerConfig) -> int:
+    """Return the weights of a layer's MLP, or of all its experts without the router."""
+    neurons = config.intermediate_size
+    if layer.has_experts and config.experts is not None:
+        neurons = config.experts.count * config.experts.intermediate_size
+    return 3 * config.hidden_size * neurons
 
 
 def weight_bytes(config: NetworkConfig, engine: EngineRecipe) -> float:

@@ -111,6 +111,7 @@ def write_recipe(
     for role, config in zip(("target", "draft"), configs, strict=True):
         if config.own_attention_reason is not None:
             report(f"{role}: 'attention: draftproof' is set for {config.own_attention_reason}")
+        if config.own_attention_reason is not None or config.experts is not None:
             check_compiler()
     sources = check_settings(recipe)
     plan = plan_recipe(recipe, *sources, free)

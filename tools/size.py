@@ -44,11 +44,11 @@ PARTS = (
     Part("client", 830, ("pipelines/client/",)),
     Part("validation", 4_140, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_940, ("pipelines/canary/",)),
-    Part("bench", 1_820, ("pipelines/bench/",)),
+    Part("bench", 1_821, ("pipelines/bench/",)),
     Part("deploy", 1_947, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 756, ("pipelines/",)),
-    Part("build", 7_131, ("build/",)),
+    Part("build", 7_311, ("build/",)),
     Part(
         "GPU track",
         3_291,
@@ -64,12 +64,12 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_628, ("benchmarks/",)),
+    Part("benchmarks", 2_635, ("benchmarks/",)),
     Part("docs generators", 447, ("docs/",)),
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 70_702
+TEST_LINES = 71_018
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -47,6 +47,16 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "qwen2-windows": {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 2},
     "qwen3": {"head_dim": 64},
     "qwen3-yarn": {"head_dim": 64, "max_position_embeddings": 64, "rope_parameters": _YARN},
+    "qwen3_moe": {  # one layer is dense
+        "head_dim": 64,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 96,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "mixtral": {"num_local_experts": 4},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
     "qwen3_5_text": {
         "num_attention_heads": 4,
         "head_dim": 64,

@@ -7,11 +7,12 @@ many. Keys that it reads are either computed or refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from build.checkpoints.settings import Settings
-from build.hugging_face.families import FAMILIES, REFUSED, Family
+from build.hugging_face.families import FAMILIES, REFUSED, ExpertNames, Family
 from build.hugging_face.quantized.compressed_tensors import read_compressed_tensors
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.quantized.fp8 import read_fp8
@@ -19,6 +20,7 @@ from build.hugging_face.quantized.gguf import read_gguf
 from build.hugging_face.quantized.mxfp4 import read_mxfp4
 from build.hugging_face.quantized.words import read_awq, read_gptq
 from build.hugging_face.rope import max_positions, rotary_of
+from build.networks.experts import ExpertSizes
 from build.networks.network import LayerConfig, NetworkConfig, Rotary
 from build.networks.recurrent import CONVOLUTION_TAPS, RecurrentSizes
 from pipelines.errors import CheckpointError
@@ -105,7 +107,7 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         vocab_size=settings.integer("vocab_size"),
         max_position_embeddings=max_positions(settings, rotary, max_seq_len),
         norm_epsilon=settings.number("rms_norm_eps"),
-        layers=_layers(settings, family, rotary, head_size, max_seq_len),
+        layers=_with_experts(settings, family, _layers(settings, family, rotary, head_size, max_seq_len)),
         share_embedding_table=settings.flag("tie_word_embeddings"),
         quant_algo=None if form is None else form.name,
         quant_bits=None if form is None else form.bits,
@@ -123,6 +125,7 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         logits_softcap=_number_or_none(settings, "final_logit_softcapping"),
         gates_attention=family.has_recurrent_layers,
         recurrence=_recurrence(settings) if family.has_recurrent_layers else None,
+        experts=None if family.experts is None else _experts(settings, family.experts),
     )
 
 
@@ -131,6 +134,16 @@ def _recurrence(settings: Settings) -> RecurrentSizes:
     settings.refuse_unless("linear_conv_kernel_dim", CONVOLUTION_TAPS)
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
     return RecurrentSizes(*(settings.integer(f"linear_{name}") for name in names))
+
+
+def _experts(settings: Settings, names: ExpertNames) -> ExpertSizes:
+    settings.refuse_unless("clip_qkv")
+    count = settings.integer("num_experts", settings.get("num_local_experts"))
+    num_chosen = settings.integer("num_experts_per_tok")
+    if num_chosen > count:
+        raise settings.fail(f"num_experts_per_tok={num_chosen}", f"at most num_experts={count}")
+    normalizes = settings.flag("norm_topk_prob") if names.normalizes is None else names.normalizes
+    return ExpertSizes(count, num_chosen, settings.integer(names.neurons), normalizes)
 
 
 def _number_or_none(settings: Settings, key: str) -> float | None:
@@ -175,11 +188,26 @@ def _layers(
     )
 
 
+def _with_experts(
+    settings: Settings, family: Family, layers: tuple[LayerConfig, ...]
+) -> tuple[LayerConfig, ...]:
+    """Say which layers have experts: all, or every n-th, without some."""
+    if family.experts is None:
+        return layers
+    step, without = settings.integer("decoder_sparse_step", 1), settings.get("mlp_only_layers", [])
+    if not isinstance(without, list):
+        raise settings.fail(f"mlp_only_layers={without!r:.80}", "a list of layers")
+    return tuple(
+        replace(layer, has_experts=(index + 1) % step == 0 and index not in without)
+        for index, layer in enumerate(layers)
+    )
+
+
 def _windows(settings: Settings, family: Family) -> list[int | None]:
     """Return the attention window of each layer."""
     count = settings.integer("num_hidden_layers")
     width = settings.get("sliding_window")
-    if family.architectures == ("SmolLM3ForCausalLM",):
+    if family.architectures[0] in ("SmolLM3ForCausalLM", "Qwen3MoeForCausalLM"):
         settings.refuse_unless("use_sliding_window", False)
     if width is None or family.windows == "none":
         return [None] * count

@@ -19,6 +19,25 @@ _OUTPUT_NORMS = {
 
 
 @dataclass(frozen=True)
+class ExpertNames:
+    """Names of a family's experts, their tensors and settings.
+
+    Attributes:
+        block: Tensors of a layer's router, ``gate``, and ``experts``.
+        projections: Names of an expert's projections, by attribute of ``Layer``.
+        neurons: Setting that holds the neurons of an expert.
+        normalizes: Whether the chosen probabilities are divided by their sum; None: ``norm_topk_prob`` says.
+    """
+
+    block: str = "mlp"
+    projections: Mapping[str, str] = field(
+        default_factory=lambda: {"fc": "gate_proj", "gate": "up_proj", "proj": "down_proj"}
+    )
+    neurons: str = "moe_intermediate_size"
+    normalizes: bool | None = None
+
+
+@dataclass(frozen=True)
 class Family:
     """One ``model_type``.
 
@@ -38,6 +57,7 @@ class Family:
         defaults: Values of keys that ``config.json`` may leave out.
         has_recurrent_layers: Whether layers are recurrent unless ``layer_types`` calls them
             ``full_attention``, or they are every ``full_attention_interval``-th; attention has a gate then.
+        experts: Names of its experts; None for one MLP in each layer.
         wrapper: Key that holds the settings of the text model, for models that also see images.
         other_parts: Names of those other parts, whose tensors are ignored.
     """
@@ -52,6 +72,7 @@ class Family:
     caps_scores: bool = False
     scales_embedding: bool = False
     has_recurrent_layers: bool = False
+    experts: ExpertNames | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     wrapper: str | None = None
     other_parts: tuple[str, ...] = ()
@@ -125,10 +146,19 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(
         ("MistralForCausalLM",), windows="all", defaults={"sliding_window": 4096, "num_key_value_heads": 8}
     ),
+    "mixtral": Family(
+        ("MixtralForCausalLM",),
+        windows="all",
+        experts=ExpertNames(
+            "block_sparse_moe", {"fc": "w1", "gate": "w3", "proj": "w2"}, "intermediate_size", normalizes=True
+        ),
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8},
+    ),
     "qwen2": Family(("Qwen2ForCausalLM",), biases=("qkv",), windows="from_max_window_layers"),
     "qwen3": Family(
         ("Qwen3ForCausalLM",), norms={**_NORMS, **QUERY_KEY_NORMS}, windows="from_max_window_layers"
     ),
+    "qwen3_moe": Family(("Qwen3MoeForCausalLM",), norms={**_NORMS, **QUERY_KEY_NORMS}, experts=ExpertNames()),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5": replace(
         _QWEN3_5,
@@ -157,21 +187,24 @@ FAMILIES: Mapping[str, Family] = {
         norms={**_OUTPUT_NORMS, **QUERY_KEY_NORMS},
         defaults={"rms_norm_eps": 1e-5},
     ),
+    "olmoe": Family(
+        ("OlmoeForCausalLM",),
+        norms={**_NORMS, **QUERY_KEY_NORMS},
+        experts=ExpertNames(neurons="intermediate_size"),
+        defaults={"rms_norm_eps": 1e-5},
+    ),
 }
 """By ``model_type``."""
 
-_EXPERTS = "a mixture of experts, on which drafting cannot pay (docs/decisions/models.md)"
+_SHARED = "an expert that all tokens share"
 
 REFUSED: Mapping[str, str] = {
-    "gpt_oss": f"attention sinks and {_EXPERTS}",
-    "mixtral": _EXPERTS,
-    "olmoe": _EXPERTS,
-    "phimoe": _EXPERTS,
-    "granitemoe": _EXPERTS,
-    "qwen2_moe": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-    "qwen3_5_moe": _EXPERTS,
-    "qwen3_next": _EXPERTS,
-    "deepseek_v3": f"latent attention and {_EXPERTS}",
+    "gpt_oss": "attention sinks and experts with biases",
+    "phimoe": "a router that is not a softmax",
+    "granitemoe": "experts whose tensors are stacked",
+    "qwen2_moe": _SHARED,
+    "qwen3_5_moe": _SHARED,
+    "qwen3_next": _SHARED,
+    "deepseek_v3": f"latent attention and {_SHARED}",
 }
 """Features that are missing, by ``model_type``, for the message."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from build.checkpoints.tensor_file import Float32Array
+from build.hugging_face.experts import ExpertReader
 from build.hugging_face.families import QUERY_KEY_NORMS, Family
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.weights import Weights
@@ -73,6 +74,8 @@ class LayerReader:
             self._norms(index)
             if self._config.layers[index].is_recurrent:
                 self._recurrence(index)
+            if self._config.layers[index].has_experts:
+                self._experts(index)
         self._weights.check_all_read(self._family.other_parts)
 
     def layer(self, index: int) -> Layer:
@@ -80,20 +83,20 @@ class LayerReader:
         parts: dict[str, list[Linear]] = {}
         for projection in self._projections(index):
             parts.setdefault(projection.attribute, []).append(self._projection(projection)())
-        if self._family.has_stacked_projections:
-            gate, up = parts["fc"][0].split([self._config.intermediate_size] * 2)
+        kind = self._config.layers[index]
+        if kind.has_experts:
+            mlp = self._experts(index)()
         else:
-            gate, up = parts["fc"][0], parts["gate"][0]
-        is_recurrent = self._config.layers[index].is_recurrent
+            mlp = {name: parts[name][0] for name in ("fc", "gate", "proj") if name in parts}
+            if self._family.has_stacked_projections:
+                mlp["fc"], mlp["gate"] = mlp["fc"].split([self._config.intermediate_size] * 2)
+        is_recurrent = kind.is_recurrent
         if self._config.gates_attention and not is_recurrent:
             parts["qkv"] = self._gate_last(*parts["qkv"])
         return Layer(
             stack(parts["qkv"]),
             parts["dense"][0],
-            fc=gate,
-            gate=up,
-            proj=parts["proj"][0],
-            **self._norms(index),
+            **{**mlp, **self._norms(index)},
             recurrence=self._recurrence(index)() if is_recurrent else None,
         )
 
@@ -103,6 +106,12 @@ class LayerReader:
         rows = np.arange(2 * config.num_attention_heads * config.head_size)
         of_queries, of_gates = rows.reshape(config.num_attention_heads, 2, -1).swapaxes(0, 1)
         return [query.rows(of_queries.ravel()), key, value, query.rows(of_gates.ravel())]
+
+    def _experts(self, index: int) -> Callable[[], dict[str, Any]]:
+        sizes, names = self._config.experts, self._family.experts
+        assert sizes is not None and names is not None
+        reader = ExpertReader(self._weights, names, sizes, self._config.hidden_size, self.linear)
+        return reader.read(f"{self.prefix}{self.layer_name(index)}")
 
     def _recurrence(self, index: int) -> Callable[[], RecurrentWeights]:
         """Check what only a recurrent layer has, and return the function that reads it."""
@@ -120,13 +129,16 @@ class LayerReader:
         )
 
     def _projections(self, index: int) -> Iterator[_Projection]:
-        config = self._config
-        hidden, inner = config.hidden_size, config.intermediate_size
-        mlp = f"{self.layer_name(index)}mlp."
-        if config.layers[index].is_recurrent:
-            yield from self._of_recurrence(f"{self.layer_name(index)}linear_attn.")
+        layer, kind = self.layer_name(index), self._config.layers[index]
+        if kind.is_recurrent:
+            yield from self._of_recurrence(f"{layer}linear_attn.")
         else:
-            yield from self._of_attention(f"{self.layer_name(index)}self_attn.")
+            yield from self._of_attention(f"{layer}self_attn.")
+        if not kind.has_experts:
+            yield from self._of_mlp(f"{layer}mlp.")
+
+    def _of_mlp(self, mlp: str) -> Iterator[_Projection]:
+        hidden, inner = self._config.hidden_size, self._config.intermediate_size
         if self._family.has_stacked_projections:
             yield _Projection("fc", f"{mlp}gate_up_proj", 2 * inner, hidden)
         else:
@@ -157,7 +169,7 @@ class LayerReader:
     def _norms(self, index: int) -> Mapping[str, Float32Array]:
         config = self._config
         sizes = {"query_norm": config.head_size, "key_norm": config.head_size}
-        if config.architecture == "Olmo2ForCausalLM":  # over all heads together
+        if config.architecture in ("Olmo2ForCausalLM", "OlmoeForCausalLM"):  # over all heads together
             sizes["query_norm"] *= config.num_attention_heads
             sizes["key_norm"] *= config.num_key_value_heads
         layer = self.layer_name(index)

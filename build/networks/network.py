@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
+from build.networks.experts import ExpertSizes
 from build.networks.linear import Linear, stack
 from build.networks.recurrent import RecurrentSizes, RecurrentWeights
 
@@ -70,11 +71,13 @@ class LayerConfig:
         rotary: Position embedding of queries and keys; None if the layer does not encode positions.
         window: Number of latest positions that a token attends to, its own included; None for all.
         is_recurrent: Whether the layer keeps a state instead of keys and values.
+        has_experts: Whether a router chooses MLPs for each token.
     """
 
     rotary: Rotary | None
     window: int | None = None
     is_recurrent: bool = False
+    has_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class NetworkConfig:
         head_rows: Rows of a trained head's output head; None for the whole vocabulary.
         gates_attention: Whether what attention returns is multiplied by the sigmoid of a projection.
         recurrence: Sizes of the recurrent layers; None for a network without.
+        experts: Sizes of the experts; None for a network without.
     """
 
     architecture: str
@@ -142,6 +146,7 @@ class NetworkConfig:
     head_rows: int | None = None
     gates_attention: bool = False
     recurrence: RecurrentSizes | None = None
+    experts: ExpertSizes | None = None
 
     @property
     def num_hidden_layers(self) -> int:
@@ -172,9 +177,10 @@ class Layer:
             them the gate of the attention; in a recurrent layer that of its output, then what decides how
             much of a value is written, and how much of the state decays.
         dense: Output of the attention.
-        fc: Gate projection, which the activation follows.
-        gate: Up projection.
-        proj: Down projection.
+        fc: Gate projection, which the activation follows; those of all experts along its outputs in a layer
+            that has them.
+        gate: Up projection, likewise.
+        proj: Down projection, likewise.
         input_norm: Gain before the attention, float32 [hidden]; None for no norm.
         post_norm: Gain before the MLP, float32 [hidden].
         attention_output_norm: Gain behind the attention, before its output is added, float32 [hidden].
@@ -184,6 +190,7 @@ class Layer:
         sinks: A score for each query head that joins the softmax of every token, without a value, float32
             [heads]; None for a network without.
         recurrence: What only a recurrent layer has.
+        router: Chooses experts, floats [experts, hidden]; None for a layer with one MLP.
     """
 
     qkv: tuple[Linear, ...]
@@ -199,17 +206,22 @@ class Layer:
     key_norm: Float32Array | None = None
     sinks: Float32Array | None = None
     recurrence: RecurrentWeights | None = None
+    router: Linear | None = None
 
     def with_linears(self, changed: Callable[[Linear], Linear]) -> Layer:
-        """Return the layer with each projection changed; queries, keys and values are stacked again."""
+        """Return the layer with each projection but a router changed; those of ``qkv`` are stacked again."""
         others: dict[str, Any] = {
             name: changed(getattr(self, name)) for name in ("dense", "fc", "gate", "proj")
         }
         return replace(self, qkv=stack(map(changed, self.qkv)), **others)
 
     def linears(self) -> tuple[Linear, ...]:
-        """Return the projections in the order of computation."""
-        return (*self.qkv, self.dense, self.fc, self.gate, self.proj)
+        """Return the projections but for a router, in the order of computation."""
+        return (*self.qkv, self.dense, *self.mlp())
+
+    def mlp(self) -> tuple[Linear, Linear, Linear]:
+        """Return gate, up and down projection of the MLP, or of all experts."""
+        return self.fc, self.gate, self.proj
 
     def norms(self) -> tuple[Float32Array, ...]:
         """Return the gains that the layer has."""

@@ -36,6 +36,7 @@ from build.openvino.operations import (
     selected,
     split_heads,
 )
+from build.openvino.own_experts import ChosenExperts
 from build.openvino.own_recurrence import OwnRecurrence
 from build.openvino.paged_attention import PagedAttention, network_inputs
 
@@ -140,10 +141,16 @@ class DecoderGraph:
         return self._linear(made, layer.dense)
 
     def _mlp(self, x: Any, layer: Layer) -> Any:
-        # fc is the gate projection and gate the up projection: TensorRT-LLM's names.
+        if layer.router is None or self.config.experts is None:
+            return self._gated(x, layer.mlp(), self._linear)
+        chosen = ChosenExperts(x, layer.router, self.config.experts)
+        return chosen.mixed(self._gated(x, layer.mlp(), chosen.linear))
+
+    def _gated(self, x: Any, mlp: tuple[Linear, Linear, Linear], apply: Callable[[Any, Linear], Any]) -> Any:
+        """Compute an MLP whose projections a function applies."""
+        gate, up, down = mlp
         activate = _ACTIVATIONS[self.config.activation]
-        gated = ops.multiply(activate(self._linear(x, layer.fc)), self._linear(x, layer.gate))
-        return self._linear(gated, layer.proj)
+        return apply(ops.multiply(activate(apply(x, gate)), apply(x, up)), down)
 
     def _linear(self, x: Any, weights: Linear) -> Any:
         return linear(x, weights, self.product)

@@ -52,7 +52,7 @@ class EngineSettings:
         quantization: As in the recipe: ``none``, ``int8``, ``int4`` or ``checkpoint``.
         kv_cache_dtype: A key of ``KV_PROPERTIES``.
         attention: ``openvino`` or ``draftproof``.
-        linear: ``openvino`` or ``draftproof``.
+        linear: ``openvino`` or ``draftproof``; experts are multiplied by ours in any case.
         num_threads: Threads of the engine; results are bitwise equal only for the same number of threads.
         thread_placement: ``pinned`` to cores or ``free``.
         texts: Content of further files by name, such as ``chat.json``.
@@ -82,9 +82,10 @@ class _Meter:
 
     def __init__(self, network: Network) -> None:
         tied = network.config.share_embedding_table
+        self._experts = network.config.experts
         self.parameters = network.embedding.data.size + network.final_norm.size
         self.parameters += 0 if tied else network.lm_head.weight.data.size
-        self.step_bytes = network.lm_head.bytes_per_step + network.final_norm.nbytes
+        self.step_bytes: float = network.lm_head.bytes_per_step + network.final_norm.nbytes
         self.rounding_group = 0
         self._see(network.lm_head)
         if network.fusion is not None:
@@ -94,15 +95,20 @@ class _Meter:
 
     def count(self, layer: Layer) -> None:
         others = () if layer.recurrence is None else vars(layer.recurrence).values()
-        self._count((*layer.norms(), *others), layer.linears())
+        router = () if layer.router is None else (layer.router,)
+        self._count((*layer.norms(), *others), (*layer.qkv, layer.dense, *router))
+        share = 1.0 if layer.router is None or self._experts is None else self._experts.chosen_share
+        self._count((), layer.mlp(), share)
 
-    def _count(self, norms: Iterable[Float32Array], linears: Iterable[Linear]) -> None:
+    def _count(
+        self, norms: Iterable[Float32Array], linears: Iterable[Linear], share_read: float = 1.0
+    ) -> None:
         for norm in norms:
             self.parameters += norm.size
             self.step_bytes += norm.nbytes
         for linear in linears:
             self.parameters += linear.weight.data.size
-            self.step_bytes += linear.bytes_per_step
+            self.step_bytes += share_read * linear.bytes_per_step
             self._see(linear)
 
     def _see(self, linear: Linear) -> None:
@@ -213,8 +219,8 @@ def write_engine(
             if own_operations:
                 (work / OPERATOR_LIBRARY).write_bytes(compiled_library())
             write_engine_texts(work, settings.texts)
-            # Weights in floating point are OpenVINO's, whatever the recipe says.
-            linear = "draftproof" if "Linear" in own_operations else "openvino"
+            # Weights in floating point are OpenVINO's, whatever the recipe says; experts never are.
+            linear = "draftproof" if own_operations & {"Linear", "ExpertLinear"} else "openvino"
             described = engine_description(network, replace(settings, linear=linear), meter)
             description = json.dumps(described, indent=2)
             (work / "engine.json").write_text(description + "\n", encoding="utf-8")
@@ -234,6 +240,6 @@ def write_engine(
         raise EngineBuildError(
             f"the {settings.role} engine of recipe {settings.recipe} could not be built",
             values=f"{type(error).__name__}: {error}",
-            limit=f"openvino {openvino_version()}, {meter.step_bytes} free bytes in {directory.parent}",
+            limit=f"openvino {openvino_version()}, {meter.step_bytes:.0f} free bytes in {directory.parent}",
             remedy="check the disk, and that openvino has the pinned version",
         ) from error

@@ -23,9 +23,11 @@ from pipelines.engine_memory import block_bytes
 from pipelines.errors import EngineBuildError
 
 KV_BLOCK_SIZE = 32  # tokens
+PANEL = 16
+"""Outputs that the products compute together."""
+
 _HEAD_STEP = 16  # features: the kernel's registers
 _INPUTS = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
-_PANEL = 16  # outputs that the kernel computes together
 _PANELS_AT_ONCE = 1024
 _CHUNKS = {4: 32, 5: 32, 6: 16}  # bits of a weight -> inputs of which a group has a multiple
 
@@ -61,21 +63,26 @@ def own_product(x: Any, weights: Linear) -> Any:
     """
     if not weights.is_integer:
         return openvino_product(x, weights)
+    constants, attributes = integer_weight(weights)
+    return own_operation("Linear", [x, *constants], {**attributes, "num_outputs": weights.weight.shape[0]})
+
+
+def integer_weight(weights: Linear) -> tuple[list[Any], dict[str, int]]:
+    """Return the constants and the attributes that describe integers to our operations.
+
+    Raises:
+        EngineBuildError: These integers are not multiplied by our operations.
+    """
     weights = _without_zero_points(weights)
     _check(weights)
     numbers, units, levels = arranged(weights)
     if units.dtype == np.float16:
         units = units.view(np.uint8)  # as floats, OpenVINO would make them float32
-    arguments = [x, stored(Tensor("U8", numbers.shape, numbers))]
-    arguments.append(floats(units) if units.dtype == np.float32 else stored(Tensor("U8", units.shape, units)))
+    constants = [stored(Tensor("U8", numbers.shape, numbers))]
+    constants.append(floats(units) if units.dtype == np.float32 else stored(Tensor("U8", units.shape, units)))
     if levels is not None:
-        arguments.append(stored(Tensor("I8", levels.shape, levels)))
-    attributes = {
-        "num_outputs": weights.weight.shape[0],
-        "num_bits": weights.bits,
-        "num_groups": _num_groups(weights),
-    }
-    return own_operation("Linear", arguments, attributes)
+        constants.append(stored(Tensor("I8", levels.shape, levels)))
+    return constants, {"num_bits": weights.bits, "num_groups": _num_groups(weights)}
 
 
 def _without_zero_points(weights: Linear) -> Linear:
@@ -123,13 +130,13 @@ def arranged(weights: Linear) -> tuple[AnyArray, AnyArray, AnyArray | None]:
         kinds, units, pairs of groups, 16, 2] if the scales are levels of these units.
     """
     integers = weights.weight.data
-    num_panels = -(-len(integers) // _PANEL)
+    num_panels = -(-len(integers) // PANEL)
     panel_bytes = (
-        (integers.shape[1] + integers.shape[1] % 2 * (weights.bits == 8)) * _PANEL * weights.bits // 8
+        (integers.shape[1] + integers.shape[1] % 2 * (weights.bits == 8)) * PANEL * weights.bits // 8
     )
     numbers = np.empty((num_panels, panel_bytes), np.uint8)
     for begin in range(0, num_panels, _PANELS_AT_ONCE):  # a large head would need a multiple of its size
-        some = integers[begin * _PANEL : (begin + _PANELS_AT_ONCE) * _PANEL]
+        some = integers[begin * PANEL : (begin + _PANELS_AT_ONCE) * PANEL]
         numbers[begin : begin + _PANELS_AT_ONCE] = (
             _in_pairs(some) if weights.bits == 8 else _in_quads(some, weights.bits)
         )
@@ -143,29 +150,29 @@ def arranged(weights: Linear) -> tuple[AnyArray, AnyArray, AnyArray | None]:
 
 def _by_panel(values: AnyArray) -> AnyArray:
     """Return [outputs, kinds, n] as [panels, kinds, n, 16]."""
-    num_panels = -(-len(values) // _PANEL)
-    padded = np.zeros((num_panels * _PANEL, *values.shape[1:]), values.dtype)
+    num_panels = -(-len(values) // PANEL)
+    padded = np.zeros((num_panels * PANEL, *values.shape[1:]), values.dtype)
     padded[: len(values)] = values
-    panels = padded.reshape(num_panels, _PANEL, *values.shape[1:])
+    panels = padded.reshape(num_panels, PANEL, *values.shape[1:])
     return np.ascontiguousarray(panels.transpose(0, 2, 3, 1))
 
 
 def _level_pairs(levels: AnyArray, num_units: int) -> AnyArray:
     """Return [panels, kinds, groups, 16] as [panels, kinds, units, pairs, 16, 2]."""
     num_panels, kinds, num_groups, _ = levels.shape
-    of_units = levels.reshape(num_panels, kinds, num_units, num_groups // num_units, _PANEL)
+    of_units = levels.reshape(num_panels, kinds, num_units, num_groups // num_units, PANEL)
     if of_units.shape[3] % 2:
         of_units = np.pad(of_units, ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0)))
-    pairs = of_units.reshape(num_panels, kinds, num_units, -1, 2, _PANEL)
+    pairs = of_units.reshape(num_panels, kinds, num_units, -1, 2, PANEL)
     return np.ascontiguousarray(pairs.swapaxes(4, 5))
 
 
 def _panels(integers: AnyArray, neighbours: int) -> AnyArray:
     """Return [outputs, inputs], with zeros at the end, as uint8 [panels, n, 16, neighbours]."""
     outputs, inputs = integers.shape
-    padding = ((0, -outputs % _PANEL), (0, -inputs % neighbours))
+    padding = ((0, -outputs % PANEL), (0, -inputs % neighbours))
     padded = np.pad(integers, padding) if np.any(padding) else integers
-    parts = padded.view(np.uint8).reshape(-1, _PANEL, padded.shape[1] // neighbours, neighbours)
+    parts = padded.view(np.uint8).reshape(-1, PANEL, padded.shape[1] // neighbours, neighbours)
     return np.ascontiguousarray(parts.transpose(0, 2, 1, 3))
 
 
@@ -178,14 +185,14 @@ def _in_quads(integers: AnyArray, bits: int) -> AnyArray:
     if integers.dtype == np.int8:
         integers = (integers + np.int8(1 << bits - 1)).view(np.uint8)
     quads = _panels(integers, 4)
-    quads = quads.reshape(len(quads), quads.shape[1], 4 * _PANEL)
+    quads = quads.reshape(len(quads), quads.shape[1], 4 * PANEL)
     low = quads & 15
-    low = low[..., : 2 * _PANEL] | low[..., 2 * _PANEL :] << 4
+    low = low[..., : 2 * PANEL] | low[..., 2 * PANEL :] << 4
     of_chunk = _CHUNKS[bits] // 4
-    low = low.reshape(len(low), -1, of_chunk * 2 * _PANEL)
+    low = low.reshape(len(low), -1, of_chunk * 2 * PANEL)
     if bits == 4:
         return np.reshape(low, (len(low), -1))
-    parts = (quads >> 4).reshape(len(low), -1, of_chunk, 4 * _PANEL)
+    parts = (quads >> 4).reshape(len(low), -1, of_chunk, 4 * PANEL)
     shifts = np.arange(of_chunk, dtype=np.uint8) * np.uint8(bits - 4)
     high: AnyArray = np.bitwise_or.reduce(parts << shifts[:, np.newaxis], axis=2, dtype=np.uint8)
     return np.reshape(np.concatenate([high, low], axis=2), (len(low), -1))

@@ -9,4 +9,4 @@
 
 OPENVINO_CREATE_EXTENSIONS(std::vector<ov::Extension::Ptr>(
     {std::make_shared<ov::OpExtension<Attention>>(), std::make_shared<ov::OpExtension<Linear>>(),
-     std::make_shared<ov::OpExtension<Recurrence>>()}));
+     std::make_shared<ov::OpExtension<ExpertLinear>>(), std::make_shared<ov::OpExtension<Recurrence>>()}));

@@ -33,6 +33,8 @@ _PARTS = {
     "attention_avx512": ("attention/kernel.cpp", *_AVX512),
     "linear_blocks": ("linear/blocks.cpp", *_AVX2),
     "linear_bytes": ("linear/bytes.cpp", *_AVX2),
+    "linear_experts": ("linear/experts.cpp", *_AVX2),
+    "linear_floats": ("linear/floats.cpp", *_AVX2),
     "recurrence_avx2": ("recurrence/kernel.cpp", *_AVX2),
     "recurrence_avx512": ("recurrence/kernel.cpp", *_AVX512),
 }

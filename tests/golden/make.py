@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.families.networks import FAMILY_CONFIGS
+from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from tests.golden.families import FOLDER, NUM_GREEDY, NUM_PROMPT, ROWS, token_ids, weights_of
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -67,20 +69,22 @@ def compute_family(name: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
 
     torch.set_num_threads(1)  # these networks are too small for more
     config = transformers.AutoConfig.for_model(name.split("-")[0], **FAMILY_CONFIGS[name])
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    tied = config.tie_word_embeddings
-    parameters = {key: list(each.shape) for key, each in model.named_parameters()}
-    shapes = {key: shape for key, shape in parameters.items() if not (tied and key == "lm_head.weight")}
-    weights = {key: torch.tensor(each) for key, each in weights_of(name, shapes).items()}
-    model.load_state_dict(weights, strict=False)
-    model.tie_weights()
+    kinds = transformers.AutoModelForCausalLM
+    made = kinds.from_config(config).float()
+    document = {**config.to_dict(), "architectures": [type(made).__name__]}
+    with tempfile.TemporaryDirectory() as folder:  # experts are stacked in a model, and not in its files
+        made.save_pretrained(folder)
+        path = Path(folder, "model.safetensors")
+        shapes = {key: list(each.shape) for key, each in sorted(read_tensors(path).items())}
+        tensors = {key: Tensor("F32", each.shape, each) for key, each in weights_of(name, shapes).items()}
+        write_tensors(path, tensors, {"format": "pt"})
+        model = kinds.from_pretrained(folder, dtype="float32", attn_implementation="eager").eval()
     ids = token_ids(FAMILY_CONFIGS[name]["vocab_size"]).astype(np.int64)
     tokens = ids[:NUM_PROMPT].tolist()
     with torch.no_grad():
         logits = model(torch.tensor(ids[None])).logits[0].numpy()[ROWS]
         for _ in range(NUM_GREEDY):  # without a cache, so that no shortcut of transformers is the reference
             tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
-    document = {**config.to_dict(), "architectures": [type(model).__name__]}
     arrays = {"logits": logits, "greedy": np.array(tokens[NUM_PROMPT:], np.int32)}
     return {"config": document, "shapes": shapes}, arrays
 

@@ -1,4 +1,4 @@
-"""A draft with another tokenizer, a trained head, a target with recurrent layers: answers are its own."""
+"""A draft with another tokenizer, a trained head, a hybrid or a mixture as target: answers are its own."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ SAMPLED = replace(GREEDY, temperature=0.9, top_k=200, seed=3)
 GUIDED = replace(SAMPLED, guide=("regex", r'\{"first": [0-9a-f]{16}, "second": [0-9a-f]{16}\}'))
 
 
-@pytest.fixture(scope="module", params=["tokenizer", "head", "hybrid"])
+@pytest.fixture(scope="module", params=["tokenizer", "head", "hybrid", "mixture"])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("pair")
     makers = {"tokenizer": another_tokenizer, "head": trained_head, "hybrid": hybrid_target}
+    makers["mixture"] = mixture_target
     rendered = makers[request.param](folder)
     keep_models(rendered, "speculative", "router")
     with ready_server(rendered.parent) as server, grpc_client(server) as client:
@@ -46,8 +47,13 @@ def trained_head(folder: Path) -> Path:
 
 def hybrid_target(folder: Path) -> Path:
     own = {"linear": "draftproof", "attention": "draftproof"}
-    engines = build_tiny_pair(folder, draft="self", is_hybrid=True, **own)
+    engines = build_tiny_pair(folder, draft="self", target="hybrid", **own)
     return render_recipe(tiny_recipe("hybrid"), *engines, folder / "r")
+
+
+def mixture_target(folder: Path) -> Path:
+    engines = build_tiny_pair(folder, draft="self", target="mixture", linear="draftproof")
+    return render_recipe(tiny_recipe("mixture"), *engines, folder / "r")
 
 
 def another_tokenizer(folder: Path) -> Path:

@@ -26,6 +26,7 @@ from build.checkpoints.checkpoint import (
 from build.checkpoints.checkpoint_config import parse_config
 from build.checkpoints.tensor_file import Tensor
 from build.checkpoints.tokenizer_file import read_tokenizer
+from build.networks.experts import ExpertSizes
 from build.networks.growth import grow
 from build.networks.linear import Linear
 from build.networks.network import Fusion, Layer, LayerConfig, Network
@@ -154,15 +155,10 @@ def hybrid(network: Network) -> Network:
     config, rng = network.config, np.random.default_rng(11)
     sizes = RecurrentSizes(num_key_heads=2, num_value_heads=4, key_size=32, value_size=32)
     layers = (LayerConfig(None, is_recurrent=True), *config.layers[1:])
-
-    def linear(outputs: int, inputs: int, scale: float) -> Linear:
-        values = (scale * rng.standard_normal((outputs, inputs)) / inputs**0.5).astype(np.float32)
-        return Linear(Tensor("F32", values.shape, values))
-
     first = replace(
         network.layer(0),
-        qkv=(linear(sizes.width, config.hidden_size, 1.0),),
-        dense=linear(config.hidden_size, sizes.value_channels, 0.2),
+        qkv=(_random_linear(rng, sizes.width, config.hidden_size, 1.0),),
+        dense=_random_linear(rng, config.hidden_size, sizes.value_channels, 0.2),
         recurrence=RecurrentWeights(
             rng.standard_normal((CONVOLUTION_TAPS, sizes.channels)).astype(np.float32),
             rng.uniform(0.01, 0.5, sizes.num_value_heads).astype(np.float32),
@@ -174,6 +170,31 @@ def hybrid(network: Network) -> Network:
         network,
         config=replace(config, layers=layers, recurrence=sizes),
         layer=lambda index: network.layer(index) if index else first,
+    )
+
+
+def _random_linear(rng: np.random.Generator, outputs: int, inputs: int, scale: float) -> Linear:
+    values = (scale * rng.standard_normal((outputs, inputs)) / inputs**0.5).astype(np.float32)
+    return Linear(Tensor("F32", values.shape, values))
+
+
+def mixture(network: Network) -> Network:
+    """Return the network with experts instead of the MLP of its first layer, which add little too."""
+    config, rng = network.config, np.random.default_rng(11)
+    sizes = ExpertSizes(count=8, num_chosen=2, intermediate_size=64, normalizes=True)
+    inner, hidden = sizes.count * sizes.intermediate_size, config.hidden_size
+    experts = replace(
+        network.layer(0),
+        router=_random_linear(rng, sizes.count, hidden, 2.0),
+        fc=_random_linear(rng, inner, hidden, 1.0),
+        gate=_random_linear(rng, inner, hidden, 1.0),
+        proj=_random_linear(rng, sizes.count * hidden, sizes.intermediate_size, 0.2),
+    )
+    layers = (replace(config.layers[0], has_experts=True), *config.layers[1:])
+    return replace(
+        network,
+        config=replace(config, layers=layers, experts=sizes),
+        layer=lambda index: network.layer(index) if index else experts,
     )
 
 
@@ -310,7 +331,11 @@ def build_tiny_engine(
     lm_head = "int8" if quantization == "int8" else "checkpoint"
     engine, engine_tokenizer = directory / role, checkpoint_directory / "tokenizer.json"
     recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, dynamic_quantization, str(growth)]
-    recipe += [list(network.config.feature_layers), str(network.config.recurrence)]
+    recipe += [
+        list(network.config.feature_layers),
+        str(network.config.recurrence),
+        str(network.config.experts),
+    ]
     write_engine(
         engine,
         apply_quantization(network, quantization, lm_head),
@@ -345,7 +370,7 @@ def build_tiny_pair(
     attention: str = "openvino",
     linear: str = "openvino",
     growth: Growth | None = None,
-    is_hybrid: bool = False,
+    target: str = "dense",
     **config_changes: Any,
 ) -> tuple[Path, Path]:
     """Make a draft and a target engine with random weights.
@@ -362,14 +387,15 @@ def build_tiny_pair(
         attention: ``openvino`` or ``draftproof``.
         linear: ``openvino`` or ``draftproof``.
         growth: Sizes to which the target is grown; its function stays the same, its steps cost more.
-        is_hybrid: Whether the target has a recurrent layer; both models then add little to the embedding.
+        target: ``dense``; ``hybrid`` or ``mixture``: with a recurrent layer or with experts, and both models
+            add little to the embedding.
         **config_changes: Keys of ``config.json`` for both.
 
     Returns:
         The engine directories of draft and target.
     """
     has_head = draft == "head"
-    is_quiet = has_head or is_hybrid
+    is_quiet = has_head or target != "dense"
     config = tiny_config(vocab_size=vocab_size, share_embedding_table=not is_quiet, **config_changes)
     weights = random_weights(config, seed)
     if is_quiet:
@@ -398,7 +424,7 @@ def build_tiny_pair(
             *(directory, config, weights),
             role="target",
             growth=growth,
-            change=with_features if has_head else hybrid if is_hybrid else None,
+            change=with_features if has_head else {"hybrid": hybrid, "mixture": mixture}.get(target),
             **options,
         ),
     )
@@ -408,6 +434,7 @@ def build_tiny_pair(
 
 TIMED_CONFIG = SimpleNamespace(
     linear="openvino",
+    vocab_size=2048,
     kv_block_size=32,
     max_position_embeddings=2048,
     num_layers=1,

@@ -31,10 +31,12 @@ struct Scales {
 // half of byte i, and number i + 32 in the high half. Quads of a chunk of 32 inputs (16 if there are 6 bits)
 // follow their remaining bits, 64 bytes: those of quad q, from the lowest on, are in the bytes i and i + 32.
 // Integers are unsigned; without offsets, half their range is subtracted.
+//
+// Floats, which have 32 bits: a panel holds the inputs of one output after the other. There are no scales.
 struct Projection {
     size_t num_inputs;
     size_t num_outputs;
-    size_t num_bits;    // 8, 6, 5 or 4
+    size_t num_bits;    // 32, 8, 6, 5 or 4
     size_t num_groups;  // of inputs, each with scales of its own
     const uint8_t* weight;
     Scales scales;
@@ -48,8 +50,20 @@ struct Projection {
     size_t groups_of_a_unit() const { return num_groups / scales.num_units; }
     size_t pairs_of_a_unit() const { return (groups_of_a_unit() + 1) / 2; }
 
+    // Return the projection to so many outputs from a panel on.
+    Projection part(size_t panel, size_t outputs) const {
+        Projection some = *this;
+        const size_t units = panel * scales.num_kinds * scales.num_units;
+        some.num_outputs = outputs;
+        some.weight += panel * panel_bytes();
+        some.scales.units = static_cast<const uint8_t*>(scales.units) + units * kPanel * (scales.are_halves ? 2 : 4);
+        if (scales.levels) some.scales.levels += units * pairs_of_a_unit() * kPanel * 2;
+        return some;
+    }
+
     // Return whether its groups can be multiplied.
     bool is_possible() const {
+        if (num_bits == 32) return num_groups == 1;
         if (!num_groups || !scales.num_units || num_groups % scales.num_units) return false;
         if (num_bits == 8)
             return scales.num_kinds == 1 && !scales.levels && num_groups == scales.num_units &&
@@ -65,8 +79,18 @@ struct Projection {
 namespace avx2 {
 void multiply_bytes(const Projection& projection, const float* input, size_t num_rows, float* output);
 void multiply_blocks(const Projection& projection, const float* input, size_t num_rows, float* output);
+void multiply_floats(const Projection& projection, const float* input, size_t num_rows, float* output);
 
 inline void multiply(const Projection& projection, const float* input, size_t num_rows, float* output) {
-    (projection.num_bits == 8 ? multiply_bytes : multiply_blocks)(projection, input, num_rows, output);
+    (projection.num_bits == 32  ? multiply_floats
+     : projection.num_bits == 8 ? multiply_bytes
+                                : multiply_blocks)(projection, input, num_rows, output);
 }
+
+// Multiply each row with the weight of its expert, to `output` [rows, outputs of an expert].
+//
+// `weight` holds those of all experts, whose outputs fill whole panels; `experts` has that of each row. So many
+// rows after each other have the same input: `input` is [rows / repeats, inputs].
+void multiply_experts(const Projection& weight, size_t num_experts, const int32_t* experts, const float* input,
+                      size_t num_rows, size_t repeats, float* output);
 }  // namespace avx2

@@ -209,6 +209,8 @@ def _long_context(config: EngineConfig) -> int:
 def _inputs(engines: Mapping[str, StepEngine], shape: _Shape) -> StepInputs:
     block_size = engines[shape.role].config.kv_block_size
     blocks = range(1, 1 + -(-(shape.context_len + shape.rows) // block_size))
-    token_ids = np.zeros(shape.rows, np.int32)
+    # Equal tokens would choose the same experts; these choose theirs independently, text somewhat fewer.
+    vocab_size = engines[shape.role].config.vocab_size
+    token_ids = np.random.default_rng(0).integers(vocab_size, size=shape.rows, dtype=np.int32)
     chunk = Chunk(token_ids, shape.context_len, blocks, as_rows=True, num_logits=shape.rows, slot=NO_SLOT)
     return pack([chunk], block_size)

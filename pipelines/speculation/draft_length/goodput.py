@@ -17,7 +17,6 @@ Probabilities = npt.NDArray[np.float64]
 Depths = npt.NDArray[np.int64]
 
 _SELDOM = 10  # once in this many cases
-_LEAST_ROWS = 2  # of a step (executor/step.py): for a single request, one draft token is free
 # Longer proposals are considered in steps of this many tokens.
 _SHORT, _STRIDE = 8, 4
 
@@ -77,7 +76,7 @@ def best_draft(prospect: Prospect, draft_costs: StepCosts, target_costs: StepCos
     tokens = num_requests + np.cumsum(ranked.mean(axis=1), axis=1)
     rows = np.arange(num_requests, num_requests + num_requests * max_depth + 1)
     positions = target_costs.positions(rows.astype(np.float64), prospect.mean_context, num_requests)
-    verifying_s = target_costs.seconds(np.maximum(rows, _LEAST_ROWS), positions)
+    verifying_s = target_costs.seconds(rows, positions)
     outside_s = target_costs.overhead.extra_s(num_requests)
     drafting_s = _drafting_s(prospect, depths, thresholds, draft_costs)
     goodput = tokens / (verifying_s[1:] + drafting_s + outside_s)
@@ -122,6 +121,6 @@ def _drafting_s(
         is_deeper = depths > depth
         shares = 1 - np.searchsorted(longest[:, depth - 1], thresholds[is_deeper]) / len(longest)
         num_steps[is_deeper] += shares
-    step_s = float(costs.seconds(max(num_drafting, 2), num_drafting * prospect.mean_context))
+    step_s = float(costs.seconds(num_drafting, num_drafting * prospect.mean_context))
     times: Probabilities = costs.first_s + num_steps * step_s
     return times

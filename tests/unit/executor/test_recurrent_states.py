@@ -34,7 +34,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Return a draft and a target that often agree."""
     quantization, linear = request.param.split(", ")
     kind = {"attention": "draftproof", "linear": linear, "quantization": quantization, "draft": "self"}
-    return build_tiny_pair(tmp_path_factory.mktemp("hybrid"), is_hybrid=True, **kind)
+    return build_tiny_pair(tmp_path_factory.mktemp("hybrid"), target="hybrid", **kind)
 
 
 def loaded(directory: Path, **limits: int) -> Executor:

@@ -110,6 +110,16 @@ def test_long_contexts_are_drafted_for_where_rows_read_them_together() -> None:
     assert gains[0] > 2 and gains[1] < 1.4
 
 
+def test_the_first_draft_token_costs_what_its_row_does() -> None:
+    """OpenVINO's products compute two rows where there is one; a second row of a mixture reads more."""
+    prospect = Prospect(np.full((1, 8, 1), 0.4), np.array([0.4]), np.array([False]), mean_context=100)
+    draft, gains = StepCosts((1, 16), (0.001, 0.001)), []
+    for alone_s in (0.020, 0.012):
+        found = best_draft(prospect, draft, StepCosts((1, 2, 9), (alone_s, 0.020, 0.080)))
+        gains.append(found.tokens_per_s / found.without)
+    assert gains == pytest.approx([1.4, 0.84])
+
+
 def test_the_first_of_several_steps_has_a_price_of_its_own() -> None:
     costs = StepCosts(ROWS, SECONDS)
     for _ in range(300):

@@ -149,7 +149,9 @@ def fused(a: Floats, b: Floats, total: npt.NDArray[np.float64]) -> npt.NDArray[n
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source = Path(__file__).with_name("kernel_calls.cpp")
-    return compile_calls(tmp_path_factory.mktemp("kernel"), source, "linear_blocks", "linear_bytes")
+    return compile_calls(
+        tmp_path_factory.mktemp("kernel"), source, "linear_blocks", "linear_bytes", "linear_floats"
+    )
 
 
 def random_rows(count: int, size: int, seed: int = 1) -> Floats:

@@ -1,0 +1,114 @@
+"""A pair whose target has experts: what it reads, what is refused, and what memory it takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.families.engines import compile_network, piece, step
+from benchmarks.quality.predictions import surprises as expected_surprises
+from build.engines import gains_from_own_products
+from build.memory import num_parameters
+from build.networks.source import open_network
+from build.openvino.operations import openvino_product
+from build.preflight import check_recipe
+from build.quality import surprises
+from build.recipe import Recipe
+from pipelines.errors import CheckpointError
+from tests.golden.families import save_family
+from tests.support.compiler import needs_compiler
+from tests.support.hugging_face_checkpoints import (
+    change_config,
+    change_weights,
+    make_hugging_face,
+    pair_recipe,
+)
+
+MIXTURE = "qwen3_moe"  # 16 experts, 4 of them for a token; the second of four layers is dense
+MIXTURES = pytest.mark.parametrize("name", [MIXTURE, "mixtral", "olmoe"])
+
+
+def mixture_recipe(folder: Path, draft: str = "draft") -> Recipe:
+    make_hugging_face(folder / "draft", vocab_size=512)
+    save_family(MIXTURE, folder / "target")
+    shutil.copy(folder / "draft" / "tokenizer.json", folder / "target")
+    change_config(folder / "target", eos_token_id=0)
+    sections = {
+        role: {"checkpoint": str(folder / name)}
+        for role, name in {"draft": draft, "target": "target"}.items()
+    }
+    return pair_recipe(folder, **sections)
+
+
+@pytest.mark.parametrize("draft", ["draft", "target"])
+def test_a_mixture_is_a_target_and_a_draft(draft: str, tmp_path: Path) -> None:
+    recipe = mixture_recipe(tmp_path, draft)
+    _, target = check_recipe(recipe)
+    config = target.network.config
+    assert [layer.has_experts for layer in config.layers] == [True, False, True, True]
+    assert gains_from_own_products(recipe.target, config), "whatever the processor"
+
+
+@MIXTURES
+def test_its_parameters_are_counted(name: str, tmp_path: Path) -> None:
+    save_family(name, tmp_path)
+    network = open_network(tmp_path).read()
+    layers = [network.layer(index) for index in range(4)]
+    stored = sum(linear.weight.data.size for layer in layers for linear in layer.linears())
+    assert num_parameters(network.config)[0] == stored
+
+
+@needs_compiler
+def test_a_step_reads_the_chosen_experts(tmp_path: Path) -> None:
+    save_family(MIXTURE, tmp_path / "checkpoint")
+    network = open_network(tmp_path / "checkpoint").read()
+    engine = compile_network(tmp_path / "engine", network, "none")
+    layers = [network.layer(index) for index in range(4)]
+    experts = sum(linear.bytes_per_step for layer in layers if layer.router for linear in layer.mlp())
+    routers = sum(layer.router.bytes_per_step for layer in layers if layer.router)
+    all_others = sum(linear.bytes_per_step for layer in layers for linear in layer.linears()) - experts
+    norms = network.final_norm.nbytes + sum(norm.nbytes for layer in layers for norm in layer.norms())
+    head = network.lm_head.bytes_per_step
+    read = experts / 4 + all_others + routers + norms + head
+    assert engine.config.weight_bytes_per_step == read
+    assert engine.config.linear == "draftproof", "experts read their weights at each step"
+    described = json.loads((tmp_path / "engine" / "engine" / "engine.json").read_text(encoding="utf-8"))
+    assert described["num_parameters"] > read / 4, "all experts are held"
+
+
+@pytest.mark.parametrize("name", ["mlp.gate.weight", "mlp.experts.15.up_proj.weight"])
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    save_family(MIXTURE, tmp_path)
+    tensor = f"model.layers.2.{name}"
+    change_weights(tmp_path, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=tensor):
+        open_network(tmp_path)
+
+
+def test_experts_in_several_forms_are_refused(tmp_path: Path) -> None:
+    save_family(MIXTURE, tmp_path)
+
+    def round_one(tensors: dict[str, Any]) -> None:
+        name = "model.layers.0.mlp.experts.3.up_proj.weight"
+        tensors[name] = type(tensors[name]).from_float32(tensors[name].to_float32(), "BF16")
+
+    change_weights(tmp_path, round_one)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts have 3 forms"):
+        open_network(tmp_path).read().layer(0)
+
+
+@needs_compiler
+def test_its_quality_is_measured_in_parts(tmp_path: Path) -> None:
+    save_family(MIXTURE, tmp_path / "network")
+    network = open_network(tmp_path / "network").read()
+    windows = np.random.default_rng(0).integers(1, 512, (3, 40)).astype(np.int32)
+    engine = compile_network(tmp_path / "engine", network, "none")
+    whole = [step(engine, piece(engine, ids, 0, len(ids), as_rows=False)) for ids in windows]
+    expected = [expected_surprises(logits, ids) for logits, ids in zip(whole, windows, strict=True)]
+    found = surprises(network, windows.tolist(), openvino_product, 0, lambda: None)
+    assert found == pytest.approx(np.array(expected), abs=1e-6)
