@@ -55,7 +55,7 @@ def test_a_step_of_the_draft_that_fails_is_no_measurement() -> None:
 @needs_compiler
 @pytest.mark.parametrize("max_batch_size", [1, 4])
 def test_states_take_what_the_plan_of_the_server_has_for_them(tmp_path: Path, max_batch_size: int) -> None:
-    pair = build_tiny_pair(tmp_path, is_hybrid=True, draft="self", attention="draftproof")
+    pair = build_tiny_pair(tmp_path, target="hybrid", draft="self", attention="draftproof")
     draft, target = load_executors(*pair, max_rows=9 * max_batch_size)
     assert len(target.engine._states[0]) <= states_bytes(1, max_batch_size)
     answers = answer_prompts(
