@@ -57,6 +57,14 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"num_local_experts": 4},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
+    "gpt_oss": {
+        "head_dim": 64,
+        "intermediate_size": 96,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 48,
+        "rope_parameters": {**_YARN, "rope_theta": 1.5e5, "truncate": False},
+    },
     "qwen3_5_text": {
         "num_attention_heads": 4,
         "head_dim": 64,

@@ -114,9 +114,10 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         group_size=1 if form is None else form.group_size,
         rounds_activations=form is not None and form.rounds_activations,
         biases=_biases(settings, family),
-        activation=_ACTIVATIONS[family.activation],
+        activation="clamped_swiglu" if family.clamps else _ACTIVATIONS[family.activation],
         attention_scale=settings.number("attention_multiplier", 1.0) if is_granite else attention_scale,
         attention_softcap=_number_or_none(settings, "attn_logit_softcapping"),
+        has_sinks=family.has_sinks,
         embedding_multiplier=hidden**0.5
         if family.scales_embedding
         else settings.number("embedding_multiplier", 1.0),
@@ -138,6 +139,7 @@ def _recurrence(settings: Settings) -> RecurrentSizes:
 
 def _experts(settings: Settings, names: ExpertNames) -> ExpertSizes:
     settings.refuse_unless("clip_qkv")
+    settings.refuse_unless("swiglu_limit", 7.0)
     count = settings.integer("num_experts", settings.get("num_local_experts"))
     num_chosen = settings.integer("num_experts_per_tok")
     if num_chosen > count:

@@ -27,6 +27,7 @@ class ExpertNames:
         projections: Names of an expert's projections, by attribute of ``Layer``.
         neurons: Setting that holds the neurons of an expert.
         normalizes: Whether the chosen probabilities are divided by their sum; None: ``norm_topk_prob`` says.
+        are_stacked: Whether there are tensors of all experts together, under the names of gpt-oss.
     """
 
     block: str = "mlp"
@@ -35,6 +36,7 @@ class ExpertNames:
     )
     neurons: str = "moe_intermediate_size"
     normalizes: bool | None = None
+    are_stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,12 @@ class Family:
             ``attention_bias`` and ``mlp_bias`` in ``config.json`` decide.
         has_stacked_projections: Whether q, k and v are one tensor, and gate and up projection another.
         activation: Only supported value of ``hidden_act`` (``hidden_activation``).
+        clamps: Whether it is clamped, as the limits of gpt-oss say.
         windows: Layers that attend to ``sliding_window`` positions unless ``layer_types`` names them:
             ``none``, ``all``, ``from_max_window_layers``, ``every_second``, from the first on, or
             ``pattern``: all but every ``sliding_window_pattern``-th.
         caps_scores: Whether attention scores are capped at ``attn_logit_softcapping``.
+        has_sinks: Whether attention has sinks.
         scales_embedding: Whether the embedding is multiplied with the root of the hidden size.
         defaults: Values of keys that ``config.json`` may leave out.
         has_recurrent_layers: Whether layers are recurrent unless ``layer_types`` calls them
@@ -68,8 +72,10 @@ class Family:
     biases: tuple[str, ...] = ()
     has_stacked_projections: bool = False
     activation: str = "silu"
+    clamps: bool = False
     windows: str = "none"
     caps_scores: bool = False
+    has_sinks: bool = False
     scales_embedding: bool = False
     has_recurrent_layers: bool = False
     experts: ExpertNames | None = None
@@ -146,6 +152,27 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(
         ("MistralForCausalLM",), windows="all", defaults={"sliding_window": 4096, "num_key_value_heads": 8}
     ),
+    "gpt_oss": Family(
+        ("GptOssForCausalLM",),
+        clamps=True,
+        windows="every_second",
+        has_sinks=True,
+        experts=ExpertNames(neurons="intermediate_size", normalizes=True, are_stacked=True),
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1.5e5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "sliding_window": 128,
+        },
+    ),
     "mixtral": Family(
         ("MixtralForCausalLM",),
         windows="all",
@@ -199,7 +226,6 @@ FAMILIES: Mapping[str, Family] = {
 _SHARED = "an expert that all tokens share"
 
 REFUSED: Mapping[str, str] = {
-    "gpt_oss": "attention sinks and experts with biases",
     "phimoe": "a router that is not a softmax",
     "granitemoe": "experts whose tensors are stacked",
     "qwen2_moe": _SHARED,

@@ -14,6 +14,7 @@ from build.checkpoints.tensor_file import Float32Array
 from build.hugging_face.experts import ExpertReader
 from build.hugging_face.families import QUERY_KEY_NORMS, Family
 from build.hugging_face.quantized.form import Form
+from build.hugging_face.stacked_experts import StackedExpertReader
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear, stack
 from build.networks.network import Layer, Network, NetworkConfig
@@ -72,6 +73,8 @@ class LayerReader:
             for projection in self._projections(index):
                 self._projection(projection)
             self._norms(index)
+            if self._family.has_sinks:
+                self._sinks(index)
             if self._config.layers[index].is_recurrent:
                 self._recurrence(index)
             if self._config.layers[index].has_experts:
@@ -97,6 +100,7 @@ class LayerReader:
             stack(parts["qkv"]),
             parts["dense"][0],
             **{**mlp, **self._norms(index)},
+            sinks=self._sinks(index) if self._family.has_sinks else None,
             recurrence=self._recurrence(index)() if is_recurrent else None,
         )
 
@@ -107,11 +111,17 @@ class LayerReader:
         of_queries, of_gates = rows.reshape(config.num_attention_heads, 2, -1).swapaxes(0, 1)
         return [query.rows(of_queries.ravel()), key, value, query.rows(of_gates.ravel())]
 
+    def _sinks(self, index: int) -> Float32Array:
+        name = f"{self.prefix}{self.layer_name(index)}self_attn.sinks"
+        return self._weights.take(name, (self._config.num_attention_heads,)).to_float32()
+
     def _experts(self, index: int) -> Callable[[], dict[str, Any]]:
         sizes, names = self._config.experts, self._family.experts
         assert sizes is not None and names is not None
-        reader = ExpertReader(self._weights, names, sizes, self._config.hidden_size, self.linear)
-        return reader.read(f"{self.prefix}{self.layer_name(index)}")
+        layer, hidden = f"{self.prefix}{self.layer_name(index)}", self._config.hidden_size
+        if names.are_stacked:
+            return StackedExpertReader(self._weights, sizes, hidden, self._form).read(layer)
+        return ExpertReader(self._weights, names, sizes, hidden, self.linear).read(layer)
 
     def _recurrence(self, index: int) -> Callable[[], RecurrentWeights]:
         """Check what only a recurrent layer has, and return the function that reads it."""

@@ -98,7 +98,8 @@ class NetworkConfig:
         rounds_activations: Whether the checkpoint is made for activations that are rounded to INT8 as they
             come.
         biases: Projections of a layer that have a bias, under the names of ``Layer``.
-        activation: ``silu`` or ``gelu_tanh``, between gate and up projection.
+        activation: ``silu`` or ``gelu_tanh``, between gate and up projection, or ``clamped_swiglu``, which
+            changes both.
         attention_scale: Factor of the attention scores.
         attention_softcap: c in c * tanh(score / c), of the scaled scores; None for unchanged scores. Only
             attention of our own caps them.

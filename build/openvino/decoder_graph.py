@@ -11,7 +11,7 @@ shape [T, 1, hidden].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import openvino as ov
@@ -40,7 +40,19 @@ from build.openvino.own_experts import ChosenExperts
 from build.openvino.own_recurrence import OwnRecurrence
 from build.openvino.paged_attention import PagedAttention, network_inputs
 
-_ACTIVATIONS = {"silu": ops.swish, "gelu_tanh": lambda x: ops.gelu(x, "tanh")}
+
+def _clamped_swiglu(gate: Any, up: Any) -> Any:
+    """Gate as gpt-oss does."""
+    limit = 7.0
+    swish = ops.swish(ops.minimum(gate, floats(limit)), floats(1.702))
+    return ops.multiply(ops.add(ops.clamp(up, -limit, limit), floats(1.0)), swish)
+
+
+_GATES: Mapping[str, Callable[[Any, Any], Any]] = {
+    "silu": lambda gate, up: ops.multiply(ops.swish(gate), up),
+    "gelu_tanh": lambda gate, up: ops.multiply(ops.gelu(gate, "tanh"), up),
+    "clamped_swiglu": _clamped_swiglu,
+}
 
 
 class Attention(Protocol):
@@ -149,8 +161,8 @@ class DecoderGraph:
     def _gated(self, x: Any, mlp: tuple[Linear, Linear, Linear], apply: Callable[[Any, Linear], Any]) -> Any:
         """Compute an MLP whose projections a function applies."""
         gate, up, down = mlp
-        activate = _ACTIVATIONS[self.config.activation]
-        return apply(ops.multiply(activate(apply(x, gate)), apply(x, up)), down)
+        gated = _GATES[self.config.activation](apply(x, gate), apply(x, up))
+        return apply(gated, down)
 
     def _linear(self, x: Any, weights: Linear) -> Any:
         return linear(x, weights, self.product)

@@ -35,7 +35,7 @@ class ChosenExperts:
         self._shares = ops.reshape(shares, integers([0, sizes.num_chosen, 1]), True)
 
     def linear(self, x: Any, weights: Linear) -> Any:
-        """Apply a projection of the chosen experts, without a bias.
+        """Apply a projection of the chosen experts.
 
         Args:
             x: [T, 1, in], what all chosen experts read, or [T, chosen, in].
@@ -54,12 +54,15 @@ class ChosenExperts:
         else:
             constants, attributes = [floats(weights.to_float32())], {"num_bits": _FLOAT_BITS}
         attributes |= {"num_outputs": num_outputs, "num_experts": self._count}
-        return own_operation("ExpertLinear", [x, self._experts, *constants], attributes)
+        y = own_operation("ExpertLinear", [x, self._experts, *constants], attributes)
+        if weights.bias is None:
+            return y
+        biases = floats(weights.bias.reshape(self._count, num_outputs))
+        return ops.add(y, ops.gather(biases, self._experts, integers(0)))
 
     def _check(self, weights: Linear, num_outputs: int) -> None:
         problems = {
             f"{num_outputs} outputs of an expert": num_outputs % PANEL > 0,
-            "biases": weights.bias is not None,
             "inputs that are rounded": weights.input_quantization is not None,
             "inputs in another order": weights.input_order is not None,
             "inputs that are scaled": weights.prequant is not None,
@@ -69,7 +72,7 @@ class ChosenExperts:
             raise EngineBuildError(
                 "products of our own cannot multiply the experts of this checkpoint",
                 values=", ".join(found),
-                limit=f"a multiple of {PANEL} outputs without biases, and inputs as they come",
+                limit=f"a multiple of {PANEL} outputs, and inputs as they come",
                 remedy="use another checkpoint of this model, in floating point for instance",
             )
 

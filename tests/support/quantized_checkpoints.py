@@ -148,3 +148,18 @@ def quantize_checkpoint(
     change_weights(directory, change)
     change_config(directory, quantization_config=dict(config))
     return found
+
+
+def pack_mxfp4(weight: Float32Array) -> Packed:
+    """Round experts [count, out, in] to MXFP4 as gpt-oss stores them."""
+    groups = weight.reshape(*weight.shape[:2], -1, 32)
+    exponents = np.floor(np.log2(np.abs(groups).max(axis=3))) - 2  # so that the largest number is 4 to 8
+    scale = np.exp2(exponents).astype(np.float32)[..., None]
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    codes = np.abs(np.abs(groups / scale)[..., None] - numbers).argmin(axis=-1)
+    values = np.copysign(numbers[codes], groups) * scale
+    nibbles = (codes | np.signbit(groups) << 3).astype(np.uint8)
+    blocks = nibbles[..., ::2] | nibbles[..., 1::2] << 4
+    stored = (exponents + 127).astype(np.uint8)
+    tensors = {"blocks": Tensor("U8", blocks.shape, blocks), "scales": Tensor("U8", stored.shape, stored)}
+    return tensors, values.reshape(weight.shape)

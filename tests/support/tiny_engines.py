@@ -198,6 +198,29 @@ def mixture(network: Network) -> Network:
     )
 
 
+def like_gpt_oss(network: Network) -> Network:
+    """Return a mixture with what gpt-oss has beside: biases, another activation, sinks and a window."""
+    made, rng = mixture(network), np.random.default_rng(12)
+
+    def biased(linear: Linear) -> Linear:
+        return replace(linear, bias=rng.normal(0, 0.05, len(linear.weight.data)).astype(np.float32))
+
+    def layer(index: int) -> Layer:
+        plain = made.layer(index)
+        sinks = np.linspace(-1, 3, network.config.num_attention_heads, dtype=np.float32)
+        router = plain.router and biased(plain.router)
+        return replace(plain.with_linears(biased), router=router, sinks=sinks)
+
+    first, *others = made.config.layers
+    config = replace(
+        made.config,
+        layers=(replace(first, window=32), *others),
+        has_sinks=True,
+        activation="clamped_swiglu",
+    )
+    return replace(made, config=config, layer=layer)
+
+
 def tiny_head(target: Network) -> Network:
     """Return a head whose attention passes on the embedding of the token itself, and little of the features.
 
@@ -333,8 +356,7 @@ def build_tiny_engine(
     recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, dynamic_quantization, str(growth)]
     recipe += [
         list(network.config.feature_layers),
-        str(network.config.recurrence),
-        str(network.config.experts),
+        *map(str, (network.config.recurrence, network.config.experts, network.config.has_sinks)),
     ]
     write_engine(
         engine,
@@ -355,6 +377,9 @@ def build_tiny_engine(
         ),
     )
     return engine
+
+
+_TARGETS = {"hybrid": hybrid, "mixture": mixture, "gpt_oss": like_gpt_oss}
 
 
 def build_tiny_pair(
@@ -387,8 +412,8 @@ def build_tiny_pair(
         attention: ``openvino`` or ``draftproof``.
         linear: ``openvino`` or ``draftproof``.
         growth: Sizes to which the target is grown; its function stays the same, its steps cost more.
-        target: ``dense``; ``hybrid`` or ``mixture``: with a recurrent layer or with experts, and both models
-            add little to the embedding.
+        target: ``dense``; ``hybrid``, ``mixture`` or ``gpt_oss``: with a recurrent layer or with experts, and
+            both models add little to the embedding.
         **config_changes: Keys of ``config.json`` for both.
 
     Returns:
@@ -424,7 +449,7 @@ def build_tiny_pair(
             *(directory, config, weights),
             role="target",
             growth=growth,
-            change=with_features if has_head else {"hybrid": hybrid, "mixture": mixture}.get(target),
+            change=with_features if has_head else _TARGETS.get(target),
             **options,
         ),
     )

@@ -34,7 +34,10 @@ from tests.golden.families import (
 from tests.golden.make import compute_family
 
 # Each of these has a part that the others lack; `make test-all` compiles them all.
-DIFFERENT = ("gemma2", "gemma3_text", "granite", "olmo2", "phi3", "qwen3", "qwen3_5_text", "qwen3_moe")
+DIFFERENT = (
+    *("gemma2", "gemma3_text", "gpt_oss", "granite", "olmo2", "phi3"),
+    *("qwen3", "qwen3_5_text", "qwen3_moe"),
+)
 EVERY_FAMILY = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name not in DIFFERENT)) for name in FAMILY_CONFIGS],
@@ -149,6 +152,7 @@ def settings_of(name: str, **changes: Any) -> dict[str, Any]:
         ("qwen3_moe", {"num_experts_per_tok": 17}, "num_experts_per_tok=17"),
         ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers=1"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit=5.0"),
         ("llama", {"model_type": "bert"}, "not implemented"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quant_method='aqlm'"),

@@ -1,0 +1,167 @@
+"""Tests of gpt-oss: its settings, its experts in floating point and MXFP4, and how it gates them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset15 as ops
+
+from benchmarks.families.__main__ import EXACT, count_rows_differing, mean_kl
+from benchmarks.families.engines import compile_network, prompt_logits
+from build.checkpoints.tensor_file import Float32Array, Tensor
+from build.hugging_face.config import parse_network_config
+from build.memory import num_parameters, weight_bytes
+from build.networks.source import open_network
+from build.openvino.decoder_graph import _clamped_swiglu
+from build.openvino.operations import parameter
+from build.recipe import parse_recipe
+from pipelines.errors import CheckpointError
+from tests.golden.families import save_family, token_ids
+from tests.support.compiler import needs_compiler
+from tests.support.hugging_face_checkpoints import change_config, change_weights
+from tests.support.quantized_checkpoints import pack_mxfp4
+
+# Those of openai/gpt-oss-20b that decide the network.
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 201088,
+}
+
+
+def save_in_mxfp4(directory: Path) -> dict[str, Float32Array]:
+    """Save the family with experts in MXFP4; return the values that they mean, by input."""
+    save_family("gpt_oss", directory)
+    values: dict[str, Float32Array] = {}
+
+    def pack(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
+            by_output = tensors.pop(name).to_float32().swapaxes(1, 2)
+            packed, meant = pack_mxfp4(by_output)
+            values[name] = np.ascontiguousarray(meant.swapaxes(1, 2))
+            tensors.update({f"{name}_{part}": tensor for part, tensor in packed.items()})
+
+    change_weights(directory, pack)
+    change_config(directory, quantization_config=PUBLISHED["quantization_config"])
+    return values
+
+
+def test_the_published_settings_are_read() -> None:
+    config = parse_network_config(PUBLISHED, Path("config.json"), 4096)
+    assert [layer.window for layer in config.layers] == [128, None] * 12
+    assert config.biases == ("qkv", "dense") and config.has_sinks
+    assert config.max_position_embeddings == 131072
+    scaling = config.layers[0].rotary and config.layers[0].rotary.scaling
+    assert scaling is not None and not scaling.truncate
+    assert scaling.magnitude == pytest.approx(0.1 * np.log(32) + 1)
+    projections, table = num_parameters(config)
+    assert (projections + 2 * table) / 1e9 == pytest.approx(20.9, abs=0.05)
+    raw = {"name": "a", "target": {"checkpoint": "a", "quantization": "int8"}, "draft": {"checkpoint": "a"}}
+    raw["serving"] = {"max_seq_len": 4096}
+    target = parse_recipe(raw, Path("a.yaml")).target
+    assert weight_bytes(config, target) / 1e9 == pytest.approx(18.7, abs=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_settings_leave_out_is_as_in_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = {"model_type": "gpt_oss", "num_hidden_layers": 3, "num_local_experts": 8, "hidden_size": 256}
+    ours |= {"intermediate_size": 256, "num_attention_heads": 8, "vocab_size": 512, "num_experts_per_tok": 2}
+    ours |= {"max_position_embeddings": 131072}
+    theirs = transformers.AutoConfig.for_model(**ours).to_dict()
+    path = Path("config.json")
+    config = parse_network_config(ours, path)
+    assert config == parse_network_config({**theirs, "architectures": ["GptOssForCausalLM"]}, path)
+
+
+def test_the_gate_is_that_of_transformers_beyond_its_limits_too() -> None:
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    gate, up = 6 * np.random.default_rng(0).standard_normal((2, 50, 64)).astype(np.float32)
+    both = torch.tensor(np.stack([gate, up], axis=2).reshape(50, -1))
+    experts = torch.nn.Module()
+    experts.limit, experts.alpha = 7.0, 1.702
+    expected = theirs.GptOssExperts._apply_gate(experts, both).numpy()
+    ports = [parameter(name, [-1, 64], ov.Type.f32) for name in ("gate", "up")]
+    model = ov.Model([ops.result(_clamped_swiglu(*ports))], ports, "gate")
+    found = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([gate, up])[0]
+    assert np.abs(gate).max() > 7 and np.abs(up).max() > 7
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_experts_in_mxfp4_are_computed_without_another_rounding(tmp_path: Path) -> None:
+    values = save_in_mxfp4(tmp_path / "checkpoint")
+    save_family("gpt_oss", tmp_path / "float")
+    meant = {key: Tensor.from_float32(each, "F32") for key, each in values.items()}
+    change_weights(tmp_path / "float", lambda tensors: tensors.update(meant))
+    network, same = (open_network(tmp_path / name).read() for name in ("checkpoint", "float"))
+    for index in range(network.config.num_hidden_layers):
+        for mine, other in zip(network.layer(index).mlp(), same.layer(index).mlp(), strict=True):
+            assert mine.bits == 5 and np.array_equal(mine.to_float32(), other.to_float32())
+            assert mine.bias is not None and np.array_equal(mine.bias, other.bias)
+    ids = token_ids()
+    truth = prompt_logits(compile_network(tmp_path / "truth", same, "none", "draftproof"), ids, 130)
+    exact = compile_network(tmp_path / "exact", network, "none", "draftproof")
+    assert np.abs(prompt_logits(exact, ids, 130) - truth).max() < EXACT
+    for quantization in ("checkpoint", "int8"):
+        engine = compile_network(tmp_path / f"in-{quantization}", network, quantization, "draftproof")
+        assert count_rows_differing(engine, ids) == 0
+        assert mean_kl(truth, prompt_logits(engine, ids, 130)) < 0.05
+
+
+@pytest.mark.parametrize(
+    "name", ["self_attn.sinks", "self_attn.o_proj.bias", "mlp.router.bias", "mlp.experts.down_proj_bias"]
+)
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    save_family("gpt_oss", tmp_path)
+    tensor = f"model.layers.1.{name}"
+    change_weights(tmp_path, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=tensor):
+        open_network(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj_blocks", "down_proj_scales"])
+def test_a_missing_tensor_of_mxfp4_is_named(name: str, tmp_path: Path) -> None:
+    save_in_mxfp4(tmp_path)
+    tensor = f"model.layers.0.mlp.experts.{name}"
+    change_weights(tmp_path, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=tensor):
+        open_network(tmp_path)
