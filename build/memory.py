@@ -149,7 +149,7 @@ def _mlp_parameters(config: NetworkConfig, layer: LayerConfig) -> int:
     """Return the weights of a layer's MLP, or of all its experts without the router."""
     neurons = config.intermediate_size
     if layer.has_experts and config.experts is not None:
-        neurons = config.experts.count * config.experts.intermediate_size
+        neurons = config.experts.count * config.experts.intermediate_size + config.experts.shared_size
     return 3 * config.hidden_size * neurons
 
 

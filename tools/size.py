@@ -48,7 +48,7 @@ PARTS = (
     Part("deploy", 1_947, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 756, ("pipelines/",)),
-    Part("build", 7_397, ("build/",)),
+    Part("build", 7_454, ("build/",)),
     Part(
         "GPU track",
         3_291,
@@ -64,12 +64,12 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_643, ("benchmarks/",)),
+    Part("benchmarks", 2_653, ("benchmarks/",)),
     Part("docs generators", 447, ("docs/",)),
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 71_229
+TEST_LINES = 71_254
 """The most lines of tests, with blank lines and comments."""
 
 

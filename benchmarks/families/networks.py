@@ -39,6 +39,17 @@ _GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 
+_HYBRID: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+_SHARED = {"shared_expert_intermediate_size": 160}
+
 _CHANGES: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": _LLAMA3, "tie_word_embeddings": True},
     "llama-biases": {"attention_bias": True, "mlp_bias": True},
@@ -65,14 +76,14 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "sliding_window": 48,
         "rope_parameters": {**_YARN, "rope_theta": 1.5e5, "truncate": False},
     },
-    "qwen3_5_text": {
-        "num_attention_heads": 4,
-        "head_dim": 64,
-        "linear_num_key_heads": 4,
-        "linear_num_value_heads": 8,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "qwen2_moe": {**_SHARED, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96},
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe_text": {
+        **_HYBRID,
+        **_SHARED,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 96,
     },
     "smollm3": {"tie_word_embeddings": True},
     "phi3": {"sliding_window": 47, "num_key_value_heads": 8},

@@ -103,7 +103,8 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         num_key_value_heads=kv_heads,
         hidden_size=hidden,
         head_size=head_size,
-        intermediate_size=settings.integer("intermediate_size"),
+        # Families whose layers all have experts leave it out.
+        intermediate_size=settings.integer("intermediate_size", settings.get("moe_intermediate_size")),
         vocab_size=settings.integer("vocab_size"),
         max_position_embeddings=max_positions(settings, rotary, max_seq_len),
         norm_epsilon=settings.number("rms_norm_eps"),
@@ -140,12 +141,14 @@ def _recurrence(settings: Settings) -> RecurrentSizes:
 def _experts(settings: Settings, names: ExpertNames) -> ExpertSizes:
     settings.refuse_unless("clip_qkv")
     settings.refuse_unless("swiglu_limit", 7.0)
+    settings.refuse_unless("qkv_bias", True)
     count = settings.integer("num_experts", settings.get("num_local_experts"))
     num_chosen = settings.integer("num_experts_per_tok")
     if num_chosen > count:
         raise settings.fail(f"num_experts_per_tok={num_chosen}", f"at most num_experts={count}")
     normalizes = settings.flag("norm_topk_prob") if names.normalizes is None else names.normalizes
-    return ExpertSizes(count, num_chosen, settings.integer(names.neurons), normalizes)
+    shared_size = settings.integer("shared_expert_intermediate_size") if names.has_shared else 0
+    return ExpertSizes(count, num_chosen, settings.integer(names.neurons), normalizes, shared_size)
 
 
 def _number_or_none(settings: Settings, key: str) -> float | None:
@@ -209,7 +212,7 @@ def _windows(settings: Settings, family: Family) -> list[int | None]:
     """Return the attention window of each layer."""
     count = settings.integer("num_hidden_layers")
     width = settings.get("sliding_window")
-    if family.architectures[0] in ("SmolLM3ForCausalLM", "Qwen3MoeForCausalLM"):
+    if family.architectures[0] in ("SmolLM3ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"):
         settings.refuse_unless("use_sliding_window", False)
     if width is None or family.windows == "none":
         return [None] * count

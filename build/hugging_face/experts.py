@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from build.checkpoints.tensor_file import AnyArray, Tensor
 from build.hugging_face.families import ExpertNames
 from build.hugging_face.weights import Weights
 from build.networks.experts import ExpertSizes
@@ -48,24 +51,63 @@ class ExpertReader:
             CheckpointError: A tensor is missing or does not fit the settings; from that function, experts are
                 stored in several forms.
         """
-        block, sizes = f"{layer}{self._names.block}.", self._sizes
-        router = self._weights.take(f"{block}gate.weight", (sizes.count, self._hidden))
-        projections = {
-            attribute: self._each(f"{block}experts.", attribute, name)
+        block = f"{layer}{self._names.block}."
+        router, experts, shared = self._router(block), self._experts(block), self._shared(block)
+        return lambda: {**experts(), "router": Linear(router), "shared": tuple(read() for read in shared)}
+
+    def _router(self, block: str) -> Tensor:
+        router = self._weights.take(f"{block}gate.weight", (self._sizes.count, self._hidden))
+        if not self._names.has_shared:
+            return router
+        of_shared = self._weights.take(f"{block}shared_expert_gate.weight", (1, self._hidden))
+        return Tensor.from_float32(np.concatenate([router.to_float32(), of_shared.to_float32()]), "F32")
+
+    def _shared(self, block: str) -> list[_Read]:
+        if not self._names.has_shared:
+            return []
+        return [
+            self._linear(f"{block}shared_expert.{name}", *self._shape(attribute, self._sizes.shared_size))
+            for attribute, name in self._names.projections.items()
+        ]
+
+    def _experts(self, block: str) -> Callable[[], dict[str, Linear]]:
+        if f"{block}experts.gate_up_proj" in self._weights:
+            return self._of_two_tensors(f"{block}experts.")
+        reads = {
+            attribute: [
+                self._linear(
+                    f"{block}experts.{index}.{name}", *self._shape(attribute, self._sizes.intermediate_size)
+                )
+                for index in range(self._sizes.count)
+            ]
             for attribute, name in self._names.projections.items()
         }
         return lambda: {
-            "router": Linear(router),
-            **{
-                attribute: self._stacked(block, [read() for read in reads])
-                for attribute, reads in projections.items()
-            },
+            attribute: self._stacked(block, [read() for read in each]) for attribute, each in reads.items()
         }
 
-    def _each(self, experts: str, attribute: str, name: str) -> list[_Read]:
-        inner = self._sizes.intermediate_size
-        shape = (self._hidden, inner) if attribute == "proj" else (inner, self._hidden)
-        return [self._linear(f"{experts}{index}.{name}", *shape) for index in range(self._sizes.count)]
+    def _of_two_tensors(self, experts: str) -> Callable[[], dict[str, Linear]]:
+        """Read experts that are stacked already, gate and up projection of each in one."""
+        count, inner, hidden = self._sizes.count, self._sizes.intermediate_size, self._hidden
+        gate_up = self._weights.take(f"{experts}gate_up_proj", (count, 2 * inner, hidden))
+        down = self._weights.take(f"{experts}down_proj", (count, hidden, inner))
+
+        def stacked(tensor: Tensor, data: AnyArray) -> Linear:
+            flat = np.ascontiguousarray(data).reshape(-1, data.shape[2])
+            return Linear(Tensor(tensor.dtype, flat.shape, flat))
+
+        def read() -> dict[str, Linear]:
+            gate, up = np.split(gate_up.data, 2, axis=1)
+            return {
+                "fc": stacked(gate_up, gate),
+                "gate": stacked(gate_up, up),
+                "proj": stacked(down, down.data),
+            }
+
+        return read
+
+    def _shape(self, attribute: str, inner: int) -> tuple[int, int]:
+        return (self._hidden, inner) if attribute == "proj" else (inner, self._hidden)
 
     def _stacked(self, block: str, experts: list[Linear]) -> Linear:
         stacked = stack(experts)

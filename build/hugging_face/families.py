@@ -28,6 +28,7 @@ class ExpertNames:
         neurons: Setting that holds the neurons of an expert.
         normalizes: Whether the chosen probabilities are divided by their sum; None: ``norm_topk_prob`` says.
         are_stacked: Whether there are tensors of all experts together, under the names of gpt-oss.
+        has_shared: Whether a further expert computes all tokens.
     """
 
     block: str = "mlp"
@@ -37,6 +38,7 @@ class ExpertNames:
     neurons: str = "moe_intermediate_size"
     normalizes: bool | None = None
     are_stacked: bool = False
+    has_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,12 @@ _QWEN3_5 = Family(
     other_parts=("mtp",),
 )
 
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    architectures=("Qwen3_5MoeForCausalLM",),
+    experts=ExpertNames(normalizes=True, has_shared=True),
+)
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(("LlamaForCausalLM",)),
     "mistral": Family(
@@ -186,10 +194,18 @@ FAMILIES: Mapping[str, Family] = {
         ("Qwen3ForCausalLM",), norms={**_NORMS, **QUERY_KEY_NORMS}, windows="from_max_window_layers"
     ),
     "qwen3_moe": Family(("Qwen3MoeForCausalLM",), norms={**_NORMS, **QUERY_KEY_NORMS}, experts=ExpertNames()),
+    "qwen2_moe": Family(("Qwen2MoeForCausalLM",), biases=("qkv",), experts=ExpertNames(has_shared=True)),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5": replace(
         _QWEN3_5,
         architectures=("Qwen3_5ForConditionalGeneration",),
+        wrapper="text_config",
+        other_parts=("mtp", "visual"),
+    ),
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "qwen3_5_moe": replace(
+        _QWEN3_5_MOE,
+        architectures=("Qwen3_5MoeForConditionalGeneration",),
         wrapper="text_config",
         other_parts=("mtp", "visual"),
     ),
@@ -223,14 +239,10 @@ FAMILIES: Mapping[str, Family] = {
 }
 """By ``model_type``."""
 
-_SHARED = "an expert that all tokens share"
-
 REFUSED: Mapping[str, str] = {
     "phimoe": "a router that is not a softmax",
     "granitemoe": "experts whose tensors are stacked",
-    "qwen2_moe": _SHARED,
-    "qwen3_5_moe": _SHARED,
-    "qwen3_next": _SHARED,
-    "deepseek_v3": f"latent attention and {_SHARED}",
+    "qwen3_next": "stacked projections of recurrent layers",
+    "deepseek_v3": "latent attention and groups of experts",
 }
 """Features that are missing, by ``model_type``, for the message."""

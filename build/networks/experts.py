@@ -14,12 +14,14 @@ class ExpertSizes:
         num_chosen: Experts that compute a token.
         intermediate_size: Neurons of an expert.
         normalizes: Whether the probabilities of the chosen ones are divided by their sum.
+        shared_size: Neurons of a further expert that computes all tokens; 0 for none.
     """
 
     count: int
     num_chosen: int
     intermediate_size: int
     normalizes: bool
+    shared_size: int = 0
 
     @property
     def chosen_share(self) -> float:

@@ -191,7 +191,9 @@ class Layer:
         sinks: A score for each query head that joins the softmax of every token, without a value, float32
             [heads]; None for a network without.
         recurrence: What only a recurrent layer has.
-        router: Chooses experts, floats [experts, hidden]; None for a layer with one MLP.
+        router: Chooses experts, floats [experts, hidden], and has a last output for the share of ``shared``
+            if there is one; None for a layer with one MLP.
+        shared: Gate, up and down projection of an expert that computes all tokens; empty for none.
     """
 
     qkv: tuple[Linear, ...]
@@ -208,17 +210,19 @@ class Layer:
     sinks: Float32Array | None = None
     recurrence: RecurrentWeights | None = None
     router: Linear | None = None
+    shared: tuple[Linear, ...] = ()
 
     def with_linears(self, changed: Callable[[Linear], Linear]) -> Layer:
         """Return the layer with each projection but a router changed; those of ``qkv`` are stacked again."""
         others: dict[str, Any] = {
             name: changed(getattr(self, name)) for name in ("dense", "fc", "gate", "proj")
         }
-        return replace(self, qkv=stack(map(changed, self.qkv)), **others)
+        shared = tuple(map(changed, self.shared))
+        return replace(self, qkv=stack(map(changed, self.qkv)), shared=shared, **others)
 
     def linears(self) -> tuple[Linear, ...]:
         """Return the projections but for a router, in the order of computation."""
-        return (*self.qkv, self.dense, *self.mlp())
+        return (*self.qkv, self.dense, *self.mlp(), *self.shared)
 
     def mlp(self) -> tuple[Linear, Linear, Linear]:
         """Return gate, up and down projection of the MLP, or of all experts."""

@@ -156,9 +156,12 @@ class DecoderGraph:
         if layer.router is None or self.config.experts is None:
             return self._gated(x, layer.mlp(), self._linear)
         chosen = ChosenExperts(x, layer.router, self.config.experts)
-        return chosen.mixed(self._gated(x, layer.mlp(), chosen.linear))
+        made = chosen.mixed(self._gated(x, layer.mlp(), chosen.linear))
+        if not layer.shared:
+            return made
+        return ops.add(made, ops.multiply(self._gated(x, layer.shared, self._linear), chosen.share_of_shared))
 
-    def _gated(self, x: Any, mlp: tuple[Linear, Linear, Linear], apply: Callable[[Any, Linear], Any]) -> Any:
+    def _gated(self, x: Any, mlp: tuple[Linear, ...], apply: Callable[[Any, Linear], Any]) -> Any:
         """Compute an MLP whose projections a function applies."""
         gate, up, down = mlp
         gated = _GATES[self.config.activation](apply(x, gate), apply(x, up))

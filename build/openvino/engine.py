@@ -96,7 +96,7 @@ class _Meter:
     def count(self, layer: Layer) -> None:
         others = () if layer.recurrence is None else vars(layer.recurrence).values()
         router = () if layer.router is None else (layer.router,)
-        self._count((*layer.norms(), *others), (*layer.qkv, layer.dense, *router))
+        self._count((*layer.norms(), *others), (*layer.qkv, layer.dense, *router, *layer.shared))
         share = 1.0 if layer.router is None or self._experts is None else self._experts.chosen_share
         self._count((), layer.mlp(), share)
 

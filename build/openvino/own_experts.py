@@ -22,12 +22,20 @@ class ChosenExperts:
         x: [T, 1, hidden], what the router reads.
         router: Its projection, floats.
         sizes: Sizes of the experts.
+
+    Attributes:
+        share_of_shared: [T, 1, 1], of the expert that computes all tokens; None without one.
     """
 
     def __init__(self, x: Any, router: Linear, sizes: ExpertSizes) -> None:
         self._count = sizes.count
-        probabilities = ops.softmax(linear(x, router, openvino_product), 2)
-        most = ops.topk(probabilities, integers(sizes.num_chosen), 2, "max", "value", "i32")
+        scores, self.share_of_shared = linear(x, router, openvino_product), None
+        if (
+            sizes.shared_size
+        ):  # its score has no product of its own, which would be too narrow for the row rule
+            scores, of_shared = ops.variadic_split(scores, integers(2), integers([sizes.count, 1])).outputs()
+            self.share_of_shared = ops.sigmoid(of_shared)
+        most = ops.topk(ops.softmax(scores, 2), integers(sizes.num_chosen), 2, "max", "value", "i32")
         shares, experts = most.outputs()
         if sizes.normalizes:
             shares = ops.divide(shares, ops.reduce_sum(shares, integers([2]), keep_dims=True))

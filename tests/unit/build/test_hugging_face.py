@@ -36,7 +36,7 @@ from tests.golden.make import compute_family
 # Each of these has a part that the others lack; `make test-all` compiles them all.
 DIFFERENT = (
     *("gemma2", "gemma3_text", "gpt_oss", "granite", "olmo2", "phi3"),
-    *("qwen3", "qwen3_5_text", "qwen3_moe"),
+    *("qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
 )
 EVERY_FAMILY = pytest.mark.parametrize(
     "name",
@@ -92,8 +92,9 @@ def test_the_plugin_fuses_every_family(name: str, tmp_path: Path) -> None:
     assert kinds["RMS"] == num_norms + 1
     assert kinds["RoPE"] == 2 * sum(layer.rotary is not None for layer in layers)
     assert kinds["PagedAttention"] == (len(layers) if attention == "openvino" else 0)
-    # Experts have operations of ours, but for their router.
-    assert kinds["FullyConnected"] == sum(3 if layer.has_experts else 5 for layer in layers) + 1
+    # Experts have operations of ours, but for their router and the one that computes all tokens.
+    of_experts = 6 if network.config.experts and network.config.experts.shared_size else 3
+    assert kinds["FullyConnected"] == sum(of_experts if layer.has_experts else 5 for layer in layers) + 1
     assert kinds["Transpose"] == 0
     assert kinds["MatMul"] == len({layer.rotary for layer in layers} - {None})  # tables of angles
     # Weights stay int8 in memory; if the pattern were missed, they would be expanded to float32.
@@ -147,12 +148,14 @@ def settings_of(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"model_type": "qwen2_moe"}, "an expert that all tokens share"),
+        ("llama", {"model_type": "phimoe"}, "a router that is not a softmax"),
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("qwen3_moe", {"num_experts_per_tok": 17}, "num_experts_per_tok=17"),
         ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers=1"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
         ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit=5.0"),
+        ("qwen2_moe", {"qkv_bias": False}, "qkv_bias=False"),
+        ("qwen2_moe", {"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size"),
         ("llama", {"model_type": "bert"}, "not implemented"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quant_method='aqlm'"),

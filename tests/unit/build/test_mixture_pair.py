@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.families.engines import compile_network, piece, step
 from benchmarks.quality.predictions import surprises as expected_surprises
+from build.checkpoints.tensor_file import Tensor
 from build.engines import gains_from_own_products
 from build.memory import num_parameters
 from build.networks.source import open_network
@@ -30,7 +31,7 @@ from tests.support.hugging_face_checkpoints import (
 )
 
 MIXTURE = "qwen3_moe"  # 16 experts, 4 of them for a token; the second of four layers is dense
-MIXTURES = pytest.mark.parametrize("name", [MIXTURE, "mixtral", "olmoe"])
+MIXTURES = pytest.mark.parametrize("name", [MIXTURE, "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text"])
 
 
 def mixture_recipe(folder: Path, draft: str = "draft") -> Recipe:
@@ -88,6 +89,27 @@ def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
     change_weights(tmp_path, lambda tensors: tensors.pop(tensor))
     with pytest.raises(CheckpointError, match=tensor):
         open_network(tmp_path)
+
+
+def test_experts_that_are_stacked_already_are_the_same(tmp_path: Path) -> None:
+    save_family(MIXTURE, tmp_path)
+    expected = open_network(tmp_path).read().layer(2)
+
+    def stack(tensors: dict[str, Any]) -> None:
+        for layer in (0, 2, 3):
+            experts = f"model.layers.{layer}.mlp.experts."
+            each = {
+                name: np.stack([tensors.pop(f"{experts}{index}.{name}.weight").data for index in range(16)])
+                for name in ("gate_proj", "up_proj", "down_proj")
+            }
+            gate_up = np.concatenate([each["gate_proj"], each["up_proj"]], axis=1)
+            for name, data in {"gate_up_proj": gate_up, "down_proj": each["down_proj"]}.items():
+                tensors[f"{experts}{name}"] = Tensor("F32", data.shape, data)
+
+    change_weights(tmp_path, stack)
+    found = open_network(tmp_path).read().layer(2)
+    for one, other in zip(found.mlp(), expected.mlp(), strict=True):
+        np.testing.assert_array_equal(one.weight.data, other.weight.data)
 
 
 def test_experts_in_several_forms_are_refused(tmp_path: Path) -> None:
