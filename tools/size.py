@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 71_254
+TEST_LINES = 71_274
 """The most lines of tests, with blank lines and comments."""
 
 

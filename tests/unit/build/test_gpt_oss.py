@@ -165,3 +165,23 @@ def test_a_missing_tensor_of_mxfp4_is_named(name: str, tmp_path: Path) -> None:
     change_weights(tmp_path, lambda tensors: tensors.pop(tensor))
     with pytest.raises(CheckpointError, match=tensor):
         open_network(tmp_path)
+
+
+def test_experts_in_bf16_are_read_by_output(tmp_path: Path) -> None:
+    save_family("gpt_oss", tmp_path)
+    name = "model.layers.2.mlp.experts.gate_up_proj"
+    stored: dict[str, Tensor] = {}
+
+    def round_all(tensors: dict[str, Tensor]) -> None:
+        for each in tensors:
+            tensors[each] = Tensor.from_float32(tensors[each].to_float32(), "BF16")
+        stored.update(tensors)
+
+    change_weights(tmp_path, round_all)
+    gate, up, _ = open_network(tmp_path).read().layer(2).mlp()
+    assert gate.weight.dtype == "BF16"
+    by_output = stored[name].to_float32().swapaxes(1, 2)
+    assert np.array_equal(gate.to_float32(), by_output[:, ::2].reshape(gate.weight.shape))
+    assert np.array_equal(up.to_float32(), by_output[:, 1::2].reshape(up.weight.shape))
+    biases = stored[f"{name}_bias"].to_float32()
+    assert up.bias is not None and np.array_equal(up.bias, biases[:, 1::2].ravel())
