@@ -19,10 +19,14 @@ import numpy as np
 
 from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
 from build.checkpoints.settings import read_json
+from build.checkpoints.tensor_file import Float32Array
 from build.command_line import add_runtime, print_line, recipe_parser, run_command
 from build.hub.pinned import pin_recipe
-from build.hugging_face.config import read_form
+from build.hugging_face.config import family_of, read_form
+from build.hugging_face.families import ExpertNames
 from build.hugging_face.layers import text_prefix
+from build.hugging_face.quantized.form import Form
+from build.hugging_face.quantized.mxfp4 import Mxfp4
 from build.hugging_face.weights import Weights
 from build.hugging_face.write import write_hugging_face
 from build.recipe import EngineRecipe, Recipe, load_recipe
@@ -63,16 +67,40 @@ def _loaded(directory: Path, engine: EngineRecipe) -> Any:
     # Of such a model, from_pretrained would find no weight for the text model, and take random ones.
     vars(config).pop("quantization_config", None)
     model, weights = AutoModelForCausalLM.from_config(**options).eval(), Weights(directory)
-    prefix = text_prefix(weights)
+    prefix, experts = text_prefix(weights), family_of(raw, path).experts
     for own_name, parameter in model.named_parameters():
-        name = re.sub(r"^model\.", prefix, own_name)
-        shape = tuple(parameter.shape)
-        if form is None or weights.has_floats(name):
-            values = weights.take(name, shape).to_float32()
-        else:
-            values = form.read(weights, name.removesuffix(".weight"), *shape)().to_float32()
-        parameter.data = torch.from_numpy(np.array(values))
+        name, shape = re.sub(r"^model\.", prefix, own_name), tuple(parameter.shape)
+        stored = [(name, shape)]
+        if experts is not None and not experts.are_stacked and name not in weights:
+            stored = _of_experts(name, shape, experts)
+        values = np.concatenate([_values(weights, form, *each) for each in stored])
+        parameter.data = torch.from_numpy(values.reshape(shape))
     return model
+
+
+def _of_experts(name: str, shape: tuple[int, ...], experts: ExpertNames) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and shapes of the tensors that transformers stacks in a parameter of a mixture."""
+    name = name.replace(".mlp.", f".{experts.block}.")
+    block, _, kind = name.rpartition(".")
+    if not block.endswith(".experts"):
+        return [(name, shape)]
+    projections = ("fc", "gate") if kind == "gate_up_proj" else ("proj",)
+    return [
+        (f"{block}.{index}.{experts.projections[each]}.weight", (shape[1] // len(projections), shape[2]))
+        for index in range(shape[0])
+        for each in projections
+    ]
+
+
+def _values(weights: Weights, form: Form | None, name: str, shape: tuple[int, ...]) -> Float32Array:
+    if form is None or weights.has_floats(name):
+        return weights.take(name, shape).to_float32()
+    if isinstance(form, Mxfp4):  # transformers has [experts, inputs, outputs]
+        count, inputs, outputs = shape
+        values = form.read_experts(weights, name, count, outputs, inputs)().to_float32()
+        return values.reshape(count, outputs, inputs).swapaxes(1, 2)
+    outputs, inputs = shape
+    return form.read(weights, name.removesuffix(".weight"), outputs, inputs)().to_float32()
 
 
 def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:

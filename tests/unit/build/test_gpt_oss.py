@@ -18,7 +18,8 @@ from build.memory import num_parameters, weight_bytes
 from build.networks.source import open_network
 from build.openvino.decoder_graph import _clamped_swiglu
 from build.openvino.operations import parameter
-from build.recipe import parse_recipe
+from build.recipe import EngineRecipe, parse_recipe
+from build.reference import load_reference
 from pipelines.errors import CheckpointError
 from tests.golden.families import save_family, token_ids
 from tests.support.compiler import needs_compiler
@@ -81,6 +82,16 @@ def save_in_mxfp4(directory: Path) -> dict[str, Float32Array]:
     change_weights(directory, pack)
     change_config(directory, quantization_config=PUBLISHED["quantization_config"])
     return values
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_the_reference_has_the_values_of_mxfp4(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    values = save_in_mxfp4(tmp_path)
+    found = load_reference(EngineRecipe(str(tmp_path))).state_dict()
+    assert len(values) == 8
+    for name, expected in values.items():
+        np.testing.assert_array_equal(found[name].numpy(), expected)
 
 
 def test_the_published_settings_are_read() -> None:

@@ -107,6 +107,18 @@ def test_the_text_model_of_a_model_that_sees_images(quantized: str, prefix: str,
     assert all((alone[name] == found[name]).all() for name in alone)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "qwen2_moe"])
+def test_experts_of_a_quantized_mixture(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    save_model(family, tmp_path, moe_intermediate_size=GROUP, shared_expert_intermediate_size=GROUP)
+    exact = load_reference(EngineRecipe(str(tmp_path))).state_dict()
+    quantize_checkpoint(tmp_path, AWQ, pack_awq)
+    found = load_reference(EngineRecipe(str(tmp_path))).state_dict()
+    assert exact.keys() == found.keys()
+    for name, values in exact.items():
+        assert (values - found[name]).abs().mean() < 0.2 * values.abs().mean(), name
+
+
 @pytest.mark.parametrize(
     ("config", "is_rounded"),
     [
