@@ -30,7 +30,7 @@ from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary
 from build.networks.source import NetworkSource
 from build.networks.weight_only import GROUP_SIZE, apply_quantization
 from build.openvino.engine import FORMAT_VERSION, EngineSettings, openvino_version, write_engine
-from build.operators.library import COMPILER, has_compiler, source_digest
+from build.operators.library import COMPILER, check_compiler, has_compiler, source_digest
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
@@ -253,6 +253,10 @@ def _for_this_machine(
     return theirs, plan_of(theirs)
 
 
+def _needs_compiler(engine: EngineRecipe, config: NetworkConfig) -> bool:
+    return engine.attention == "draftproof" or config.experts is not None
+
+
 def build_engines(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
 ) -> dict[str, Any]:
@@ -289,6 +293,8 @@ def build_engines(
         chosen[role], plans[role] = _for_this_machine(getattr(recipe, role), source, plan_of, report)
     recipe = dataclasses.replace(recipe, draft=chosen["draft"], target=chosen["target"])
     missing = [role for role, plan in plans.items() if not plan.is_built()]
+    if any(_needs_compiler(chosen[role], sources[role].network.config) for role in missing):
+        check_compiler()
     check_space(
         Need(f"the {role}'s engine", engines, engine_memory(getattr(recipe, role), sources[role]).weights)
         for role in missing

@@ -61,9 +61,9 @@ def check_compiler() -> None:
         raise EngineBuildError(
             "the operators of our own cannot be compiled",
             values=f"{COMPILER} is not on the PATH",
-            limit="'attention: draftproof' and 'linear: draftproof' compile them with the engine",
+            limit="'attention: draftproof', 'linear: draftproof' and experts compile them with the engine",
             remedy=f"install it (Debian: apt install {COMPILER}), or set both to 'openvino' in the recipe, "
-            "unless the network needs attention of our own",
+            "unless the network has experts or needs attention of our own",
         )
 
 

@@ -13,14 +13,14 @@ import pytest
 from benchmarks.families.engines import compile_network, piece, step
 from benchmarks.quality.predictions import surprises as expected_surprises
 from build.checkpoints.tensor_file import Tensor
-from build.engines import gains_from_own_products
+from build.engines import build_engines, gains_from_own_products
 from build.memory import num_parameters
 from build.networks.source import open_network
 from build.openvino.operations import openvino_product
 from build.preflight import check_recipe
 from build.quality import surprises
 from build.recipe import Recipe
-from pipelines.errors import CheckpointError
+from pipelines.errors import CheckpointError, EngineBuildError
 from tests.golden.families import save_family
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import (
@@ -53,6 +53,14 @@ def test_a_mixture_is_a_target_and_a_draft(draft: str, tmp_path: Path) -> None:
     config = target.network.config
     assert [layer.has_experts for layer in config.layers] == [True, False, True, True]
     assert gains_from_own_products(recipe.target, config), "whatever the processor"
+
+
+def test_without_a_compiler_nothing_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = mixture_recipe(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EngineBuildError, match=r"experts compile them .* unless the network has experts"):
+        build_engines(recipe, tmp_path / "engines")
+    assert not list((tmp_path / "engines").glob("*/*/engine.json"))
 
 
 @MIXTURES
