@@ -35,7 +35,7 @@ class Part:
 # A budget is raised by docs/explanation/source-tree.md, which says what it buys.
 PARTS = (
     Part("speculation", 2_015, ("pipelines/speculation/",)),
-    Part("executor", 1_898, ("pipelines/executor/",)),
+    Part("executor", 1_931, ("pipelines/executor/",)),
     Part("text", 1_050, ("pipelines/text/",)),
     Part("wire", 1_185, ("pipelines/wire/",)),
     Part("router", 3_605, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 71_305
+TEST_LINES = 71_330
 """The most lines of tests, with blank lines and comments."""
 
 

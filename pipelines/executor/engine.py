@@ -53,6 +53,7 @@ _DEFAULTS = {  # of entries that older engines, or those of pairs without a trai
 }
 
 _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
+_CROWDS = 2, 9, 64, 128  # rows of the steps that are compared
 """Time that each token of a step adds for each byte of the weights, as on a single busy core."""
 
 
@@ -172,8 +173,12 @@ class Engine:
             (``weights.Weights``); None to keep them in memory.
         num_slots: Slots of recurrent states to allocate.
 
+    Attributes:
+        max_num_tokens: Tokens of a step, beyond which a target would not be exact; None for no limit.
+
     Raises:
-        EngineLoadError: Files are missing, changed, built for another OpenVINO, or do not compile.
+        EngineLoadError: Files are missing, changed, built for another OpenVINO, or do not compile; or a
+            target is not exact.
     """
 
     def __init__(
@@ -229,10 +234,13 @@ class Engine:
         self.states: npt.NDArray[np.float32] | None = None
         try:  # also lays the weights out for the kernels, so that the originals can go
             self._try_lone_row()
+            self.max_num_tokens = self._most_exact_tokens()
         except (RuntimeError, TimeoutError) as error:
             for network in filter(None, (self._network, self._row_network)):
                 network.cancel()  # it reads the weights, which are unmapped with this object
             raise _cannot_run(files, error) from error
+        if self.max_num_tokens == _CROWDS[0]:
+            raise _is_not_exact(files)
         self._weights.release()
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
@@ -303,6 +311,25 @@ class Engine:
             if not np.array_equal(self._run(alone, limit_s)[0], expected):
                 self._least_tokens = 2
 
+    def _most_exact_tokens(self) -> int | None:
+        """Return how many tokens a step may have so that a row has the bits that it has among two.
+
+        On AVX2, OpenVINO's INT8 products add the inputs of a row up in another order from 81 rows on, and
+        some from five on (docs/decisions/exact-rows.md). None is no limit. What a draft proposes may depend
+        on other rows.
+        """
+        if self.config.role == "draft" or self.config.linear == "draftproof":
+            return None
+        row = Chunk(np.ones(1, np.int32), 1, (SCRATCH_BLOCK,), as_rows=True, num_logits=1, slot=NO_SLOT)
+        limit_s = max(STEP_TIMEOUT_S.values())
+        expected = None
+        for exact, count in zip((0, *_CROWDS), _CROWDS, strict=False):
+            logits = self._run(pack([row] * count, self.config.kv_block_size), limit_s)
+            expected = logits[0].copy() if expected is None else expected
+            if (logits != expected).any():
+                return exact
+        return None
+
     def copy_block(self, source: int, destination: int) -> None:
         """Copy the keys and values of one block to another."""
         for tensor in self._kv:
@@ -312,6 +339,16 @@ class Engine:
         """Copy the recurrent states of one slot to another, without their logs."""
         for tensor in self._states:
             tensor[destination] = tensor[source]
+
+
+def _is_not_exact(files: EngineFiles) -> EngineLoadError:
+    return EngineLoadError(
+        "an answer of this target would depend on what else it computes",
+        values=f"{files.directory}: OpenVINO gives a row other bits among {_CROWDS[1]} rows than among two",
+        limit="the same bits in every step, without which a draft could change the output",
+        remedy="install g++ where engines are built, set 'linear: draftproof' for the target in the recipe, "
+        "and run 'draftproof engines'",
+    )
 
 
 def _cannot_run(files: EngineFiles, error: Exception) -> EngineLoadError:

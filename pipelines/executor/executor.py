@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -128,6 +129,14 @@ class Executor:
             token_map = TokenMap.parse(files.read(TOKEN_MAP_FILE), files.path(TOKEN_MAP_FILE))
         num_slots = limits.num_slots(num_lanes)
         engine = Engine(files, limits.num_kv_blocks, weights_folder=weights_folder, num_slots=num_slots)
+        if engine.max_num_tokens is not None and engine.max_num_tokens < limits.max_num_tokens:
+            _LOG.warning(
+                "a step has at most %d tokens, not %d: among more, OpenVINO gives a row of this target other "
+                "bits on this processor; with g++, engines that are built again read prompts faster",
+                engine.max_num_tokens,
+                limits.max_num_tokens,
+            )
+            limits = replace(limits, max_num_tokens=engine.max_num_tokens)
         return cls(engine, vocabulary, limits, token_map, num_lanes)
 
     @property

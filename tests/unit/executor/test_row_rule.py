@@ -8,14 +8,19 @@ fail.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pipelines.available_resources import has_avx2_alone
+from pipelines.errors import EngineLoadError
 from pipelines.executor.engine import Engine, EngineConfig
-from pipelines.executor.step import Chunk, pack
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
+from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import QUANTIZERS, build_checkpoint_engine
 from tests.support.compiler import needs_compiler
@@ -235,23 +240,14 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
         assert np.array_equal(again, found[0])
 
 
-def test_control_keys_with_a_scale_per_block_have_other_bits(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_an_engine_whose_keys_have_a_scale_per_block_is_refused(tmp_path: Path) -> None:
     """The plugin's default for 8 bits: a rejected draft token changes the scale of the tokens before it."""
-    _, target = build_tiny_pair(tmp_path_factory.mktemp("row_rule"), hidden_size=256, kv_cache_dtype="int8")
+    _, target = build_tiny_pair(tmp_path, hidden_size=256, kv_cache_dtype="int8")
     files = EngineFiles(target)
     config = EngineConfig.read(files)
     by_channel = {**config.compile_properties, "KEY_CACHE_QUANT_MODE": "BY_CHANNEL"}
-    engine = Engine(files, NUM_BLOCKS, dataclasses.replace(config, compile_properties=by_channel))
-    steps = Steps(engine, seed=17)
-    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
-    expected = plain_decoding(steps, prompt, output)
-    again = [steps.run(steps.piece(0, prompt, 0, False, 1))[0]]
-    for index in range(OUTPUT_LEN):
-        drafted = np.concatenate((output[index : index + 1], steps.tokens(3)))  # the last three are rejected
-        again.append(steps.run(steps.piece(0, drafted, PROMPT_LEN + index, True, 4))[0])
-    assert not np.array_equal(np.stack(again), np.stack(expected))
+    with pytest.raises(EngineLoadError, match="other bits among 9 rows than among two"):
+        Engine(files, NUM_BLOCKS, dataclasses.replace(config, compile_properties=by_channel))
 
 
 def test_control_one_token_steps_have_other_bits(
@@ -265,3 +261,32 @@ def test_control_one_token_steps_have_other_bits(
         steps = Steps(int8_engine, seed=17)
         found.append(plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))[1:])
     assert not np.array_equal(*found)
+
+
+@pytest.mark.skipif(not has_avx2_alone(), reason="OpenVINO's products are known to be inexact on AVX2 alone")
+def test_steps_of_a_wide_target_are_as_small_as_openvino_is_exact(tmp_path: Path) -> None:
+    draft, target = build_tiny_pair(tmp_path, hidden_size=1024)
+    assert Engine(EngineFiles(target), 2).max_num_tokens == 64
+    assert Engine(EngineFiles(draft), 2).max_num_tokens is None  # its proposals may depend on others
+    limits = ExecutorLimits(
+        max_batch_size=1, max_num_tokens=512, max_seq_len=32, max_queue_size=0, num_kv_blocks=4
+    )
+    assert Executor.load(target, limits).limits.max_num_tokens == 64
+
+
+@pytest.mark.parametrize(("most", "expected"), [(128, None), (127, 64), (63, 9), (8, None)])
+def test_rows_are_compared_when_a_target_is_loaded(
+    most: int, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, target = build_tiny_pair(tmp_path, hidden_size=64)
+    run = Engine._run
+
+    def inexact(engine: Engine, inputs: StepInputs, timeout_s: float) -> Logits:
+        return run(engine, inputs, timeout_s) + np.float32(len(inputs.logits_rows) > most)
+
+    monkeypatch.setattr(Engine, "_run", inexact)
+    if most >= 9:
+        assert Engine(EngineFiles(target), 2).max_num_tokens == expected
+    else:
+        with pytest.raises(EngineLoadError, match="other bits among 9 rows than among two"):
+            Engine(EngineFiles(target), 2)
