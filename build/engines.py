@@ -238,6 +238,13 @@ def _for_this_machine(
 ) -> tuple[EngineRecipe, EnginePlan]:
     """Choose the threads that a recipe leaves open, and the faster products that can be had here."""
     engine = dataclasses.replace(engine, num_threads=engine.num_threads or available_cores())
+    if engine.linear == "openvino" and source.network.config.experts is not None:
+        raise RecipeError(
+            "experts are always multiplied by products of our own",
+            values="linear: openvino",
+            limit="one kind of products in an engine",
+            remedy="leave 'linear' out of the recipe",
+        )
     if engine.linear != "auto":
         return engine, plan_of(engine)
     if gains_from_own_products(engine, source.network.config):

@@ -48,7 +48,7 @@ PARTS = (
     Part("deploy", 1_947, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 756, ("pipelines/",)),
-    Part("build", 7_458, ("build/",)),
+    Part("build", 7_465, ("build/",)),
     Part(
         "GPU track",
         3_291,
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_437, ("tools/",)),
 )
 
-TEST_LINES = 71_330
+TEST_LINES = 71_338
 """The most lines of tests, with blank lines and comments."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from build.openvino.operations import openvino_product
 from build.preflight import check_recipe
 from build.quality import surprises
 from build.recipe import Recipe
-from pipelines.errors import CheckpointError, EngineBuildError
+from pipelines.errors import CheckpointError, EngineBuildError, RecipeError
 from tests.golden.families import save_family
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import (
@@ -53,6 +54,13 @@ def test_a_mixture_is_a_target_and_a_draft(draft: str, tmp_path: Path) -> None:
     config = target.network.config
     assert [layer.has_experts for layer in config.layers] == [True, False, True, True]
     assert gains_from_own_products(recipe.target, config), "whatever the processor"
+
+
+def test_experts_with_products_of_openvino_are_refused(tmp_path: Path) -> None:
+    recipe = mixture_recipe(tmp_path)
+    recipe = replace(recipe, target=replace(recipe.target, linear="openvino"))
+    with pytest.raises(RecipeError, match="experts are always multiplied by products of our own"):
+        build_engines(recipe, tmp_path / "engines")
 
 
 def test_without_a_compiler_nothing_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
