@@ -75,6 +75,12 @@ def read_model_config(directory: Path) -> ModelConfig:
         raise Settings(raw, path).fail(
             "a GGUF file", "TensorRT-LLM reads none", "use the checkpoint that the file was made from"
         )
+    if raw.get("num_experts", raw.get("num_local_experts")):
+        raise Settings(raw, path).fail(
+            "a mixture of experts",
+            "dense networks: the memory of experts is not planned here",
+            "serve it with the embedded runtime",
+        )
     if "architecture" in raw:
         return parse_tensorrt_llm(raw, path)
     if isinstance(raw.get("architectures"), list) and raw["architectures"]:

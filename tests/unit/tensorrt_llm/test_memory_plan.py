@@ -19,8 +19,9 @@ from build.tensorrt_llm.memory_plan import (
 from build.tensorrt_llm.model_config import ModelConfig, read_model_config
 from build.tensorrt_llm.pair import Pair, read_pair
 from build.tensorrt_llm.settings import GPUS
-from pipelines.errors import RecipeError
+from pipelines.errors import CheckpointError, RecipeError
 from tests.conftest import REPOSITORY_ROOT
+from tests.support.hugging_face_checkpoints import change_config
 from tests.support.model_configs import write_model
 from tests.unit.tensorrt_llm.test_preflight import broken_pair, with_models
 
@@ -59,6 +60,14 @@ def test_weights_agree_with_the_published_number_of_parameters(
     counted = weight_bytes(config) / 2 - (config.vocab_size * config.hidden_size if head_twice else 0)
     exact = isinstance(parameters, int)
     assert counted == parameters if exact else abs(counted / parameters - 1) < 0.002
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_a_mixture_is_refused_whose_experts_the_plan_does_not_count(key: str, tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "mixture", "Qwen3-8B")
+    change_config(directory, **{key: 128})
+    with pytest.raises(CheckpointError, match="the memory of experts is not planned here"):
+        read_model_config(directory)
 
 
 def test_weights_shrink_with_quantization_and_split(tmp_path: Path) -> None:
