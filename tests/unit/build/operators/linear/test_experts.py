@@ -136,7 +136,7 @@ def test_all_rows_of_one_expert_share_its_read_and_others_are_not_touched() -> N
     [
         {"input_quantization": InputQuantization("I8", 0.1)},
         {"input_order": np.arange(INPUTS, dtype=np.int32)},
-        {"bias": np.zeros(COUNT * OUTPUTS, np.float32)},
+        {"prequant": np.ones(INPUTS, np.float32)},
     ],
 )
 def test_experts_that_cannot_be_multiplied_are_refused(change: dict[str, object]) -> None:
