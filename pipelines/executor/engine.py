@@ -53,8 +53,9 @@ _DEFAULTS = {  # of entries that older engines, or those of pairs without a trai
 }
 
 _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
-_CROWDS = 2, 9, 64, 128  # rows of the steps that are compared
 """Time that each token of a step adds for each byte of the weights, as on a single busy core."""
+
+_CROWDS = 2, 9, 64, 128  # rows of the steps that are compared
 
 
 @dataclass(frozen=True)
