@@ -37,6 +37,8 @@ DOCS_PYTHON ?=
 docs_candidates = python3.11 python3.12 python3.13 python3.14 python3
 docs_python = $(or $(DOCS_PYTHON),$(shell for p in $(docs_candidates); do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; echo $$p; exit; done))
+# Half a minute of two cores that the first engine need not wait for.
+compile_operators = $(venv) -c 'from build.operators.library import *; has_compiler() and compiled_parts()' 2>/dev/null
 pip_install = $(venv) -m pip install --disable-pip-version-check --no-input --only-binary :all:
 locked = --no-deps --require-hashes
 
@@ -199,6 +201,7 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 
 .venv/run.stamp: requirements/run.txt .venv/created.stamp | .venv/bin/draftproof
 	$(pip_install) $(locked) -r $<
+	@$(compile_operators) || true # whatever is wrong, the first engine that needs them says it
 	@touch $@
 
 .venv/test.stamp: requirements/test.txt .venv/run.stamp

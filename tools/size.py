@@ -46,7 +46,7 @@ PARTS = (
     Part("canary", 2_940, ("pipelines/canary/",)),
     Part("bench", 1_821, ("pipelines/bench/",)),
     Part("deploy", 1_947, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
-    Part("command line", 1_042, ("pipelines/command_line/", "pipelines/demo/")),
+    Part("command line", 1_043, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 756, ("pipelines/",)),
     Part("build", 7_465, ("build/",)),
     Part(

@@ -36,6 +36,7 @@ from pipelines.text.vocabulary import Vocabulary
 
 SAMPLED_TEMPERATURE = 0.8
 NUM_PROMPTS = 16
+_WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list
         replace(request, temperature=SAMPLED_TEMPERATURE, seed=index)
         for index, request in enumerate(greedy[: settings.num_sampled])
     ]
-    ask_pair(client, settings.prompts[0], greedy[0], target_first=True)  # the first answer is slower
+    warm_up = replace(greedy[0], max_tokens=min(settings.max_tokens, _WARM_UP_TOKENS))
+    ask_pair(client, settings.prompts[0], warm_up, target_first=True)  # the first answer is slower
 
     def show(chunk: Chunk) -> None:
         live.show(segmenter.segments(chunk))
