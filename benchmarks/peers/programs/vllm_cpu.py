@@ -29,6 +29,8 @@ class _Engine:
         import torch
         import vllm
 
+        # With AVX2 alone, torch multiplies bfloat16 so slowly that warming up takes more than seven minutes.
+        dtype = "float32" if torch.backends.cpu.get_cpu_capability() == "AVX2" else "bfloat16"
         more: dict[str, Any] = {}
         if request.draft is not None:
             more["speculative_config"] = {
@@ -38,7 +40,7 @@ class _Engine:
             }
         self._engine = vllm.LLM(
             request.target,
-            dtype="bfloat16",
+            dtype=dtype,
             max_model_len=request.max_seq_len,
             max_num_seqs=request.max_concurrency,
             skip_tokenizer_init=True,
@@ -49,7 +51,7 @@ class _Engine:
         self._indices: dict[str, int] = {}
         self.loaded = Loaded(
             {"vllm": vllm.__version__, "torch": torch.__version__},
-            "bfloat16 activations; INT8 weights of our engine, but for embedding and output head, "
+            f"{dtype} activations; INT8 weights of our engine, but for embedding and output head, "
             "if the folder is called compressed_tensors",
         )
 
