@@ -84,7 +84,7 @@ def test_scales_are_stored_as_bytes_and_halves() -> None:
 
 
 def test_blocks_of_rows_are_quantized_alike() -> None:
-    values = np.random.default_rng(0).normal(size=(1500, 64)).astype(np.float32)
-    whole, part = quantize_int4(values), quantize_int4(values[1020:1030])
-    assert np.array_equal(whole.weight.data[1020:1030], part.weight.data)
-    assert np.array_equal(whole.to_float32()[1020:1030], part.to_float32())
+    values = np.random.default_rng(0).normal(size=(600, 1024)).astype(np.float32)
+    whole, part = quantize_int4(values), quantize_int4(values[508:518])
+    assert np.array_equal(whole.weight.data[508:518], part.weight.data)
+    assert np.array_equal(whole.to_float32()[508:518], part.to_float32())
