@@ -43,6 +43,7 @@ class _Engine:
             dtype=dtype,
             max_model_len=request.max_seq_len,
             max_num_seqs=request.max_concurrency,
+            max_num_batched_tokens=request.max_num_tokens,
             skip_tokenizer_init=True,
             **more,
         ).llm_engine
