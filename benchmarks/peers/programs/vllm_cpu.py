@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from benchmarks.peers.protocol import Loaded, LoadRequest, Outcome, RunRequest, run_stepped, serve
 
@@ -31,13 +30,11 @@ class _Engine:
 
         # With AVX2 alone, torch multiplies bfloat16 so slowly that warming up takes more than seven minutes.
         dtype = "float32" if torch.backends.cpu.get_cpu_capability() == "AVX2" else "bfloat16"
-        more: dict[str, Any] = {}
-        if request.draft is not None:
-            more["speculative_config"] = {
-                "method": "draft_model",
-                "model": request.draft,
-                "num_speculative_tokens": request.num_draft_tokens,
-            }
+        speculative = {
+            "method": "draft_model",
+            "model": request.draft,
+            "num_speculative_tokens": request.num_draft_tokens,
+        }
         self._engine = vllm.LLM(
             request.target,
             dtype=dtype,
@@ -45,7 +42,7 @@ class _Engine:
             max_num_seqs=request.max_concurrency,
             max_num_batched_tokens=request.max_num_tokens,
             skip_tokenizer_init=True,
-            **more,
+            speculative_config=speculative if request.draft else None,
         ).llm_engine
         self._vllm, self._end_ids = vllm, list(request.end_ids)
         self._num_requests = 0
