@@ -49,7 +49,7 @@ class _Engine:
         self._indices: dict[str, int] = {}
         self.loaded = Loaded(
             {"vllm": vllm.__version__, "torch": torch.__version__},
-            f"{dtype} activations; INT8 weights of our engine, but for embedding and output head, "
+            f"{dtype}; weights are the INT8 of our engine, but for embedding and output head, "
             "if the folder is called compressed_tensors",
         )
 
