@@ -82,7 +82,7 @@ bench-versions: .venv/run.stamp ## compare the speed and start-up of the checkou
 	@$(venv) -m benchmarks.versions --recipe "$(RECIPE)" --before "$(BEFORE)" $(ARGS)
 
 ##@ Test
-source_tests := $(addsuffix .py,$(addprefix tests/unit/repository/test_,architecture readme code_tables language))
+source_tests := $(addsuffix .py,$(addprefix tests/unit/repository/test_,architecture readme code_tables))
 
 # More workers than cores, because tests with servers mostly wait; tests/support/distribution.py has their order.
 .PHONY: test

@@ -32,26 +32,26 @@ class Part:
     paths: tuple[str, ...]
 
 
-# A budget is raised by docs/explanation/source-tree.md, which says what it buys.
+# Ceilings with about 3 % of room. docs/explanation/source-tree.md says what a raised one buys.
 PARTS = (
-    Part("speculation", 2_015, ("pipelines/speculation/",)),
-    Part("executor", 1_931, ("pipelines/executor/",)),
-    Part("text", 1_050, ("pipelines/text/",)),
-    Part("wire", 1_185, ("pipelines/wire/",)),
-    Part("router", 3_605, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
-    Part("triton", 3_305, ("pipelines/triton/", "model_repository/")),
-    Part("front door", 4_645, ("pipelines/front_door/",)),
-    Part("client", 830, ("pipelines/client/",)),
-    Part("validation", 4_162, ("pipelines/validation/", "build/reference.py")),
-    Part("canary", 2_940, ("pipelines/canary/",)),
-    Part("bench", 1_821, ("pipelines/bench/",)),
-    Part("deploy", 1_947, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
-    Part("command line", 1_043, ("pipelines/command_line/", "pipelines/demo/")),
-    Part("shared modules", 756, ("pipelines/",)),
-    Part("build", 7_465, ("build/",)),
+    Part("speculation", 2_080, ("pipelines/speculation/",)),
+    Part("executor", 1_990, ("pipelines/executor/",)),
+    Part("text", 1_230, ("pipelines/text/",)),
+    Part("wire", 1_220, ("pipelines/wire/",)),
+    Part("router", 3_710, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
+    Part("triton", 3_410, ("pipelines/triton/", "model_repository/")),
+    Part("front door", 5_000, ("pipelines/front_door/",)),
+    Part("client", 860, ("pipelines/client/",)),
+    Part("validation", 4_290, ("pipelines/validation/", "build/reference.py")),
+    Part("canary", 3_030, ("pipelines/canary/",)),
+    Part("bench", 1_880, ("pipelines/bench/",)),
+    Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
+    Part("command line", 1_150, ("pipelines/command_line/", "pipelines/demo/")),
+    Part("shared modules", 850, ("pipelines/",)),
+    Part("build", 7_690, ("build/",)),
     Part(
         "GPU track",
-        3_297,
+        3_400,
         (
             "build/tensorrt_llm/",
             "build/quantization/",
@@ -64,12 +64,12 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_654, ("benchmarks/",)),
-    Part("docs generators", 447, ("docs/",)),
-    Part("tools", 1_437, ("tools/",)),
+    Part("benchmarks", 2_740, ("benchmarks/",)),
+    Part("docs generators", 470, ("docs/",)),
+    Part("tools", 1_490, ("tools/",)),
 )
 
-TEST_LINES = 71_347
+TEST_LINES = 74_000
 """The most lines of tests, with blank lines and comments."""
 
 
