@@ -58,7 +58,7 @@ class CountBody(PassedOn):  # type: ignore[misc]
     Attributes:
         messages: The conversation; an assistant's message with text at its end is continued.
         system: The system's text, or its blocks.
-        tools: Tools that the model may call; those that Anthropic runs or defines are left out.
+        tools: Tools that the model may call; see ``message_blocks.chats_tools``.
         tool_choice: Whether the model may, must or must not call a tool, or which.
         thinking: Whether the model thinks; None for no.
         output_config: Form of the answer's text.
@@ -98,11 +98,11 @@ class CountBody(PassedOn):  # type: ignore[misc]
         choice, last = self.tool_choice or {"type": "auto"}, messages[-1] if messages else {}
         is_prefill = last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
         is_thinking = self.thinking is not None and self.thinking.type != "disabled"
-        others["warnings"] = message_blocks.left_out(self.tools)
+        others["warnings"] = message_blocks.left_out(self.tools, self.messages)
         form = self.output_config.format if self.output_config is not None else None
         return ChatOfBlocks(
             messages=tuple(messages),
-            tools=message_blocks.chats_tools(self.tools),
+            tools=message_blocks.chats_tools(self.tools, self.messages, choice.get("name")),
             tool_choice=message_blocks.chats_choice(choice),
             parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True,
             response_format=form and {"type": form.get("type"), "json_schema": {**form, "strict": True}},

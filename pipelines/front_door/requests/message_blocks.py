@@ -20,6 +20,10 @@ _BILLING = "x-anthropic-billing-header:"
 """Begins a block of Claude Code's that differs in each request, so that no two prompts would begin alike."""
 
 _THOUGHTS = "reasoning_content"
+_SEARCH = "tool_search_tool_"
+"""Begins the types of Anthropic's own searches for tools."""
+
+_CHANGES = ("tool_addition", "tool_removal")
 _READABLE = "text; of the user also tool_result, of the assistant tool_use and thinking; no images, no files"
 
 
@@ -53,20 +57,51 @@ def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[M
     return found
 
 
-def left_out(tools: Sequence[Message]) -> tuple[str, ...]:
-    """Return a warning for each tool that is no function of the client, but run or defined by Anthropic."""
+def left_out(tools: Sequence[Message], messages: Sequence[Message]) -> tuple[str, ...]:
+    """Return a warning for each tool and each type of block that only Anthropic's server runs or reads."""
     warning = "a tool of type {!s:.100} was left out: the model calls functions only".format
-    return tuple(warning(tool.get("type")) for tool in tools if not _is_function(tool))
+    found = [warning(tool.get("type")) for tool in tools if not _is_function(tool)]
+    if _has_search(tools) and any(map(_is_deferred, tools)):
+        found.append("no search for tools is run here: the model is told of all tools from the beginning")
+    others = {str(kind)[:100] for kind, _, block in _told(messages) if _is_servers(kind, block)}
+    found += [f"blocks of type {kind} were left out: the model cannot read them" for kind in sorted(others)]
+    return tuple(found)
 
 
-def chats_tools(tools: Sequence[Message]) -> tuple[Tool, ...]:
-    """Return the tools as chat has them; those that are no functions are left out.
+def chats_tools(tools: Sequence[Message], messages: Sequence[Message], chosen: JsonValue) -> tuple[Tool, ...]:
+    """Return the tools that the model is told of, as chat has them.
+
+    Tools that are no functions are left out. So are those with ``defer_loading`` until the conversation
+    refers to them, as it does when the client's own search has found them: Claude Code's is a function.
+    Nothing is deferred if Anthropic's server should search, or if all tools are.
+
+    Args:
+        tools: The tools of the request.
+        messages: The conversation.
+        chosen: A tool that ``tool_choice`` names.
 
     Raises:
         InvalidRequestError: A function has no name or no schema, or a field of the wrong type.
     """
-    named = ((tool, f"tools[{number}]") for number, tool in enumerate(tools) if _is_function(tool))
-    return tuple(Tool(function=_function(tool, name)) for tool, name in named)
+    deferred = [tool for tool in tools if _is_deferred(tool)]
+    is_searched = not _has_search(tools) and len(deferred) < len(tools)
+    hidden = {str(tool.get("name")) for tool in deferred} if is_searched else set()
+    added: list[Message] = []
+    for kind, name, block in _told(messages):
+        if kind == "tool_removal":
+            hidden.add(name)
+        elif kind in ("tool_addition", "tool_reference", "tool_use"):
+            hidden.discard(name)
+            if kind == "tool_addition" and isinstance(definition := block.get("definition"), dict):
+                added.append(definition)
+    hidden.discard(str(chosen))
+    numbered = [(f"tools[{number}]", tool) for number, tool in enumerate((*tools, *added))]
+    functions = [(place, tool) for place, tool in numbered if _is_function(tool)]
+    return tuple(
+        Tool(function=_function(tool, place))
+        for place, tool in functions
+        if str(tool.get("name")) not in hidden
+    )
 
 
 def chats_choice(choice: Mapping[str, JsonValue]) -> JsonValue:
@@ -85,6 +120,45 @@ def chats_choice(choice: Mapping[str, JsonValue]) -> JsonValue:
 
 def _is_function(tool: Message) -> bool:
     return tool.get("type") in (None, "custom")
+
+
+def _is_deferred(tool: Message) -> bool:
+    return tool.get("defer_loading") is True and _is_function(tool)
+
+
+def _has_search(tools: Sequence[Message]) -> bool:
+    return any(str(tool.get("type")).startswith(_SEARCH) for tool in tools)
+
+
+def _told(messages: Sequence[Message]) -> Iterator[tuple[JsonValue, str, Message]]:
+    """Yield the type of each block, the tool that it names, and the block or what it says of the tool."""
+    for message in messages:
+        for block in _objects(message.get("content")):
+            tool = block.get("tool")
+            if block.get("type") in _CHANGES and isinstance(tool, dict):
+                definition = tool.get("definition")
+                named = definition if isinstance(definition, dict) else tool
+                yield block["type"], str(named.get("name")), tool
+            else:
+                yield block.get("type"), str(block.get("name")), block
+            inner = block.get("content")
+            found = inner.get("tool_references") if isinstance(inner, dict) else inner
+            for each in _objects(found):
+                yield each.get("type"), str(each.get("tool_name")), each
+
+
+def _objects(content: JsonValue) -> list[Message]:
+    return [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+
+
+def _is_servers(kind: JsonValue, block: Message) -> bool:
+    """Whether a block is what Anthropic's server did, but no search for tools, whose outcome is kept."""
+    is_search = kind == "tool_search_tool_result" or str(block.get("name")).startswith(_SEARCH)
+    return _is_done_elsewhere(kind) and not is_search
+
+
+def _is_done_elsewhere(kind: JsonValue) -> bool:
+    return isinstance(kind, str) and (kind == "server_tool_use" or kind.endswith("_tool_result"))
 
 
 def _function(tool: Message, name: str) -> Function:
@@ -114,6 +188,8 @@ def _add_block(messages: list[dict[str, Any]], role: str, block: Message, name: 
         of_call = _field(block, "tool_use_id", str, name)
         messages.append({"role": "tool", "content": _result(block, name), "tool_call_id": of_call})
         return
+    if kind in _CHANGES or (role == "assistant" and _is_done_elsewhere(kind)):
+        return  # said by the tools that the model is told of, or done by a server that the model is not
     message = _open_message(messages, role)
     if role == "assistant" and kind == "tool_use":
         function = {"name": _field(block, "name", str, name), "arguments": _field(block, "input", dict, name)}
@@ -127,8 +203,16 @@ def _add_block(messages: list[dict[str, Any]], role: str, block: Message, name: 
 
 def _result(block: Message, name: str) -> list[Message]:
     """Return the content of a tool's message; a failure is said in its text, as chat has no field for it."""
-    parts = _texts(block.get("content") or [], f"{name}.content")
+    blocks = _blocks(block.get("content") or [], f"{name}.content")
+    parts = [_reference(part) or _text(part, place) for place, part in blocks]
     return [_part("Error:"), *parts] if block.get("is_error") else parts
+
+
+def _reference(block: Message) -> dict[str, Any] | None:
+    """Return the text for a tool that a search found; None for another block."""
+    if block.get("type") != "tool_reference":
+        return None
+    return _part(f"The tool {block.get('tool_name')} can be called now.")
 
 
 def _open_message(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:

@@ -41,6 +41,14 @@ USE = {"type": "tool_use", "id": "call_0001", "name": "get_weather", "input": {"
 RESULT = {"type": "tool_result", "tool_use_id": "call_0001"}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "print"}
 REDACTED = {"type": "redacted_thinking", "data": "x"}
+FOUND = {"type": "tool_reference", "tool_name": "late"}
+CHANGE = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "late"}}
+SERVERS_USE = {"type": "server_tool_use", "id": "s", "name": "tool_search_tool_bm25", "input": {}}
+SERVERS_RESULT = {
+    "type": "tool_search_tool_result",
+    "tool_use_id": "s",
+    "content": {"type": "tool_search_tool_search_result", "tool_references": [FOUND]},
+}
 
 
 def text(words: str, **more: Any) -> dict[str, Any]:
@@ -179,6 +187,9 @@ def without_ids(message: Any) -> Any:
         ),
         (None, [assistant()], ["assistant: "]),
         (None, [{"role": "system", "content": "a"}], ["system: a"]),
+        (None, [user({**RESULT, "content": [FOUND]})], ["tool: The tool late can be called now."]),
+        (None, [assistant(SERVERS_USE, SERVERS_RESULT, text("a"))], ["assistant: a"]),
+        (None, [{"role": "system", "content": [CHANGE]}, USER], ["user: hot?"]),
     ],
 )
 def test_blocks_become_messages_of_chat(system: Any, messages: Any, expected: list[str]) -> None:
@@ -389,6 +400,47 @@ async def test_tools_choices_and_forms_reach_the_grammar() -> None:
         form = {"type": "json_schema", "schema": WEATHER.parameters}
         kind, _ = await guide_with(output_config={"format": form, "effort": "high"})
         assert kind == "json_schema"
+
+
+LATE = {"name": "late", "input_schema": WEATHER.parameters, "defer_loading": True}
+SEARCH = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+INLINE = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {**TOOL, "name": "late"}}}
+REMOVAL = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "get_weather"}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "between", "told"),
+    [
+        ([TOOL, LATE], [], "get_weather"),  # as Claude Code 2.1 begins, with a tool that it never finds
+        ([TOOL, LATE], [user({**RESULT, "content": [FOUND]})], "get_weather late"),
+        ([TOOL, LATE], [assistant(SERVERS_USE, SERVERS_RESULT)], "get_weather late"),
+        ([TOOL, LATE], [assistant({**USE, "name": "late"}), user(RESULT)], "get_weather late"),
+        ([TOOL, LATE], [{"role": "system", "content": [CHANGE, REMOVAL]}], "late"),
+        ([TOOL], [{"role": "system", "content": [INLINE]}], "get_weather late"),
+        ([TOOL, SEARCH, LATE], [], "get_weather late"),
+        ([LATE], [], "late"),
+        ([TOOL], [user({**RESULT, "content": [FOUND]})], "get_weather"),  # a tool that has gone meanwhile
+    ],
+)
+async def test_deferred_tools_are_told_of_once_they_were_found(tools: Any, between: Any, told: str) -> None:
+    async with open_door() as door:
+        message = await door.answer(tools=tools, messages=[USER, *between, USER])
+        prompt = TOKENIZER.vocabulary.join(door.router.asked[-1].prompt_ids).decode()
+        assert re.findall('"name": "(get_weather|late)"', prompt.partition("</tools>")[0]) == told.split()
+        assert ("no search for tools is run here" in str(message.get("warnings"))) == (SEARCH in tools)
+
+
+async def test_a_choice_tells_of_its_tool_and_what_another_server_did_is_named() -> None:
+    async with open_door() as door:
+        choice = {"type": "tool", "name": "late"}
+        door.router.answer = written(HERMES, ("late", ARGUMENTS))
+        message = await door.answer(tools=[TOOL, LATE], tool_choice=choice)
+        assert message["content"][0]["name"] == "late"
+        search = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+        message = await door.answer(messages=[USER, assistant(search, text("a")), USER])
+        assert message["warnings"] == [
+            "blocks of type web_search_tool_result were left out: the model cannot read them"
+        ]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
