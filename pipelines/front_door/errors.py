@@ -28,6 +28,7 @@ from pipelines.errors import (
     UnauthorizedError,
 )
 from pipelines.front_door.observing.exchange import EXCHANGE
+from pipelines.front_door.requests.body import ENCODINGS
 
 _LOG = logging.getLogger(__name__)
 
@@ -160,12 +161,13 @@ def _response_to_http(
 ) -> web.Response:
     """Return the response for an error of aiohttp."""
     methods, seconds = error.headers.get(hdrs.ALLOW, ""), f"{settings.body_timeout_s:g} s"
+    taken = ", ".join(ENCODINGS)
     known = {
         404: ("the path is unknown", "the paths that GET /openapi.json lists", "send it to one of these"),
         405: ("the path does not have this method", methods, "use this method"),
         408: ("the body did not arrive in time", seconds, "send it faster, or a smaller one"),
         413: ("the body is too large", f"{settings.max_body_bytes} bytes", "send a smaller one"),
-        415: ("compressed bodies are not supported", "no Content-Encoding", "send it as it is"),
+        415: ("the encoding of the body is not supported", f"one of {taken}", "send it as it is"),
     }
     others = (error.reason or "the request cannot be read", "HTTP/1.1", "correct the request")
     what, limit, remedy = known.get(error.status, others)

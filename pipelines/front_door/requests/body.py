@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import zlib
 from typing import TypeVar
 
 from aiohttp import hdrs, web
+from backports import zstd
 from pydantic_core import from_json, to_json
 
 from pipelines import configuration
@@ -20,6 +22,12 @@ from pipelines.time_limit import within
 
 _QUICK_BYTES = 16 << 10  # take less than a millisecond; larger bodies are read on another thread
 _MAX_VALUES = 100_000  # objects, lists and keys; each holds the interpreter up for microseconds
+ENCODINGS = ("gzip", "deflate", "zstd")
+"""Compressions of bodies that are taken, one at a time."""
+
+_ZSTD_OPTIONS = {zstd.DecompressionParameter.window_log_max: 23}  # RFC 9659: 8 MiB, reserved at once
+_ZLIB_HEADS = (b"\x08", b"\x18", b"\x28", b"\x38", b"\x48", b"\x58", b"\x68", b"\x78")
+
 _REMEDY = "send a JSON object with the fields that GET /openapi.json lists"
 
 _Body = TypeVar("_Body")
@@ -27,23 +35,70 @@ _Fields = TypeVar("_Fields", bound=SamplingFields)
 
 
 async def receive_body(request: web.Request, within_s: float) -> bytes:
-    """Wait for the body of a request.
+    """Wait for the body of a request, and decompress it.
 
     Args:
         request: The request.
         within_s: Longest time until it has arrived.
 
     Raises:
-        HTTPException: It is compressed or too large, did not arrive in time, or broke off.
+        HTTPException: It is too large, also decompressed, or in another encoding than ``ENCODINGS``; or it
+            did not arrive in time, or broke off.
+        InvalidRequestError: It is not what its encoding says.
     """
-    if hdrs.CONTENT_ENCODING in request.headers:
+    encoding = ", ".join(request.headers.getall(hdrs.CONTENT_ENCODING, ())).strip().lower()
+    if encoding not in ("", "identity", *ENCODINGS):
         raise web.HTTPUnsupportedMediaType
     try:
-        return await within(within_s, request.read())
+        content = await within(within_s, request.read())
     except asyncio.TimeoutError:
         raise web.HTTPRequestTimeout from None
     except web.RequestPayloadError:
         raise web.HTTPBadRequest from None
+    if encoding in ("", "identity"):
+        return content
+    limit = request.client_max_size
+    if len(content) <= _QUICK_BYTES:
+        return decompressed(content, encoding, limit)
+    return await asyncio.to_thread(decompressed, content, encoding, limit)
+
+
+def decompressed(content: bytes, encoding: str, limit: int) -> bytes:
+    """Return a body without its compression, of which no more than the limit is expanded.
+
+    Args:
+        content: The body, one stream of its encoding.
+        encoding: One of ``ENCODINGS``.
+        limit: Most bytes of the result.
+
+    Raises:
+        HTTPException: The result is larger.
+        InvalidRequestError: The body is damaged, cut off, or has something behind its end.
+    """
+    stream: zstd.ZstdDecompressor | zlib._Decompress
+    try:
+        if encoding == "zstd":
+            stream = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
+        else:
+            is_bare = encoding == "deflate" and content[:1] not in _ZLIB_HEADS
+            stream = zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32)
+        found = stream.decompress(content, limit + 1)
+    except (zlib.error, zstd.ZstdError) as error:
+        raise _damaged(encoding, str(error)) from None
+    if len(found) > limit:
+        raise web.HTTPRequestEntityTooLarge(limit, len(found))
+    if not stream.eof or stream.unused_data:
+        raise _damaged(encoding, "data behind its end" if stream.eof else "no end")
+    return found
+
+
+def _damaged(encoding: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        "the body cannot be decompressed",
+        values=f"Content-Encoding: {encoding}: {reason}",
+        limit="one whole stream, with a window of at most 8 MiB",
+        remedy="compress it again, or send it as it is",
+    )
 
 
 async def read_body(kind: type[_Body], content: bytes, calls: CallStyle | None = None) -> _Body:

@@ -121,7 +121,9 @@ async def open_door(template: str = "hermes", **settings: Any) -> AsyncIterator[
     model = ServedModel("m", "print", SIZE, 8, 0, TOKENIZER, CompletionRequest(), chat)
     parts: Any = (model, router, FrontDoorSettings(**settings), SimpleNamespace(answer=unused))
     application = FrontDoor(*parts, []).application()
-    async with TestClient(TestServer(application)) as client:
+    server = TestServer(application)
+    await server.start_server(auto_decompress=False)  # as ``serving.listen`` does
+    async with TestClient(server) as client:
         yield Door(client, router)
     chat.close()
 
@@ -404,7 +406,10 @@ async def test_tools_choices_and_forms_reach_the_grammar() -> None:
 
 LATE = {"name": "late", "input_schema": WEATHER.parameters, "defer_loading": True}
 SEARCH = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
-INLINE = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {**TOOL, "name": "late"}}}
+INLINE = {
+    "type": "tool_addition",
+    "tool": {"type": "tool_definition", "definition": {**TOOL, "name": "late"}},
+}
 REMOVAL = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "get_weather"}}
 
 

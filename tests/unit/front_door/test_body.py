@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
+from backports import zstd
 
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.endpoints.completions import CompletionBody
-from pipelines.front_door.requests.body import parse_body, read_body
+from pipelines.front_door.requests.body import ENCODINGS, decompressed, parse_body, read_body
 from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.wire.request import CompletionRequest
+from tests.unit.front_door.test_anthropic import ASKED, open_door
 
 
 def ticks_beside(work: Callable[[], Any]) -> int:
@@ -89,3 +95,65 @@ def test_the_effort_of_reasoning_turns_thoughts_off(fields: Any, variables: Any)
 def test_a_body_of_very_many_values_is_refused_before_it_is_read(content: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="too many values"):
         parse_body(CompletionBody, content)
+
+
+def bare(content: bytes) -> bytes:
+    """Return deflate without zlib's head, as some clients send it."""
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return stream.compress(content) + stream.flush()
+
+
+COMPRESSED = [
+    ("gzip", gzip.compress),
+    ("deflate", zlib.compress),
+    ("deflate", bare),
+    ("zstd", zstd.compress),
+]
+
+
+@pytest.mark.parametrize(("encoding", "compress"), COMPRESSED)
+def test_a_body_is_decompressed_whole_up_to_the_limit(encoding: str, compress: Any) -> None:
+    content = json.dumps(list(range(2000))).encode()
+    body, limit = compress(content), len(content)
+    assert decompressed(body, encoding, limit) == content
+    with pytest.raises(web.HTTPRequestEntityTooLarge):
+        decompressed(body, encoding, limit - 1)
+    for damaged in (body[:-1], body + body, body[:9], b"", b"\xff" + body):
+        with pytest.raises(InvalidRequestError, match=f"Content-Encoding: {encoding}"):
+            decompressed(damaged, encoding, limit)
+
+
+@pytest.mark.parametrize(("encoding", "compress"), COMPRESSED)
+def test_a_bomb_is_not_expanded_beyond_the_limit(encoding: str, compress: Any) -> None:
+    bomb, limit = compress(bytes(1 << 26)), 1 << 20
+    tracemalloc.start()
+    with pytest.raises(web.HTTPRequestEntityTooLarge):
+        decompressed(bomb, encoding, limit)
+    assert tracemalloc.get_traced_memory()[1] < 4 * limit
+    tracemalloc.stop()
+
+
+def test_a_window_that_would_take_much_memory_is_refused() -> None:
+    stream = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    with pytest.raises(InvalidRequestError, match="too much memory"):
+        decompressed(stream.compress(b"{}") + stream.flush(), "zstd", 100)
+
+
+async def test_compressed_requests_are_answered_and_others_told_what_is_taken() -> None:
+    path, content = "/v1/messages", json.dumps(ASKED).encode()
+    async with open_door(max_body_bytes=4000) as door:
+
+        async def send(body: bytes, *encodings: str) -> tuple[int, str]:
+            headers = [("Content-Encoding", encoding) for encoding in encodings]
+            reply = await door.client.post(path, data=body, headers=headers)
+            return reply.status, await reply.text()
+
+        for encoding, compress in COMPRESSED:
+            assert (await send(compress(content), encoding))[0] == 200
+            large = json.dumps({**ASKED, "system": "a" * 4000}).encode()
+            assert (await send(compress(large), encoding.upper()))[0] == 413
+            assert (await send(content, encoding))[0] == 400
+        assert (await send(content, "identity"))[0] == 200
+        for encodings in (["br"], ["gzip, gzip"], ["gzip", "zstd"]):
+            status, text = await send(gzip.compress(content), *encodings)
+            assert status == 415 and ", ".join(ENCODINGS) in text

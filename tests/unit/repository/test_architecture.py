@@ -114,6 +114,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "benchmarks/peers/programs/",
         "tests/",
     ),
+    "backports": ("pipelines/front_door/requests/", "tests/"),
     "cryptography": ("build/signature.py", "tests/"),
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
