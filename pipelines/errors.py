@@ -18,7 +18,8 @@ turns an error into text, and ``from_wire`` turns the text back into an equal er
     │   ├── PromptTooLongError    prompt and max_tokens exceed the engine's sequence length
     │   ├── ChatTemplateError     the model has no chat template, or it refuses the conversation
     │   ├── NothingAllowedError   bad words, a grammar and other limits leave no token
-    │   └── ModelNotFoundError    no model of this name is served
+    │   ├── ModelNotFoundError    no model of this name is served
+    │   └── ResponseNotFoundError no response of this id is kept for this API key
     ├── UnauthorizedError         the request has no valid API key
     ├── ForbiddenError            the request comes from a web page of another site
     ├── RateLimitError            this API key sends too much; wait as long as Retry-After says
@@ -130,6 +131,10 @@ class NothingAllowedError(InvalidRequestError):
 
 class ModelNotFoundError(InvalidRequestError):
     """No model of this name is served."""
+
+
+class ResponseNotFoundError(InvalidRequestError):
+    """No response of this id is kept for this API key, or not any more."""
 
 
 class UnauthorizedError(DraftproofError):

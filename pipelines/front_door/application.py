@@ -15,6 +15,7 @@ from pipelines.front_door.answering import json_response
 from pipelines.front_door.delivery import deliver
 from pipelines.front_door.endpoints.chat import ChatBody, answer_chat
 from pipelines.front_door.endpoints.completions import CompletionBody, answer_completion
+from pipelines.front_door.endpoints.kept_responses import KEPT, KeptResponses
 from pipelines.front_door.endpoints.messages import CountBody, MessagesBody, answer_message, count_tokens
 from pipelines.front_door.endpoints.responses import ResponsesBody, answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
@@ -41,6 +42,13 @@ _PLAYGROUND_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+
+_RESPONSE = "/v1/responses/{response_id}"
+
+_CODEX_INSTRUCTIONS = (  # Codex takes a list only with some; its own for unknown models have 4,000 tokens
+    "You are a coding agent in a terminal. Use the tools to read files, to change them and to run commands. "
+    "Make the smallest change that does what the user asks, run the tests, and say briefly what you did."
+)
 
 OPEN_PATHS = ("/health", "/openapi.json", *_PLAYGROUND_FILES)
 """Paths that need no API key."""
@@ -92,29 +100,34 @@ class FrontDoor:
         self._observers = observers
         self._keys = KeyRing(Path(settings.keys) if settings.keys else None)
         self._origins = Origins(settings.cors_origins)
+        self._kept = KeptResponses()
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
         size = self._settings.max_body_bytes
         watch = watching(*self._observers)
         application = web.Application(client_max_size=size, middlewares=[watch, self._guard])
+        application[KEPT] = self._kept
         application.on_response_prepare.append(add_request_id)
         application.on_response_prepare.append(self._origins.add_headers)
-        for operation, handler in self._gets():
-            application.router.add_get(operation.path, handler)
+        for operation, handler in self._others():
+            application.router.add_route(operation.method, operation.path, handler)
         for path in _PLAYGROUND_FILES:
             application.router.add_get(path, _show_playground)
         for operation, endpoint in POSTS:
             application.router.add_post(operation.path, self._post(operation, endpoint))
         return application
 
-    def _gets(self) -> tuple[tuple[Operation, Handler], ...]:
+    def _others(self) -> tuple[tuple[Operation, Handler], ...]:
         return (
             (Operation("/health", "Return 200 if requests are answered, else 503"), self._health),
             (Operation("/metrics", "Return the server's metrics"), self._metrics.answer),
             (Operation("/openapi.json", "Return this document"), self._openapi),
             (Operation("/v1/models", "List the served model"), self._models),
             (Operation("/v1/models/{model}", "Describe the served model"), self._model_named),
+            (Operation(_RESPONSE, "Return a response that is kept"), self._kept.show),
+            (Operation(_RESPONSE, "Forget a response", method="DELETE"), self._kept.delete),
+            (Operation(f"{_RESPONSE}/input_items", "List its input"), self._kept.list_items),
         )
 
     @web.middleware
@@ -154,10 +167,12 @@ class FrontDoor:
 
     @cached_property
     def _openapi_document(self) -> dict[str, Any]:
-        operations = [operation for operation, _ in (*self._gets(), *POSTS)]
+        operations = [operation for operation, _ in (*self._others(), *POSTS)]
         return openapi_document(operations, needs_key=bool(self._settings.keys))
 
     async def _models(self, request: web.Request) -> web.Response:
+        if "client_version" in request.query:
+            return json_response({"models": [_codex_document(self._model)]})
         return json_response({"object": "list", "data": [_model_document(self._model)]})
 
     async def _model_named(self, request: web.Request) -> web.Response:
@@ -184,6 +199,31 @@ def _model_document(model: ServedModel) -> dict[str, Any]:
         "system_fingerprint": model.fingerprint,
         "default_sampling_params": model.default_sampling,
         "chat": _chat_abilities(model),
+    }
+
+
+def _codex_document(model: ServedModel) -> dict[str, Any]:
+    """Return what Codex asks for with its version, in its own shape (``ModelInfo`` of its protocol)."""
+    return {
+        "slug": model.name,
+        "display_name": model.name,
+        "description": None,
+        "supported_reasoning_levels": [],
+        "shell_type": "shell_command",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 1,
+        "upgrade": None,
+        "base_instructions": _CODEX_INSTRUCTIONS,
+        "supports_reasoning_summaries": False,
+        "support_verbosity": False,
+        "default_verbosity": None,
+        "apply_patch_tool_type": None,
+        "truncation_policy": {"mode": "bytes", "limit": 10_000},
+        "supports_parallel_tool_calls": True,
+        "context_window": model.max_seq_len,
+        "experimental_supported_tools": [],
+        "input_modalities": ["text"],
     }
 
 

@@ -119,7 +119,7 @@ class Origins:
         if request.method != hdrs.METH_OPTIONS or request.headers.get(hdrs.ORIGIN) not in self._allowed:
             return None
         headers = {
-            hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST",
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, DELETE",
             hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, ""),
             hdrs.ACCESS_CONTROL_MAX_AGE: str(_PREFLIGHT_S),
         }

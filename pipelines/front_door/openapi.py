@@ -35,12 +35,14 @@ class Operation:
     Attributes:
         path: The path, with names in braces.
         summary: What it answers.
-        body: Dataclass that reads the body of ``POST``; None for ``GET``.
+        body: Dataclass that reads the body of ``POST``; None for others.
+        method: The method.
     """
 
     path: str
     summary: str
     body: type[Any] | None = None
+    method: str = "GET"
 
 
 def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dict[str, Any]:
@@ -53,7 +55,8 @@ def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dic
     schemas: dict[str, Any] = {"Error": _ERROR}
     paths: dict[str, Any] = {}
     for operation in operations:
-        paths[operation.path] = {"post" if operation.body else "get": _described(operation, schemas)}
+        method = "post" if operation.body else operation.method.lower()
+        paths.setdefault(operation.path, {})[method] = _described(operation, schemas)
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {

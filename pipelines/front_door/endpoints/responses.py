@@ -1,18 +1,22 @@
-"""Answers ``POST /v1/responses``, without storing anything."""
+"""Answers ``POST /v1/responses``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from aiohttp import web
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from pipelines import configuration
 from pipelines.client.generation import Chunk
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.access.clients import CLIENT
 from pipelines.front_door.answering import answer
+from pipelines.front_door.endpoints.kept_responses import KEPT, KEPT_S, items_of
 from pipelines.front_door.messages.message import Content, Part, Thought
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.response_document import ResponseDocument
@@ -48,8 +52,6 @@ class TextConfig:
 class ResponsesBody(MessageFields):
     """The fields of a request.
 
-    Nothing is stored, so a conversation is sent whole.
-
     Attributes:
         input: The user's text, or the items of the conversation.
         instructions: The system's message.
@@ -59,7 +61,11 @@ class ResponsesBody(MessageFields):
         include: With "message.output_text.logprobs", return the log probabilities of the text's tokens;
             other entries mean nothing here.
         truncation: With either, a conversation that does not fit is refused.
-        previous_response_id: Refused, as are ``conversation``, ``prompt`` and ``background``.
+        previous_response_id: A kept response, whose conversation this one continues, without its
+            instructions.
+        store: Keep the response.
+        conversation: Refused, as are ``prompt`` and ``background``.
+        max_tool_calls: Returned, as are the four that follow; they mean nothing here.
     """
 
     input: JsonValue
@@ -67,14 +73,18 @@ class ResponsesBody(MessageFields):
     max_output_tokens: int | None = None
     tools: tuple[ResponseFunction, ...] = ()
     text: TextConfig | None = None
-    previous_response_id: Any = None
+    previous_response_id: str | None = None
+    store: bool = True
     conversation: Any = None
     prompt: Any = None
     background: bool = False
     truncation: Literal["auto", "disabled"] = "disabled"
     include: tuple[str, ...] | None = None
+    max_tool_calls: int | None = None
     metadata: Message | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     form_field: ClassVar[str] = "text.format"
 
@@ -102,18 +112,18 @@ class ResponsesBody(MessageFields):
         return num_log_probs(LOG_PROBS in (self.include or ()), self.top_logprobs, f'include=["{LOG_PROBS}"]')
 
     def check(self) -> None:
-        """Refuse what needs stored responses or several answers.
+        """Refuse what needs a database or several answers.
 
         Raises:
             InvalidRequestError: The request asks for one of these.
         """
-        for name in ("previous_response_id", "conversation", "prompt", "background"):
+        for name in ("conversation", "prompt", "background"):
             if getattr(self, name):
                 raise InvalidRequestError(
-                    "responses are not stored",
+                    "conversations, prompts and answers in the background are not kept",
                     values=f"{name}={getattr(self, name)!r:.200}",
-                    limit="requests with their whole conversation in input",
-                    remedy=f"send no {name}, and the items of earlier responses in input",
+                    limit="previous_response_id",
+                    remedy=f"send no {name}, but previous_response_id or the whole conversation in input",
                 )
         if self.n != 1 or self.response_format is not None:
             name = "n" if self.n != 1 else "response_format"
@@ -144,9 +154,23 @@ async def answer_response(
         DraftproofError: The request is invalid, or no answer could be had.
     """
     body.check()
+    kept, owner, items = request.app[KEPT], request[CLIENT].key.sha256, items_of(body.input)
+    if body.previous_response_id is not None and isinstance(items, list):
+        earlier = await asyncio.to_thread(kept.conversation, owner, body.previous_response_id)
+        items = [*earlier, *items]
+    body = replace(body, input=items)
     asked, new_reader = await message_request(body, model, "input")
-    form = _ResponseFormat(body, model, asked, new_reader())
-    return await answer(request, model, router, [asked], form, body)
+
+    def keep(response: dict[str, Any]) -> None:
+        if body.store:
+            kept.keep(owner, response, before)
+
+    before = await asyncio.to_thread(to_json, items) if body.store else b""
+    form = _ResponseFormat(body, model, asked, new_reader(), keep)
+    try:
+        return await answer(request, model, router, [asked], form, body)
+    finally:
+        asyncio.get_running_loop().call_later(KEPT_S, kept.drop_old)
 
 
 class _ResponseFormat:
@@ -157,14 +181,20 @@ class _ResponseFormat:
         model: The model.
         asked: The request to the model.
         reader: Reads the answer.
+        keep: Keeps the response before a client knows that it is complete.
     """
 
     def __init__(
-        self, body: ResponsesBody, model: ServedModel, asked: CompletionRequest, reader: MessageReader
+        self,
+        body: ResponsesBody,
+        model: ServedModel,
+        asked: CompletionRequest,
+        reader: MessageReader,
+        keep: Callable[[dict[str, Any]], None],
     ) -> None:
         self._model = model
         self._asked = asked
-        self._reader = reader
+        self._reader, self._keep = reader, keep
         self._log_probs = None if asked.num_log_probs is None else TextLogProbs(model)
         self._thoughts = ThoughtTokens(model)
         self._has_begun = self._has_thoughts = False
@@ -177,14 +207,22 @@ class _ResponseFormat:
                 "max_output_tokens": body.max_output_tokens,
                 "temperature": asked.temperature,
                 "top_p": asked.top_p,
+                "presence_penalty": asked.presence_penalty,
+                "frequency_penalty": asked.frequency_penalty,
                 "top_logprobs": asked.num_log_probs or 0,
                 "tools": [asdict(function) for function in body.tools],
                 "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
                 "parallel_tool_calls": body.parallel_tool_calls is not False,
-                "reasoning": body.reasoning or {"effort": None, "summary": None},
+                "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
+                "max_tool_calls": body.max_tool_calls,
+                "service_tier": "default",
                 "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
                 "metadata": body.metadata or {},
                 "user": body.user,
+                "safety_identifier": body.safety_identifier,
+                "prompt_cache_key": body.prompt_cache_key,
+                "previous_response_id": body.previous_response_id,
+                "store": body.store,
                 "truncation": body.truncation,
                 **body.warning_fields,
             }
@@ -209,7 +247,9 @@ class _ResponseFormat:
             if chunk.continued_elsewhere:
                 self._response.document["continued_elsewhere"] = True
             usage = self._usage(chunk.sequence_length, chunk.num_cached)
-            yield from self._response.end(chunk.finish_reason, usage)
+            ending = list(self._response.end(chunk.finish_reason, usage))
+            self._keep(self._response.document)
+            yield from ending
 
     def sign(self) -> Iterable[dict[str, Any]]:
         """Return the events that begin the response, or its state: Codex counts no comments."""

@@ -25,7 +25,9 @@ _MAX_VALUES = 100_000  # objects, lists and keys; each holds the interpreter up 
 ENCODINGS = ("gzip", "deflate", "zstd")
 """Compressions of bodies that are taken, one at a time."""
 
-_ZSTD_OPTIONS = {zstd.DecompressionParameter.window_log_max: 23}  # RFC 9659: 8 MiB, reserved at once
+_ZSTD_OPTIONS: dict[int, int] = {
+    zstd.DecompressionParameter.window_log_max: 23
+}  # RFC 9659: 8 MiB, reserved at once
 _ZLIB_HEADS = (b"\x08", b"\x18", b"\x28", b"\x38", b"\x48", b"\x58", b"\x68", b"\x78")
 
 _REMEDY = "send a JSON object with the fields that GET /openapi.json lists"

@@ -278,5 +278,5 @@ def _wrong_item(name: str, found: JsonValue) -> InvalidRequestError:
         "the input of a response is not valid",
         values=f"{name}={found!r:.200}",
         limit=f"a text, or a list of items of type {_ITEMS}",
-        remedy="send the whole conversation as such items; responses are not stored, so none can be named",
+        remedy="send it as such items, not by their ids",
     )

@@ -192,7 +192,7 @@ STRANGE = {"type": "json_schema", "name": "a", "schema": {"type": "strange"}}
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"n": 2}, "n"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

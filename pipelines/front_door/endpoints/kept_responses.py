@@ -1,0 +1,192 @@
+"""Keeps responses for an hour, for requests that continue them: ``/v1/responses/{response_id}``.
+
+They are in the memory of this process, so no other server knows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from aiohttp import web
+from pydantic import JsonValue
+from pydantic_core import from_json, to_json
+
+from pipelines.errors import InvalidRequestError, ResponseNotFoundError
+from pipelines.front_door.access.clients import CLIENT
+from pipelines.front_door.answering import json_response
+
+KEPT_S = 3600.0
+MAX_BYTES = 64 << 20
+MAX_BYTES_OF_KEY = 16 << 20
+
+_MAX_LISTED = 100
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
+
+
+@dataclass(frozen=True)
+class _Kept:
+    response: bytes
+    items: bytes  # of the conversation before the response
+    until_s: float
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.response) + len(self.items)
+
+
+class KeptResponses:
+    """The latest responses of each API key, the oldest first. Used on several threads.
+
+    Args:
+        now: A clock, seconds.
+        max_bytes: Most bytes of all responses and their conversations, as JSON.
+        max_bytes_of_key: Most bytes of those of one API key.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        max_bytes: int = MAX_BYTES,
+        max_bytes_of_key: int = MAX_BYTES_OF_KEY,
+    ) -> None:
+        self._now, self._max_bytes, self._max_bytes_of_key = now, max_bytes, max_bytes_of_key
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._num_bytes: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def keep(self, owner: str, response: Mapping[str, Any], items: bytes) -> None:
+        """Keep a response; what exceeds the limits is forgotten, the oldest first.
+
+        Args:
+            owner: Digest of the API key that may ask for it.
+            response: The response.
+            items: The items of the conversation before it, as JSON.
+        """
+        kept = _Kept(to_json(response), items, self._now() + KEPT_S)
+        with self._lock:
+            self._kept[owner, response["id"]] = kept
+            self._num_bytes[owner] += kept.num_bytes
+            while self._num_bytes[owner] > self._max_bytes_of_key:
+                self._drop(next(place for place in self._kept if place[0] == owner))
+            while self._num_bytes.total() > self._max_bytes:
+                self._drop(next(iter(self._kept)))
+
+    def drop_old(self) -> None:
+        """Forget responses whose time is over."""
+        with self._lock:
+            while self._kept and next(iter(self._kept.values())).until_s <= self._now():
+                self._drop(next(iter(self._kept)))
+
+    def conversation(self, owner: str, response_id: str) -> list[JsonValue]:
+        """Return the items of a conversation, with those of the response at its end.
+
+        Raises:
+            ResponseNotFoundError: The response is not kept, or not for this API key.
+        """
+        kept = self._find(owner, response_id, "previous_response_id")
+        return [*from_json(kept.items), *from_json(kept.response)["output"]]
+
+    async def show(self, request: web.Request) -> web.Response:
+        """Answer ``GET``.
+
+        Raises:
+            InvalidRequestError: It asks for events, or the response is not kept.
+        """
+        if request.query.get("stream", "false") != "false":
+            raise _wrong("stream", request, "false", "read the response whole")
+        return web.Response(body=self._asked(request).response, content_type="application/json")
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Answer ``DELETE``.
+
+        Raises:
+            ResponseNotFoundError: The response is not kept.
+        """
+        self._asked(request)
+        response_id = request.match_info["response_id"]
+        with self._lock:
+            self._drop((request[CLIENT].key.sha256, response_id))
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def list_items(self, request: web.Request) -> web.Response:
+        """Answer ``GET`` of ``input_items``, a page of the conversation before the response.
+
+        Raises:
+            InvalidRequestError: The page cannot be had, or the response is not kept.
+        """
+        query, kept = request.query, self._asked(request)
+        limit, order = query.get("limit", "20"), query.get("order", "desc")
+        if limit not in map(str, range(1, _MAX_LISTED + 1)):
+            raise _wrong("limit", request, f"1 to {_MAX_LISTED}", "ask for several pages")
+        if order not in ("asc", "desc"):
+            raise _wrong("order", request, "asc or desc", "send one of these")
+        items: list[dict[str, Any]] = await asyncio.to_thread(from_json, kept.items)
+        ids = [item["id"] for item in items]
+        if order == "desc":
+            items, ids = items[::-1], ids[::-1]
+        if (after := query.get("after")) is not None and after not in ids:
+            raise _wrong("after", request, "the id of an item of this response", "send last_id of a page")
+        begin = 0 if after is None else ids.index(after) + 1
+        end = begin + int(limit)
+        page = ids[begin:end]
+        ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
+        return json_response(
+            {"object": "list", "data": items[begin:end], **ends, "has_more": end < len(items)}
+        )
+
+    def _asked(self, request: web.Request) -> _Kept:
+        return self._find(request[CLIENT].key.sha256, request.match_info["response_id"], "response_id")
+
+    def _find(self, owner: str, response_id: str, field: str) -> _Kept:
+        self.drop_old()
+        with self._lock:
+            if (kept := self._kept.get((owner, response_id))) is not None:
+                return kept
+        raise ResponseNotFoundError(
+            "this response is not kept",
+            values=f"{field}={response_id!r:.200}",
+            limit="responses of this server and API key from the last hour, without store=false, the latest "
+            f"{self._max_bytes_of_key >> 20} MiB",
+            remedy="send the items of the conversation in input",
+        )
+
+    def _drop(self, place: tuple[str, str]) -> None:
+        if (kept := self._kept.pop(place, None)) is not None:
+            self._num_bytes[place[0]] -= kept.num_bytes
+
+
+KEPT: web.AppKey[KeptResponses] = web.AppKey("kept", KeptResponses)
+"""The responses that a front door keeps."""
+
+
+def items_of(given: JsonValue) -> JsonValue:
+    """Return ``input`` as items with ids, whose contents are parts; what is none is left for an error."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        return given
+    return [_item(each) if isinstance(each, dict) else each for each in given]
+
+
+def _item(given: dict[str, JsonValue]) -> JsonValue:
+    kind = given.get("type", "message")
+    prefix = _ID_PREFIXES.get(str(kind), "item")
+    told = {name: value for name, value in given.items() if value is not None}
+    item = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "completed", **told}
+    if kind == "message" and isinstance(text := given.get("content"), str):
+        is_said = given.get("role") == "assistant"
+        part: dict[str, JsonValue] = {"type": "output_text" if is_said else "input_text", "text": text}
+        item["content"] = [{**part, **({"annotations": [], "logprobs": []} if is_said else {})}]
+    return item
+
+
+def _wrong(name: str, request: web.Request, limit: str, remedy: str) -> InvalidRequestError:
+    values = f"{name}={request.query[name]!r:.200}"
+    return InvalidRequestError(f"{name} cannot be followed", values=values, limit=limit, remedy=remedy)
