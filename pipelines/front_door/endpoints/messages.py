@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from aiohttp import web
@@ -139,7 +141,8 @@ async def count_tokens(
     Raises:
         DraftproofError: The conversation cannot be rendered.
     """
-    prompt = await chat_prompt(model, body.to_chat().to_conversation())
+    chat = await asyncio.to_thread(body.to_chat)
+    prompt = await chat_prompt(model, chat.to_conversation())
     return json_response({"input_tokens": len(prompt.ids)})
 
 
@@ -152,7 +155,8 @@ async def answer_message(
         DraftproofError: The request is invalid, or no answer could be had.
     """
     fields: dict[str, Any] = {"stop": list(body.stop_sequences), "logit_bias": body.logit_bias}
-    chat = body.to_chat(max_tokens=body.max_tokens, stream=body.stream, **fields)
+    fields |= {"max_tokens": body.max_tokens, "stream": body.stream}
+    chat = await asyncio.to_thread(partial(body.to_chat, **fields))  # there may be very many blocks
     chat = await with_warnings(chat, model.style(with_tools=True).calls)
     asked, new_reader = await message_request(chat, model, "messages")
     asked = replace(asked, max_tokens=min(asked.max_tokens, model.max_seq_len - len(asked.prompt_ids)))

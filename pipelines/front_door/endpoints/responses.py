@@ -154,12 +154,16 @@ async def answer_response(
         DraftproofError: The request is invalid, or no answer could be had.
     """
     body.check()
-    kept, owner, items = request.app[KEPT], request[CLIENT].key.sha256, items_of(body.input)
-    if body.previous_response_id is not None and isinstance(items, list):
-        earlier = await asyncio.to_thread(kept.conversation, owner, body.previous_response_id)
-        items = [*earlier, *items]
-    body = replace(body, input=items)
-    asked, new_reader = await message_request(body, model, "input")
+    kept, owner = request.app[KEPT], request[CLIENT].key.sha256
+
+    def conversation() -> JsonValue:
+        items = items_of(body.input)
+        if body.previous_response_id is None or not isinstance(items, list):
+            return items
+        return [*kept.conversation(owner, body.previous_response_id), *items]
+
+    items = await asyncio.to_thread(conversation)  # there may be very many
+    asked, new_reader = await message_request(replace(body, input=items), model, "input")
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
+from backports import zstd
 from openai.types.responses import Response, ToolChoiceAllowed
 
 from pipelines.deploy.server import Server
@@ -173,6 +177,45 @@ def test_items_of_earlier_responses_are_rendered_as_messages_of_chat(
     ]
     expected = post(door, "/tokenize", {"messages": messages, "tools": tools, **CALM}).json()["count"]
     assert response.usage and response.usage.input_tokens == expected
+
+
+def test_openai_s_client_continues_reads_and_deletes_a_response(
+    api: openai.OpenAI, door: Server, options: Options
+) -> None:
+    asked = with_options(options, max_output_tokens=8)
+    first = api.responses.create(**asked)
+    second = api.responses.create(**{**asked, "input": "more"}, previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    listed = api.responses.input_items.list(second.id, order="asc", limit=1)
+    assert [item.type for item in listed] == ["message", "message", "message"]  # three pages
+    assert api.responses.retrieve(second.id).output_text == second.output_text
+    whole: Any = [
+        {"role": "user", "content": ASKED["input"]},
+        *[item.model_dump() for item in first.output],
+        {"role": "user", "content": "more"},
+    ]
+    again = api.responses.create(**{**asked, "input": whole}, store=False)
+    assert again.output_text == second.output_text and again.usage and second.usage
+    assert again.usage.input_tokens == second.usage.input_tokens
+    api.responses.delete(first.id)
+    assert api.responses.retrieve(second.id).id == second.id
+    for unknown in (first.id, again.id):
+        with pytest.raises(openai.NotFoundError, match=unknown) as refused:
+            api.responses.create(**asked, previous_response_id=unknown)
+        assert refused.value.code == "previous_response_not_found"
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
+def test_a_compressed_request_is_answered_and_a_bomb_is_not(
+    door: Server, encoding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    def send(content: bytes) -> httpx.Response:
+        headers = {"Content-Encoding": encoding}
+        return httpx.post(f"{url_of(door)}/v1/responses", content=content, headers=headers, timeout=120)
+
+    assert send(compress(json.dumps({**ASKED, "max_output_tokens": 2}).encode())).status_code == 200
+    assert send(compress(b" " * (1 << 28))).status_code == 413
+    assert send(b"{}").status_code == 400
 
 
 def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:
