@@ -84,7 +84,7 @@ def chats_tools(tools: Sequence[Message], messages: Sequence[Message], chosen: J
         InvalidRequestError: A function has no name or no schema, or a field of the wrong type.
     """
     deferred = [tool for tool in tools if _is_deferred(tool)]
-    is_searched = not _has_search(tools) and len(deferred) < len(tools)
+    is_searched = not _has_search(tools) and len(deferred) < sum(map(_is_function, tools))
     hidden = {str(tool.get("name")) for tool in deferred} if is_searched else set()
     added: list[Message] = []
     for kind, name, block in _told(messages):

@@ -423,7 +423,7 @@ REMOVAL = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "g
         ([TOOL, LATE], [{"role": "system", "content": [CHANGE, REMOVAL]}], "late"),
         ([TOOL], [{"role": "system", "content": [INLINE]}], "get_weather late"),
         ([TOOL, SEARCH, LATE], [], "get_weather late"),
-        ([LATE], [], "late"),
+        ([{"type": "web_search_20250305", "name": "web_search"}, LATE], [], "late"),
         ([TOOL], [user({**RESULT, "content": [FOUND]})], "get_weather"),  # a tool that has gone meanwhile
     ],
 )
