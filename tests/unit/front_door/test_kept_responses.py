@@ -25,7 +25,7 @@ TOOL = {"type": "function", "name": "get_weather", "parameters": WEATHER.paramet
 CALL = written(HERMES, ("get_weather", ARGUMENTS))
 ASKED: dict[str, Any] = {"model": "m", "input": "hot?", "instructions": "Be brief."}
 
-# Open Responses, schema/components/schemas/ResponseResource.json of 2026-04-24: "required".
+# Open Responses, schema/components/schemas/ResponseResource.json at 3452c012: "required".
 REQUIRED = {
     *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model"),
     *("previous_response_id", "instructions", "output", "error", "tools", "tool_choice", "truncation"),
