@@ -129,8 +129,11 @@ def test_a_short_head_has_logits_of_the_first_tokens_and_of_special_ones(tmp_pat
     ids = np.random.default_rng(1).integers(0, 448, 40).astype(np.int32)
     map_of_another_tokenizer = replace(network, logit_rows=np.array([-1, 3, 400, 511], np.int32))
     short, mapped = (
-        prompt_logits(compile_network(tmp_path / name, shorten_head(each, 300, (510, 511)), "none"), ids, 30)
-        for name, each in (("short", network), ("mapped", map_of_another_tokenizer))
+        prompt_logits(compile_network(tmp_path / name, shorten_head(each, 300, special), "none"), ids, 30)
+        for name, each, special in (
+            ("short", network, (510, 511, 512)),  # Gemma 3 has a special token behind its vocabulary
+            ("mapped", map_of_another_tokenizer, (0, 3, 511)),
+        )
     )
     exact = prompt_logits(compile_network(tmp_path / "all", network, "none"), ids, 30)
     kept = [*range(300), 510, 511]
