@@ -167,7 +167,11 @@ def settings_of(name: str, **changes: Any) -> dict[str, Any]:
         ("llama", {"hidden_size": 0}, "hidden_size=0"),
         ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
         ("llama", {"rope_parameters": "yarn"}, "rope_parameters='yarn'"),
-        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": None, "factor": 2}}, "TypeError"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": None, "factor": 2}},
+            "rope_theta=None",
+        ),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers=[1]"),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window=True"),
         (
@@ -175,7 +179,7 @@ def settings_of(name: str, **changes: Any) -> dict[str, Any]:
             {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
             "rope_type='proportional'",
         ),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope settings"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "low_freq_factor"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping=0"),
