@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from build.recipe import REPOSITORY_ROOT, RUNTIMES
-from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
 
 
@@ -75,15 +74,7 @@ def run_command(work: Callable[[], Any], fails: Callable[[Any], bool] = lambda r
     """
 
     def print_result() -> int:
-        try:
-            result = work()
-        except OSError as error:
-            raise DraftproofError(
-                "a file cannot be read or written",
-                values=str(error),
-                limit="needs free disk space, and permission to read and write",
-                remedy="free disk space or grant access, then run the command again",
-            ) from error
+        result = work()
         if result is not None:
             print(json.dumps(result))
         return EXIT_FAIL if fails(result) else EXIT_PASS

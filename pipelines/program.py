@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from pipelines.errors import DraftproofError
+from pipelines.errors import DraftproofError, InternalError
 
 EXIT_PASS = 0
 EXIT_FAIL = 1
@@ -32,7 +35,7 @@ class ProgramFailedError(DraftproofError):
 def run_program(work: Callable[[], int], result: dict[str, Any] | None = None, code: int = EXIT_FAIL) -> int:
     """Run a program and turn an error or an interrupt into an exit code.
 
-    Other exceptions are defects of ours and keep their traceback.
+    Other exceptions are defects of ours. A line says so, and their traceback goes into a file.
 
     Args:
         work: Does everything and returns the exit code.
@@ -45,15 +48,47 @@ def run_program(work: Callable[[], int], result: dict[str, Any] | None = None, c
     """
     try:
         return work()
-    except DraftproofError as error:
-        if not isinstance(error, ProgramFailedError):
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        if result is not None:
-            print(json.dumps({**result, "error": str(error)}))
-        return code
+    except SystemExit:  # wrong usage, which is told
+        raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return EXIT_INTERRUPTED
+    except BaseException as raised:  # a panic in a package written in Rust is no Exception
+        error = _told(raised)
+    if not isinstance(error, ProgramFailedError):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    if result is not None:
+        print(json.dumps({**result, "error": str(error)}))
+    return code
+
+
+def _told(raised: BaseException) -> DraftproofError:
+    if isinstance(raised, DraftproofError):
+        return raised
+    if isinstance(raised, OSError):
+        return DraftproofError(
+            "a file cannot be read or written",
+            values=str(raised),
+            limit="needs free disk space, and permission to read and write",
+            remedy="free disk space or grant access, then run the command again",
+        )
+    text = "".join(traceback.format_exception(raised))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="draftproof-", suffix=".log", delete=False
+        ) as log:
+            log.write(text)
+        place = f"its traceback is in {log.name}"
+    except OSError:  # no folder can be written
+        place = text
+    last = traceback.extract_tb(raised.__traceback__)[-1]
+    words = " ".join(str(raised).split())
+    return InternalError(
+        "a defect of ours",
+        values=f"{type(raised).__name__}: {words:.300} ({Path(last.filename).name}:{last.lineno})",
+        limit=place,
+        remedy="please report it with the command",
+    )
 
 
 @contextmanager

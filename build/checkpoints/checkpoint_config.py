@@ -21,29 +21,43 @@ def _rotary_scaling(settings: Settings) -> RotaryScaling | None:
     if kind == "linear":
         return RotaryScaling("linear", scaling.number("factor"))
     if kind != "llama3":
-        raise settings.fail(f"rotary_scaling of type {kind!r}", "supported: llama3, linear")
-    return RotaryScaling(
-        "llama3",
-        scaling.number("factor"),
-        scaling.number("low_freq_factor"),
-        scaling.number("high_freq_factor"),
-        scaling.integer("original_max_position_embeddings"),
-    )
+        raise settings.fail(f"rotary_scaling of type {kind!r:.80}", "supported: llama3, linear")
+    return llama3_scaling(scaling)
+
+
+def llama3_scaling(scaling: Settings, original: int | None = None) -> RotaryScaling:
+    """Return the scaling of Llama 3.
+
+    Args:
+        scaling: Its settings.
+        original: Context of the training if they do not name it.
+
+    Raises:
+        CheckpointError: One is missing or invalid.
+    """
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if low >= high:
+        raise scaling.fail(
+            f"low_freq_factor={low:g}, high_freq_factor={high:g}", "high_freq_factor must be larger"
+        )
+    length = scaling.integer("original_max_position_embeddings", original)
+    return RotaryScaling("llama3", scaling.number("factor"), low, high, length)
 
 
 def _quant_algo(settings: Settings) -> str | None:
-    quantization = settings.get("quantization", {})
-    algo: str | None = quantization.get("quant_algo")
-    if algo not in tuple(FORMS):  # a tuple, because algo may be unhashable
+    quantization = settings.part("quantization") or Settings({}, settings.path)
+    algo = quantization.text("quant_algo")
+    if algo not in FORMS:
         raise settings.fail(
-            f"quantization.quant_algo={algo!r}",
+            f"quantization.quant_algo={algo!r:.80}",
             f"the embedded runtime supports {', '.join(name or 'null' for name in FORMS)}",
             "export with one of these, or without quantization and set quantization: int8 in the recipe",
         )
-    excluded = quantization.get("exclude_modules") or []
-    if algo is not None and any(not str(name).endswith("lm_head") for name in excluded):
+    excluded = quantization.items("exclude_modules", str)
+    if algo is not None and any(not name.endswith("lm_head") for name in excluded):
         raise settings.fail(
-            f"quantization.exclude_modules={excluded!r}", "only lm_head may be excluded from quantization"
+            f"quantization.exclude_modules={excluded!r:.80}",
+            "only lm_head may be excluded from quantization",
         )
     return algo
 
@@ -85,11 +99,11 @@ def parse_config(raw: Mapping[str, Any], path: Path) -> NetworkConfig:
         settings.refuse_unless(key, 1.0)
     for key in ("sliding_window", "residual_mlp", "qk_layernorm"):
         settings.refuse_unless(key, False)
-    mapping = raw.get("mapping") or {}
+    mapping = settings.part("mapping") or Settings({}, path)
     for key in ("world_size", "tp_size", "pp_size"):
         if mapping.get(key, 1) != 1:
             raise settings.fail(
-                f"mapping.{key}={mapping[key]!r}",
+                f"mapping.{key}={mapping.get(key)!r:.80}",
                 "the embedded runtime reads checkpoints with a single rank",
                 "export with tensor and pipeline parallelism of 1",
             )
@@ -102,7 +116,7 @@ def parse_config(raw: Mapping[str, Any], path: Path) -> NetworkConfig:
     heads = settings.integer("num_attention_heads")
     kv_heads = settings.integer("num_key_value_heads", heads)
     hidden = settings.integer("hidden_size")
-    if heads % kv_heads or ("head_size" not in raw and hidden % heads):
+    if heads % kv_heads or (settings.get("head_size") is None and hidden % heads):
         raise settings.fail(
             f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, hidden_size={hidden}",
             "num_attention_heads must be a multiple of num_key_value_heads, and divide hidden_size unless "
@@ -125,7 +139,7 @@ def parse_config(raw: Mapping[str, Any], path: Path) -> NetworkConfig:
         vocab_size=settings.integer("vocab_size"),
         max_position_embeddings=settings.integer("max_position_embeddings"),
         norm_epsilon=settings.number("norm_epsilon"),
-        share_embedding_table=bool(raw.get("share_embedding_table", False)),
+        share_embedding_table=settings.flag("share_embedding_table"),
         quant_algo=algo,
         group_size=_group_size(settings, algo, (hidden, heads * head_size, intermediate_size)),
         biases=("qkv",) if has_qkv_bias else (),

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from build.checkpoints.settings import read_json
-from build.checkpoints.tokenizer_file import GENERATION_CONFIG
+from build.checkpoints.settings import parse_object, read_json
+from build.checkpoints.tokenizer_file import GENERATION_CONFIG, MOST_TOKENIZER_BYTES
 from pipelines.errors import CheckpointError
 from pipelines.manifest import sha256_bytes
 
@@ -78,7 +78,7 @@ def read_chat_template(directory: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"the chat template in {directory} cannot be read",
-            values=repr(error),
+            values=f"{error!r:.200}",
             limit="chat_template is a text, or a list of objects with name and template",
             remedy="download tokenizer_config.json and chat_template.jinja of the model again",
         ) from None
@@ -118,8 +118,7 @@ def _json_of(path: Path) -> dict[str, Any]:
     """Return a JSON object; {} if there is no such file."""
     if not path.is_file():
         return {}
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
+    return parse_object(path.read_bytes(), MOST_TOKENIZER_BYTES)
 
 
 def read_sampling_defaults(directory: Path) -> str | None:
@@ -142,7 +141,7 @@ def read_sampling_defaults(directory: Path) -> str | None:
         if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
             raise CheckpointError(
                 f"{path} recommends an invalid sampling parameter",
-                values=f"{name}={json.dumps(value)}",
+                values=f"{name}={value!r:.80}",
                 limit=f"a number from {least} to {most}",
                 remedy="download the file again, or correct the key",
             )

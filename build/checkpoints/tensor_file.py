@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from build.checkpoints.settings import MOST_BYTES, parse_object
 from pipelines.atomic_file import whole_file
 from pipelines.errors import CheckpointError
 
@@ -42,7 +43,7 @@ STORAGE: Mapping[str, np.dtype[Any]] = {
     "F8_E5M2": np.dtype("u1"),
 }
 FLOATS = ("BF16", "F16", "F32")
-_MAX_HEADER_BYTES = 100_000_000
+_MOST_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,12 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         if len(start) < 8:
             raise _damaged(path, f"only {size} bytes")
         (length,) = struct.unpack("<Q", start)
-        if length > min(size - 8, _MAX_HEADER_BYTES):
+        if length > min(size - 8, MOST_BYTES):
             raise _damaged(path, f"header of {length} bytes in a file of {size}")
         try:
-            header = json.loads(file.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise _damaged(path, f"the header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise _damaged(path, "the header is not a JSON object")
+            header = parse_object(file.read(length))
+        except ValueError as error:
+            raise _damaged(path, f"the header is not JSON: {error!s:.200}") from None
     return header, 8 + length
 
 
@@ -149,23 +148,31 @@ def _tensors(path: Path, header: dict[str, Any], body: AnyArray) -> Iterator[tup
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        try:
-            dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-            begin, end = (int(n) for n in entry["data_offsets"])
-        except (TypeError, KeyError, ValueError):
-            raise _damaged(path, f"the header entry of {name!r} is incomplete") from None
-        if dtype not in STORAGE:
-            raise _damaged(path, f"{name!r} has the unknown type {dtype}")
+        parts = entry if isinstance(entry, dict) else {}
+        dtype, shape, offsets = parts.get("dtype"), _sizes(parts, "shape"), _sizes(parts, "data_offsets")
+        if dtype is None or shape is None or offsets is None or len(offsets) != 2:
+            raise _damaged(path, f"the header entry of {name!r:.80} is incomplete")
+        if not isinstance(dtype, str) or dtype not in STORAGE:
+            raise _damaged(path, f"{name!r:.80} has the unknown type {dtype!s:.80}")
+        begin, end = offsets
         storage = STORAGE[dtype]
-        wanted = storage.itemsize * int(np.prod(shape, dtype=np.int64))
-        if min((*shape, 0)) < 0 or begin < 0 or end - begin != wanted:
-            raise _damaged(path, f"{name!r}: {dtype} {list(shape)} is {wanted} bytes, not {end - begin}")
+        wanted = storage.itemsize * math.prod(shape)
+        if len(shape) > _MOST_DIMENSIONS or end - begin != wanted:
+            raise _damaged(path, f"{name!r:.80}: {dtype} {list(shape)} is {wanted} bytes, not {end - begin}")
         if end > body.size:
-            raise _damaged(path, f"{name!r} ends at byte {end}, the file holds {body.size}")
+            raise _damaged(path, f"{name!r:.80} ends at byte {end}, the file holds {body.size}")
         # frombuffer accepts any alignment; safetensors guarantees none.
         count = wanted // storage.itemsize
         data = np.frombuffer(body.data, storage, count, begin) if count else np.zeros(0, storage)
         yield name, Tensor(dtype, shape, data.reshape(shape))
+
+
+def _sizes(entry: dict[str, Any], key: str) -> tuple[int, ...] | None:
+    """Return a list of sizes or offsets; None if it is no such list."""
+    found = entry.get(key)
+    if not isinstance(found, list) or not all(type(n) is int and 0 <= n < 1 << 48 for n in found):
+        return None
+    return tuple(found)
 
 
 class WritableTensor(Protocol):

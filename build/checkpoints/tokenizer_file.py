@@ -49,6 +49,8 @@ CORPUS = (
 
 SENTENCEPIECE = "tokenizer.model"
 GENERATION_CONFIG = "generation_config.json"
+MOST_TOKENIZER_BYTES = 1 << 28
+"""Bytes of a ``tokenizer.json``; that of Gemma, with 262,144 tokens, has an eighth."""
 
 _LONGEST_VALUE = 160  # characters of a value in an error message
 
@@ -84,11 +86,13 @@ def read_tokenizer(path: Path) -> TokenizerInfo:
     if not path.is_file() and (path.parent / SENTENCEPIECE).is_file():
         raise without_conversion(path.parent)
     try:
+        if path.stat().st_size > MOST_TOKENIZER_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes, of at most {MOST_TOKENIZER_BYTES}")
         return TokenizerInfo(path, *_identity(path.read_text(encoding="utf-8")))
     except Exception as error:  # the package tokenizers raises nothing more specific
         raise CheckpointError(
             f"{path} is not a valid tokenizer",
-            values=f"{type(error).__name__}: {error}",
+            values=f"{type(error).__name__}: {error!s:.200}",
             limit="a checkpoint directory contains the tokenizer.json of its model",
             remedy="download the model's tokenizer.json into the checkpoint directory",
         ) from None
@@ -204,7 +208,7 @@ def find_end_ids(directory: Path, tokenizer: TokenizerInfo, vocab_size: int) -> 
     if not end_ids or max(end_ids) >= num_ids:
         raise CheckpointError(
             f"{directory} has no valid end tokens",
-            values=f"end tokens {', '.join(map(str, end_ids)) or 'none'}; {num_ids} tokens",
+            values=f"end tokens {', '.join(map(str, end_ids[:9])) or 'none'}; {num_ids} tokens",
             limit=f"token ids in {GENERATION_CONFIG} or config.json, or one of {', '.join(END_TOKENS)} among "
             "the tokenizer's added tokens",
             remedy="set eos_token_id in config.json, or end_ids in that of a TensorRT-LLM checkpoint",
@@ -238,7 +242,7 @@ def _ids(document: Mapping[str, Any], key: str, path: Path) -> tuple[int, ...]:
     if any(isinstance(end_id, bool) or not isinstance(end_id, int) or end_id < 0 for end_id in found):
         raise CheckpointError(
             f"{path} has an invalid end token",
-            values=f"{key}={json.dumps(value)}",
+            values=f"{key}={value!r:.80}",
             limit="an integer of at least 0, or a list of them",
             remedy="download the file again, or correct the key",
         )

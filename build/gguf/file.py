@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from build.checkpoints.settings import Settings
+from build.checkpoints.settings import Settings, did_you_mean
 from build.checkpoints.tensor_file import AnyArray
 from pipelines.errors import CheckpointError
 
@@ -166,12 +166,13 @@ def changed(path: Path) -> CheckpointError:
 
 
 _PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_MOST_PARTS = 999
 
 
 def part_names(name: str) -> list[str]:
     """Return the names of all parts of a file, the first one first, by the name of any of them."""
     match = _PART.fullmatch(name)
-    if match is None:
+    if match is None or not 1 <= int(match["count"]) <= _MOST_PARTS:
         return [name]
     count = match["count"]
     return [f"{match['name']}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1)]
@@ -190,7 +191,7 @@ def part_paths(path: Path) -> list[Path]:
             f"{missing[0]} does not exist",
             values=f"{len(missing)} of {len(paths)} files are missing",
             limit="a GGUF file with all its parts, or a directory with a checkpoint",
-            remedy="download the missing files, or check the path",
+            remedy=did_you_mean(missing[0], "download the missing files, or check the path"),
         )
     return paths
 
@@ -274,8 +275,10 @@ _NUMBERS = {
     **{0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?"},
     **{10: "<Q", 11: "<q", 12: "<d"},
 }
-_MOST_ITEMS = 1 << 22  # of an array; vocabularies and merges are below a million
-_MOST_BYTES = 1 << 24  # of a text; chat templates are below a million
+_MOST_ITEMS = 1 << 21  # of all arrays; vocabularies and merges are below a million
+_MOST_ENTRIES = 1 << 16  # values, and tensors
+_MOST_BYTES = 1 << 24  # of a text or an array of numbers; chat templates are below a million
+_MOST_HEADER = 1 << 26  # bytes; a vocabulary of 200,000 tokens with its merges has 13 million
 
 
 class _Reader:
@@ -288,7 +291,7 @@ class _Reader:
 
     def __init__(self, opened: BinaryIO) -> None:
         self.size, self.position = os.fstat(opened.fileno()).st_size, 0
-        self._opened = opened
+        self._opened, self._items_left = opened, _MOST_ITEMS
 
     def header(self) -> tuple[dict[str, Any], list[_Entry]]:
         if self._take(4) != b"GGUF":
@@ -299,12 +302,12 @@ class _Reader:
             raise _DamagedError(f"version {version}{order}")
         num_tensors, num_values = self._number("<Q"), self._number("<Q")
         metadata = dict[str, Any]()
-        for _ in range(self._checked(num_values, 13)):
+        for _ in range(self._checked(num_values, 13, _MOST_ENTRIES)):
             name = self._text()
             if name in metadata:
                 raise _DamagedError(f"{name:.80} is there twice")
             metadata[name] = self._value(self._number("<I"))
-        return metadata, [self._entry() for _ in range(self._checked(num_tensors, 32))]
+        return metadata, [self._entry() for _ in range(self._checked(num_tensors, 32, _MOST_ENTRIES))]
 
     def _entry(self) -> _Entry:
         name, num_dimensions = self._text(), self._number("<I")
@@ -318,10 +321,11 @@ class _Reader:
             return self._text()
         if kind == _ARRAY:
             kind, count = self._number("<I"), self._number("<Q")
-            if kind == _TEXT:
-                return [self._text() for _ in range(self._checked(count, 8))]
-            dtype = np.dtype(self._form(kind))
-            return np.frombuffer(self._take(self._checked(count, dtype.itemsize) * dtype.itemsize), dtype)
+            dtype = None if kind == _TEXT else np.dtype(self._form(kind))
+            self._items_left -= self._checked(count, dtype.itemsize if dtype else 8, self._items_left)
+            if dtype is None:
+                return [self._text() for _ in range(count)]
+            return np.frombuffer(self._take(count * dtype.itemsize), dtype)
         return self._number(self._form(kind))
 
     def _form(self, kind: int) -> str:
@@ -335,14 +339,15 @@ class _Reader:
     def _number(self, form: str) -> Any:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
-    def _checked(self, count: int, least_bytes: int) -> int:
+    def _checked(self, count: int, least_bytes: int, most: int) -> int:
         """Return a number of items that fits into the rest of the file."""
-        if count > min((self.size - self.position) // least_bytes, _MOST_ITEMS):
+        if count > min((self.size - self.position) // least_bytes, most):
             raise _DamagedError(f"{count} items")
         return count
 
     def _take(self, num_bytes: int) -> bytes:
-        taken = self._opened.read(num_bytes) if num_bytes <= _MOST_BYTES else b""
+        is_small = num_bytes <= min(_MOST_BYTES, _MOST_HEADER - self.position)
+        taken = self._opened.read(num_bytes) if is_small else b""
         if len(taken) < num_bytes:
             raise _DamagedError(f"{num_bytes} bytes are wanted")
         self.position += num_bytes

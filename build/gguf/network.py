@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from build.checkpoints.settings import Settings
-from build.checkpoints.tensor_file import STORAGE, AnyArray
+from build.checkpoints.tensor_file import STORAGE, AnyArray, Float32Array
 from build.gguf.blocks import ENGINE_BITS, dequantized
 from build.gguf.file import GgufFile, StoredTensor
 from build.networks.network import Rotary, RotaryScaling
@@ -109,8 +109,8 @@ def _phi3(file: GgufFile, settings: Settings) -> Mapping[str, Any]:
     if _LONG in file.tensors or _SHORT in file.tensors:
         found["rope_scaling"] = {
             "rope_type": "longrope",
-            "long_factor": _stored(file, _LONG).read().tolist(),
-            "short_factor": _stored(file, _SHORT).read().tolist(),
+            "long_factor": _divisors(file, _LONG, rotated).tolist(),
+            "short_factor": _divisors(file, _SHORT, rotated).tolist(),
             "attention_factor": settings.get("rope.scaling.attn_factor"),
         }
     return found
@@ -190,6 +190,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     for name in ("attention.value_length", "rope.dimension_count"):
         if settings.get(name, head) != head and "partial_rotary_factor" not in further:
             raise file.fail("heads have parts of different sizes", f"{name}={settings.get(name)}", f"{head}")
+    count = settings.integer("block_count")
+    layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if layers != {*map(str, range(count))}:
+        raise file.fail("layers are missing, or left over", f"{len(layers)} layers", f"block_count={count}")
     vocab_size = _stored(file, _EMBEDDING).shape[0]
     num_tokens = len(file.value("tokenizer.ggml.tokens", list, []))
     if num_tokens != vocab_size:
@@ -201,7 +205,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     return {
         "model_type": architecture.model_type,
         "dtype": "float32",
-        "num_hidden_layers": settings.integer("block_count"),
+        "num_hidden_layers": count,
         "hidden_size": hidden,
         "intermediate_size": settings.integer("feed_forward_length"),
         "num_attention_heads": heads,
@@ -246,14 +250,13 @@ def _rope_scaling(file: GgufFile, settings: Settings, head_size: int) -> Mapping
 
 def _llama3(file: GgufFile, base: float, head_size: int) -> Mapping[str, Any] | None:
     """Return the scaling that a table of divisors was made of: that of Llama 3.1 to 3.3, with any factor."""
-    table = _stored(file, _FREQUENCY_DIVISORS)
-    divisors = dequantized(table.type.name, table.read())
+    divisors = _divisors(file, _FREQUENCY_DIVISORS, head_size)
     factor = round(float(divisors.max()), 4)
     if factor == 1.0:
         return None
     scaling = RotaryScaling("llama3", factor, 1.0, 4.0, 8192)
     plain, scaled = (rotary_frequencies(Rotary(base, head_size, each)) for each in (None, scaling))
-    if divisors.shape != plain.shape or not np.allclose(divisors, plain / scaled, rtol=1e-5):
+    if not np.allclose(divisors, plain / scaled, rtol=1e-5):
         raise file.fail(
             "positions are scaled by an unknown table",
             f"{_FREQUENCY_DIVISORS}, divisors from {divisors.min():g} to {divisors.max():g}",
@@ -266,6 +269,21 @@ def _llama3(file: GgufFile, base: float, head_size: int) -> Mapping[str, Any] | 
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
+
+
+def _divisors(file: GgufFile, name: str, size: int) -> Float32Array:
+    """Return a positive number for each of the frequencies of so many coordinates."""
+    stored = _stored(file, name)
+    if stored.shape != (size // 2,) or not stored.type.is_float:
+        raise file.fail(
+            "a table of positions has another size",
+            f"{name}: {stored.type.name} {list(stored.shape)}",
+            f"{size // 2} numbers",
+        )
+    values = dequantized(stored.type.name, stored.read())
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise file.fail("positions cannot be computed", name, "numbers above 0")
+    return values
 
 
 @dataclass(frozen=True)
@@ -305,7 +323,7 @@ def type_counts(file: GgufFile) -> Counter[str]:
     """Return the number of weights by their type in the file."""
     counts = Counter[str]()
     for tensor in file.tensors.values():
-        counts[tensor.type.name] += int(np.prod(tensor.shape))
+        counts[tensor.type.name] += math.prod(tensor.shape)
     return counts
 
 
@@ -330,10 +348,16 @@ def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:
         is_known = part in architecture.layer and block.isdigit() and kind in ("weight", "bias")
         if name not in _WHOLE and not (name.startswith("blk.") and is_known):
             raise file.fail(
-                "a tensor has no place in the network", f"{name:.80}", f"the tensors of {file.architecture}"
+                "a tensor has no place in the network",
+                f"{name!r:.80}",
+                f"the tensors of {file.architecture}",
             )
         new_name = _WHOLE.get(name) or f"model.layers.{block}.{architecture.layer[part]}.{kind}"
         num_heads = paired.get(part) if architecture.has_rotary_pairs else None
+        if num_heads is not None and stored.shape[0] % (2 * num_heads):
+            raise file.fail(
+                "heads have no pairs of numbers", f"{name}: {stored.shape[0]} rows", f"{num_heads} heads"
+            )
         yield _named(new_name, stored, num_heads, architecture.norm_offset)
         if name == _EMBEDDING and _HEAD not in file.tensors and not stored.type.is_float:
             yield _named(_WHOLE[_HEAD], stored, None, 0)  # for products, which read blocks

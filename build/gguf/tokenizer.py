@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from pipelines.errors import CheckpointError
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "\u2581"
+_LONGEST_TOKEN = 1024  # characters
+_MOST_MERGES = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,9 @@ def _tokens(file: GgufFile) -> tuple[Sequence[str], Sequence[int]]:
         raise file.fail(
             "the tokenizer is incomplete", f"{len(tokens)} tokens, {types.size} types", "equally many"
         )
+    longest = max(map(len, tokens))
+    if longest > _LONGEST_TOKEN:
+        raise file.fail("a token is too long", f"{longest} characters", f"at most {_LONGEST_TOKEN}")
     if len(set(tokens)) < len(tokens):
         raise file.fail(
             "a token is there twice", f"{len(tokens)} tokens", f"{len(set(tokens))} different ones"
@@ -227,12 +233,15 @@ def _pieces(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> Toke
         raise file.fail("the tokenizer is incomplete", f"{len(scores)} scores", f"{len(tokens)} tokens")
     vocabulary = {token: number for number, token in enumerate(tokens) if types[number] != _UNUSED}
     normal = {token: number for token, number in vocabulary.items() if types[number] == _NORMAL}
-    merges = sorted(
+    found = (
         (-scores[number], normal[token[:cut]], normal[token[cut:]], token[:cut], token[cut:])
         for token, number in normal.items()
         for cut in range(1, len(token))
         if token[:cut] in normal and token[cut:] in normal
     )
+    merges = sorted(islice(found, _MOST_MERGES + 1))
+    if len(merges) > _MOST_MERGES:
+        raise file.fail("pieces join in too many ways", f"more than {_MOST_MERGES}", f"{len(normal)} pieces")
     model = models.BPE(
         vocabulary,
         [(left, right) for *_, left, right in merges],

@@ -6,13 +6,13 @@ This is done once for each version of the file. Quantized projections keep the b
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 from pathlib import Path
 
 from build.checkpoints.tensor_file import STORAGE, write_tensors
 from build.files import Need, check_space, exclusive
-from build.gguf.blocks import ENGINE_BITS
 from build.gguf.file import GgufFile, changed, open_gguf, part_paths
 from build.gguf.network import config_of, tensors_of, type_counts
 from build.gguf.tokenizer import tokenizer_of
@@ -57,7 +57,7 @@ def unpack(path: Path, cache: Path) -> Path:
             write_tensors(made / "model.safetensors", tensors)
             if _version(paths) != version:
                 raise changed(file.path)
-        for older in cache.glob(f"{name}-*"):
+        for older in cache.glob(f"{glob.escape(name)}-*"):
             if older != directory:
                 remove_directory(older)
     return directory
@@ -71,12 +71,7 @@ def _version(paths: list[Path]) -> str:
 
 
 def _summary(file: GgufFile) -> str:
-    counts = type_counts(file).most_common()
-    kinds = (
-        f"{kind} {count / 1e6:.1f} million"
-        + (f" ({ENGINE_BITS[kind]:g} bits here)" if kind in ENGINE_BITS else "")
-        for kind, count in counts
-    )
+    kinds = (f"{kind} {count / 1e6:.1f} million" for kind, count in type_counts(file).most_common())
     return f"weights by type: {', '.join(kinds)}"
 
 

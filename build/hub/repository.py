@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
 
 from build.checkpoints.settings import read_json
-from build.checkpoints.tokenizer_file import SENTENCEPIECE
+from build.checkpoints.tokenizer_file import MOST_TOKENIZER_BYTES, SENTENCEPIECE
 from build.files import Need, check_space
 from build.gguf.file import part_names
 from build.hub.checkpoint_id import PREFIX, HubCheckpoint
@@ -115,16 +116,18 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
     """
     disable_progress_bars()
     logging.set_verbosity_error()  # its warnings speak of options that this project does not have
-    with explained(checkpoint):
-        wanted = list(_SETTINGS) if checkpoint.file is None else []
-        directory = Path(
-            snapshot_download(checkpoint.repo, revision=checkpoint.revision, allow_patterns=wanted)
-        )
+    with explained(checkpoint):  # first the commit and its list of files
+        directory = Path(snapshot_download(checkpoint.repo, revision=checkpoint.revision, allow_patterns=[]))
     pinned = replace(checkpoint, revision=directory.name)
     try:
-        files = [file.path for file in get_cached_repo_tree(pinned.repo, revision=pinned.revision)]
+        sizes = {file.path: file.size for file in get_cached_repo_tree(pinned.repo, revision=pinned.revision)}
     except CachedRepoTreeNotFoundError:  # offline, and an older version of the library filled the cache
-        files = [path.name for path in directory.iterdir()]
+        sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
+    files = list(sizes)
+    if checkpoint.file is None:
+        _check_sizes(pinned.repo, sizes)
+        with explained(checkpoint):
+            snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=list(_SETTINGS))
     if checkpoint.file is not None:
         return _downloaded(Repository(replace(pinned, file=_chosen(checkpoint, files)), files))
     missing = [name for name in _REQUIRED if name not in files]
@@ -142,6 +145,17 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
             + (f", or name a GGUF file: {PREFIX}{checkpoint.repo}:q4_k_m" if _gguf_files(files) else ""),
         )
     return Repository(pinned, files)
+
+
+def _check_sizes(repo: str, sizes: Mapping[str, int]) -> None:
+    for name, size in sizes.items():
+        if size > MOST_TOKENIZER_BYTES and any(fnmatch(name, pattern) for pattern in _SETTINGS):
+            raise CheckpointError(
+                f"{repo}: a file of settings is too large",
+                values=f"{name} has {size} bytes",
+                limit=f"at most {MOST_TOKENIZER_BYTES}",
+                remedy="use another repository",
+            )
 
 
 def _gguf_files(files: Sequence[str]) -> list[str]:

@@ -111,6 +111,8 @@ def _complete(blob: Blob, file: BinaryIO, headers: Mapping[str, str], advance: C
                 file.write(chunk)
                 digest.update(chunk)
                 advance(len(chunk))
+                if file.tell() > blob.size:  # or it would fill the disk
+                    break
             problem = "the server closed the connection"
         except httpx.TransportError as error:
             problem = type(error).__name__

@@ -42,14 +42,15 @@ def family_of(raw: Mapping[str, Any], path: Path) -> Family:
     Raises:
         CheckpointError: It is not supported; the message names the missing feature if that is known.
     """
-    model_type = raw.get("model_type")
+    settings = Settings(raw, path)
+    model_type, architectures = settings.get("model_type"), settings.items("architectures", str)
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is not None and (raw.get("architectures") or family.architectures)[0] in family.architectures:
+    if family is not None and (architectures or family.architectures)[0] in family.architectures:
         return family
     missing = REFUSED.get(str(model_type), "a family of networks that is not implemented")
     raise CheckpointError(
         f"{path} describes a network that the embedded runtime cannot compute",
-        values=f"model_type={model_type!r}, architectures={raw.get('architectures')!r}: needs {missing}",
+        values=f"model_type={model_type!r:.80}, architectures={architectures!r:.80}: needs {missing}",
         limit=f"supported: {', '.join(sorted(FAMILIES))}",
         remedy="use a pair of a supported family",
     )
@@ -67,10 +68,11 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         CheckpointError: A key is missing or invalid, or needs a feature that is not implemented.
     """
     family = family_of(raw, path)
-    text = raw if family.wrapper is None else raw.get(family.wrapper)
-    if not isinstance(text, dict):
-        raise Settings({}, path).fail(f"{family.wrapper}={text!r:.80}", "the settings of the text model")
-    text = {"dtype": _dtype(raw), **text}
+    whole = Settings(raw, path)
+    part = whole if family.wrapper is None else whole.part(family.wrapper)
+    if part is None:
+        raise whole.fail(f"no {family.wrapper}", "the settings of the text model")
+    text = {"dtype": _dtype(whole), **part.values}
     if "tie_word_embeddings" in raw:  # transformers reads it beside the settings of the text model
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]
     # null overrides a default, as in transformers
@@ -97,8 +99,8 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
     is_granite = family.architectures[0].startswith("Granite")
     rotary = rotary_of(settings, "full_attention", head_size, max_seq_len)
     return NetworkConfig(
-        architecture=(raw.get("architectures") or family.architectures)[0],
-        dtype=_dtype(text),
+        architecture=(whole.items("architectures", str) or family.architectures)[0],
+        dtype=_dtype(settings),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         hidden_size=hidden,
@@ -161,8 +163,8 @@ def _biases(settings: Settings, family: Family) -> tuple[str, ...]:
     return family.biases or (*attention, *mlp)
 
 
-def _dtype(raw: Mapping[str, Any]) -> str:
-    return str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+def _dtype(settings: Settings) -> str:
+    return settings.text("dtype") or settings.text("torch_dtype") or "float32"
 
 
 def _layers(
@@ -199,9 +201,7 @@ def _with_experts(
     """Say which layers have experts: all, or every n-th, without some."""
     if family.experts is None:
         return layers
-    step, without = settings.integer("decoder_sparse_step", 1), settings.get("mlp_only_layers", [])
-    if not isinstance(without, list):
-        raise settings.fail(f"mlp_only_layers={without!r:.80}", "a list of layers")
+    step, without = settings.integer("decoder_sparse_step", 1), {*settings.items("mlp_only_layers", int)}
     return tuple(
         replace(layer, has_experts=(index + 1) % step == 0 and index not in without)
         for index, layer in enumerate(layers)
@@ -281,8 +281,8 @@ def read_form(raw: Mapping[str, Any], path: Path) -> Form | None:
     section = whole.part("quantization_config") or (text and text.part("quantization_config"))
     if section is None:
         return None
-    method = section.get("quant_method")
-    if method not in _FORMS:
+    method = section.text("quant_method")
+    if method is None or method not in _FORMS:
         raise section.fail(
             f"quant_method={method!r:.80}",
             f"supported: {', '.join(_FORMS)}",

@@ -51,8 +51,7 @@ class HeadSettings:
 
 def is_head(raw: Mapping[str, Any]) -> bool:
     """Return whether a ``config.json`` is that of a trained head."""
-    names = [raw.get("speculators_model_type"), *(raw.get("architectures") or [])]
-    return any("eagle3" in str(name).lower() for name in names)
+    return "eagle3" in f"{raw.get('speculators_model_type')} {raw.get('architectures')}".lower()
 
 
 def parse_head(raw: Mapping[str, Any], path: Path, max_seq_len: int = 1) -> HeadSettings:
@@ -68,19 +67,19 @@ def parse_head(raw: Mapping[str, Any], path: Path, max_seq_len: int = 1) -> Head
     """
     settings = Settings(raw, path)
     of_layer = settings.part("transformer_layer_config")
-    layer = raw if of_layer is None else {"dtype": raw.get("dtype"), **raw["transformer_layer_config"]}
+    layer = raw if of_layer is None else {"dtype": raw.get("dtype"), **of_layer.values}
     llama = {"model_type": "llama", "architectures": list(FAMILIES["llama"].architectures)}
     config = parse_network_config({**layer, **llama}, path, max_seq_len)
     if config.num_hidden_layers != 1:
         raise settings.fail(f"num_hidden_layers={config.num_hidden_layers}", "a head of one layer")
     key, nested = "eagle_aux_hidden_state_layer_ids", settings.part("eagle_config")
-    entering, leaving = settings.get(key), nested and nested.get(key)
-    layers = entering or [layer + 1 for layer in leaving or []]
-    if not all(type(each) is int and each >= 0 for each in layers):
+    leaving = [] if nested is None else nested.items(key, int)
+    layers = settings.items(key, int) or [layer + 1 for layer in leaving]
+    if any(each < 0 for each in layers):
         raise settings.fail(f"{key}={layers!r:.80}", "numbers of layers")
     config = replace(
         config,
-        architecture=str((raw.get("architectures") or ["Eagle3"])[0]),
+        architecture=(settings.items("architectures", str) or ["Eagle3"])[0],
         reads_features=True,
         head_rows=settings.integer("draft_vocab_size", config.vocab_size),
     )
@@ -89,7 +88,7 @@ def parse_head(raw: Mapping[str, Any], path: Path, max_seq_len: int = 1) -> Head
         tuple(layers) or None,
         settings.integer("target_hidden_size", config.hidden_size),
         # vLLM takes true for a head of speculators that does not say it, and false for others.
-        bool(settings.get("norm_before_residual", of_layer is not None)),
+        settings.flag("norm_before_residual", default=of_layer is not None),
     )
 
 

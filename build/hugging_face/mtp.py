@@ -31,7 +31,8 @@ def has_mtp(raw: Mapping[str, Any], path: Path) -> bool:
     Raises:
         CheckpointError: The module has several layers.
     """
-    settings = Settings(raw.get("text_config") or raw, path)
+    settings = Settings(raw, path)
+    settings = settings.part("text_config") or settings
     settings.refuse_unless("mtp_num_hidden_layers", 0, 1)
     return bool(settings.get("mtp_num_hidden_layers"))
 

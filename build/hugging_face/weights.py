@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 
+from build.checkpoints.settings import Settings, read_json
 from build.checkpoints.tensor_file import FLOATS, Tensor, read_tensors
 from pipelines.errors import CheckpointError
 
@@ -58,16 +58,14 @@ def weight_names(directory: Path, where: str, present: Collection[str]) -> tuple
 
 
 def _indexed(index: Path, where: str, present: Collection[str]) -> tuple[str, ...]:
-    try:
-        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        names = sorted({Path(name).name for name in listed})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"{index} cannot be read",
-            values=repr(error),
-            limit="a JSON object with weight_map",
-            remedy="download the checkpoint again",
-        ) from None
+    settings = Settings(read_json(index), index)
+    listed = settings.part("weight_map")
+    files = () if listed is None else listed.values.values()
+    if not files or not all(isinstance(name, str) for name in files):
+        raise settings.fail(
+            "no names of files in weight_map", "an object with weight_map", "download it again"
+        )
+    names = sorted({Path(name).name for name in files})
     missing = [name for name in names if name not in present]
     if missing:
         raise CheckpointError(

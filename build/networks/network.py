@@ -331,18 +331,21 @@ def fit_vocabulary(network: Network, vocab_size: int) -> Network:
 
 
 def shorten_head(network: Network, num_rows: int, others: Iterable[int]) -> Network:
-    """Return the network with logits of the first tokens and some others; all others are never proposed.
+    """Return the network with logits of its first tokens and some others; all others are never proposed.
 
     Tokenizers number frequent tokens first. A draft need not read the rest of its output head, which may be
     half of its weights (Zhao et al. 2025, FR-Spec, arXiv 2502.14856).
 
     Args:
-        network: With the tokens of the target.
-        num_rows: Number of first tokens.
-        others: Further tokens: special ones, which have the highest numbers.
+        network: With a logit for each token of the target.
+        num_rows: Number of first tokens, of its own tokenizer where that is another one.
+        others: Further tokens of the target: special ones, which have the highest numbers. Those without a
+            logit are left out.
     """
     vocab_size = network.config.vocab_size
-    kept = np.union1d(np.arange(min(num_rows, vocab_size)), np.array(list(others), np.int64))
+    rows_of = np.arange(vocab_size) if network.logit_rows is None else network.logit_rows
+    further = rows_of[[token for token in others if token < len(rows_of)]]
+    kept = np.union1d(np.arange(min(num_rows, vocab_size)), further[further >= 0])
     if len(kept) == vocab_size:
         return network
     rows = np.full(vocab_size, -1, np.int32)

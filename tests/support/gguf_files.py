@@ -37,7 +37,7 @@ def _value(value: Any) -> bytes:
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
-        return struct.pack("<II", 4, value)
+        return struct.pack("<II", 4, value) if 0 <= value < 2**32 else struct.pack("<Iq", 11, value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     if isinstance(value, str):

@@ -194,9 +194,12 @@ def _activations(group: Settings, kind: str) -> str:
 
 def _scheme(group: Settings, layout: str | None) -> Scheme:
     _refuse_others(group, "targets", "weights", "input_activations", "format")
-    targets = group.get("targets")
-    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        raise group.fail(f"targets={targets!r:.80}", "a list of names, patterns and classes")
+    targets = group.items("targets", str)
+    for target in targets:
+        try:
+            re.compile(target[3:] if target.startswith("re:") else "")
+        except (re.error, OverflowError, RecursionError) as error:
+            raise group.fail(f"targets={target!r:.80}: {error}", "names, patterns and classes") from None
     weights = group.part("weights")
     if weights is None:
         raise group.fail("weights=None", "quantized weights")

@@ -90,11 +90,12 @@ class Blocks(NamedTuple):
             [outputs, groups].
         """
         values = values.reshape(-1, 1) if values.ndim < 2 else values
-        values = np.repeat(values, self.rows or outputs, axis=0)[:outputs]
+        values = np.repeat(values, min(self.rows or outputs, outputs), axis=0)[:outputs]
         if self.columns is None:
             return values
-        group = math.gcd(self.columns, inputs)
-        return np.repeat(values, self.columns // group, axis=1)[:, : inputs // group]
+        columns = min(self.columns, inputs)
+        group = math.gcd(columns, inputs)
+        return np.repeat(values, columns // group, axis=1)[:, : inputs // group]
 
 
 def read_groups(settings: Settings, key: str, default: int | None = None) -> Blocks:
@@ -114,8 +115,8 @@ def read_blocks(settings: Settings, key: str) -> Blocks:
     Raises:
         CheckpointError: They are not two positive numbers.
     """
-    value = settings.get(key)
-    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
+    value = settings.items(key, int)
+    if len(value) != 2 or not all(0 < n < 1 << 20 for n in value):
         raise settings.fail(f"{key}={value!r:.80}", "two integers above 0: rows and columns of a block")
     return Blocks(*value)
 

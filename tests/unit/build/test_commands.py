@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,9 +71,23 @@ def test_a_user_gets_a_line_and_no_traceback(
     assert printed.out == "" and words in printed.err and printed.err.count("\n") == 1
 
 
-def test_a_defect_of_ours_is_not_hidden() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run_command(raises(ZeroDivisionError()))
+class _Panic(BaseException):
+    """What packages written in Rust raise."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by\nzero"), _Panic("index out of bounds")])
+def test_a_defect_of_ours_is_a_line_and_its_traceback_is_in_a_file(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_command(raises(error)) == 1
+    printed, (log,) = capsys.readouterr(), list(tmp_path.iterdir())
+    assert printed.out == "" and printed.err.count("\n") == 1 and str(log) in printed.err
+    name = type(error).__name__
+    assert f"a defect of ours; {name}: " in printed.err and "please report it" in printed.err
+    assert "raise error" in log.read_text() and name in log.read_text()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    assert run_command(raises(error)) == 1 and "raise error" in capsys.readouterr().err, "it is nowhere else"
 
 
 def test_the_result_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
