@@ -17,7 +17,7 @@ from pipelines.command_line.live_text import LiveText, Segment, Segmenter
 from pipelines.command_line.prompts import Prompt
 from pipelines.demo import __main__ as command
 from pipelines.demo.summary import KindFigures, Pair, as_document, conclusion, figures_of, table, verdict_of
-from pipelines.errors import EngineFailedError, PortInUseError
+from pipelines.errors import EngineFailedError, PortInUseError, ServerStartError
 from pipelines.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((b"", b"def ", b"f", b"()", "é".encode()[:1], "é".encode()[1:], b"\n", b"x"))
@@ -258,6 +258,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ServerWatch:
     watch = ServerWatch()
     built = {"model_repository": str(tmp_path / "model_repository")}
     monkeypatch.setattr(command, "build_recipe", lambda module, recipe, report: built)
+    monkeypatch.setattr(command, "run_directory", lambda recipe: tmp_path)
     monkeypatch.setattr(command.Server, "start", watch.start)
     monkeypatch.setattr(command, "engine_directories", lambda client: {"target": tmp_path})
     monkeypatch.setattr(command.Vocabulary, "from_file", lambda path: VOCABULARY)
@@ -282,6 +283,18 @@ def test_every_kind_of_prompt_is_asked_and_the_target_comes_first_for_half_of_th
     assert verdict.startswith("PASS: all 20 answers")
     assert closing.startswith("1.00 times on english, 1.00 on code") and closing.endswith(".")
     assert scene.events == ["start", "stop"]
+
+
+def test_the_repository_of_a_running_server_is_not_rendered_again(
+    scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def runs(directory: Path) -> None:
+        raise ServerStartError("a server of this recipe is running already", values=str(directory))
+
+    monkeypatch.setattr(command.Server, "check_none_runs", runs)
+    assert command.main([]) == 1
+    shown = capsys.readouterr()
+    assert "is running already" in shown.err and "1. Engines" not in shown.out
 
 
 def test_a_difference_is_exit_code_1(
