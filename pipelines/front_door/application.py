@@ -183,7 +183,8 @@ def _model_document(model: ServedModel) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_seq_len,  # vLLM's name
         "system_fingerprint": model.fingerprint,
-        "default_sampling_params": model.default_sampling,
+        "default_sampling_params": {name: value for name, (value, _) in model.sampling.items()},
+        "default_sampling_sources": {name: source for name, (_, source) in model.sampling.items()},
         "chat": _chat_abilities(model),
     }
 

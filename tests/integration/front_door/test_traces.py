@@ -70,10 +70,10 @@ def test_a_request_is_a_span_in_the_caller_s_trace_with_its_answers_below(
 
 def test_a_refused_request_is_an_error_without_answers(impatient: Server, collector: Collector) -> None:
     trace = "1" * 32
-    with openai_client(impatient) as api, pytest.raises(Exception, match="top_p is out of range"):
+    with openai_client(impatient) as api, pytest.raises(Exception, match="n is out of range"):
         api.chat.completions.create(
             model=MODEL,
-            top_p=2.0,
+            n=1000,
             messages=[{"role": "user", "content": "a"}],
             extra_headers={"traceparent": f"00-{trace}-{PARENT}-01"},
         )
