@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from build.recipe import DefaultSampling, load_recipe, parse_recipe
+from build.rendering.rendered_pair import RenderedPair
 from build.repository import launch_of
 from pipelines.configuration import load_yaml
 from pipelines.deploy.served_files import ServedFiles
@@ -96,6 +98,16 @@ def test_what_a_request_may_not_send_is_no_default(option: str, reason: str, tmp
     document["serving"]["default_sampling"] = {name: float(value) if value not in ("", "warm") else "warm"}
     with pytest.raises(RecipeError, match=reason):
         parse_recipe(document, path)
+
+
+def test_a_pair_is_the_same_pair_however_requests_are_sampled(tmp_path: Path) -> None:
+    engine: Any = SimpleNamespace(manifest={"fingerprint": "f"})
+    recipe = load_recipe("demo")
+    serving = replace(recipe.serving, default_sampling=DefaultSampling(temperature=0.5))
+    pairs = [
+        RenderedPair(each, engine, engine, tmp_path) for each in (recipe, replace(recipe, serving=serving))
+    ]
+    assert pairs[0].fingerprint == pairs[1].fingerprint
 
 
 @pytest.mark.parametrize("name", ["qwen2-5-coder-cpu", "qwen2-5-coder-head"])
