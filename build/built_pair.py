@@ -83,6 +83,7 @@ def measure_pair(recipe: Recipe, draft_engine: Path, target_engine: Path) -> Non
     max_rows = min(serving.max_batch_size * (serving.max_draft_len + 1), serving.max_num_tokens)
     arguments = ["--draft", str(draft_engine), "--target", str(target_engine), "--max-rows", str(max_rows)]
     arguments += ["--output", str(calibration_file(draft_engine, target_engine))]
+    arguments += ["--recipe", recipe.argument]
     if recipe.prompts_path is not None:
         arguments += ["--prompts", str(recipe.prompts_path)]
     problem = _run("pipelines.bench.calibration", *arguments)

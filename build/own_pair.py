@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from build.built_pair import ENGINES, check_prompts
+from build.checkpoints.engine_texts import read_sampling_defaults
 from build.command_line import print_line, run_command
 from build.fetch import fetch_checkpoints
 from build.files import Need
@@ -42,6 +43,17 @@ _TARGET_HEADS = {"int8": "int8", "int4": "int8"}  # quantization -> that of the 
 _DRAFT_HEADS = {"int8": "int8", "int4": "int4"}
 _DRAFT_TOKENS = 1 << 16
 
+# The publishers' generation_config.json, which GGUF files lack. Repetition penalties are left out: Qwen2.5's
+# differ between its sizes, and they change greedy answers.
+_PUBLISHED_SAMPLING: tuple[tuple[str, Mapping[str, float]], ...] = (
+    # https://huggingface.co/Qwen/Qwen2.5-Coder-32B-Instruct
+    (r"\bqwen2\.5-.*instruct", {"temperature": 0.7, "top_p": 0.8, "top_k": 20}),
+    # https://huggingface.co/meta-llama/Llama-3.2-3B-Instruct
+    (r"\bllama-3\.[123]-.*instruct", {"temperature": 0.6, "top_p": 0.9}),
+    # https://huggingface.co/google/gemma-3-4b-it
+    (r"\bgemma-3-.*-it", {"temperature": 1.0, "top_p": 0.95, "top_k": 64}),
+)
+
 
 def write_recipe(
     target: str,
@@ -52,13 +64,14 @@ def write_recipe(
     free: float,
     report: Callable[[str], None] = print_line,
     prompts: Path | None = None,
+    name: str | None = None,
 ) -> Path:
     """Check a pair, download what is on the hub, and write its recipe.
 
     Args:
         target: Checkpoint of the target, as a recipe names it.
         draft: Checkpoint of the draft.
-        output: The YAML file; None: ``<target>-<draft>.yaml`` in the working directory.
+        output: The YAML file; None: ``<name>.yaml`` in the working directory.
         quantization: ``int8`` or ``int4``, of the target; the draft's is ``int8`` then. ``none`` and
             ``checkpoint``: of both. ``auto``: ``int4`` for a network whose weights have 4 bits already, else
             ``int8``. ``int8`` and ``int4`` keep the integers of a quantized checkpoint that are as small.
@@ -67,18 +80,18 @@ def write_recipe(
         free: Free memory, bytes.
         report: Called with the plan of the memory, and with the progress of downloads.
         prompts: File or folder of prompts; None for general ones.
+        name: Name of the recipe and of the served model; None: a short one of the target's.
 
     Returns:
-        The file. If it exists already, it is kept, with the commits of its checkpoints, its caches and its
-        threads.
+        The file. If it exists already, it is kept, with the commits of its checkpoints, its caches, its
+        threads and its default sampling.
 
     Raises:
         CheckpointError, IncompatiblePairError: The two are not a pair that can be served.
         EngineBuildError: One needs attention of our own, and there is no compiler for it.
         RecipeError: Memory or disk do not hold it, or another recipe is in the file.
     """
-    name = _name(target, draft)
-    path = output or Path(f"{name}.yaml")
+    path = output or Path(f"{name or _name(target)}.yaml")
     checkpoints = [
         _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
     ]
@@ -93,7 +106,9 @@ def write_recipe(
         )
     most = min(config.max_position_embeddings for config in configs)
     length = min(max_seq_len or _LEAST_CONTEXT, most)
-    document = _document(name, checkpoints, _quantizations(configs, quantization), length)
+    document = _document(name or _name(target), checkpoints, _quantizations(configs, quantization), length)
+    if recommended := _recommended(target, directories[0]):
+        document["serving"]["default_sampling"] = dict(recommended)
     if configs[1].head_rows is not None:  # a head with output rows of its own
         document["draft"].pop("lm_head_rows", None)
     for role, config in zip(("target", "draft"), configs, strict=True):
@@ -101,7 +116,7 @@ def write_recipe(
             document[role]["attention"] = "draftproof"
     if prompts is not None:
         document["prompts"] = str(prompts.resolve())
-    if _is_written(path, document, any_context=max_seq_len is None):
+    if _is_written(path, document, any_context=max_seq_len is None, any_name=name is None):
         _check_weights(load_recipe(path), report)
         report("the recipe exists and is kept")
         return path
@@ -121,6 +136,9 @@ def write_recipe(
     report(f"context: {recipe.serving.max_seq_len:,} tokens; the models have positions for {most:,}")
     for line in plan.lines():
         report(line)
+    if recommended:
+        values = ", ".join(f"{name} {value:g}" for name, value in recommended.items())
+        report(f"sampling of requests that send none: {values}, as the model's publisher recommends")
     check_prompts(recipe)
     engines = Need("the engines", ENGINES, plan.target.weights + plan.draft.weights)
     _check_weights(recipe, report, [engines])
@@ -135,10 +153,20 @@ def _check_weights(recipe: Recipe, report: Callable[[str], None], after: Sequenc
         report(line)
 
 
-def _name(*checkpoints: str) -> str:
-    parts = (HubCheckpoint.parse(each) or Path(each).resolve() for each in checkpoints)
-    both = "-".join(part.name.removesuffix(GGUF_SUFFIX) for part in parts).lower()
-    return re.sub(r"[^a-z0-9-]+", "-", both).strip("-")
+def _name(target: str) -> str:
+    """Return the name of a checkpoint without its quantization: ``qwen2.5-coder-1.5b-instruct``."""
+    file = (HubCheckpoint.parse(target) or Path(target).resolve()).name.lower().removesuffix(GGUF_SUFFIX)
+    name = re.sub(r"[-_.](gguf|i?q[2-8]_\w*|mxfp4|(bf|fp?)(16|32))\b.*", "", file)
+    return re.sub(r"[^a-z0-9.-]+", "-", name).strip("-.") or "pair"
+
+
+def _recommended(target: str, directory: Path) -> Mapping[str, float]:
+    """Return the sampling that the publisher of a GGUF file recommends elsewhere; {} if that is not known."""
+    on_hub = HubCheckpoint.parse(target)
+    is_gguf = target.endswith(GGUF_SUFFIX) if on_hub is None else on_hub.file is not None
+    if not is_gguf or read_sampling_defaults(directory) is not None:
+        return {}
+    return next((values for family, values in _PUBLISHED_SAMPLING if re.search(family, _name(target))), {})
 
 
 def _as_written(path: Path, role: str, checkpoint: str) -> str:
@@ -208,10 +236,11 @@ def _with_context(document: dict[str, Any], most: int, plan: MemoryPlan) -> dict
     return document
 
 
-def _is_written(path: Path, document: dict[str, Any], *, any_context: bool) -> bool:
-    """Return whether a file holds this recipe, whatever its caches and threads.
+def _is_written(path: Path, document: dict[str, Any], *, any_context: bool, any_name: bool) -> bool:
+    """Return whether a file holds this recipe, whatever its caches, threads and default sampling.
 
-    Prompts that the file names are kept if the command names none, and its context if that may be any.
+    Prompts that the file names are kept if the command names none, and its context and its name if they may
+    be any.
 
     Raises:
         RecipeError: It holds another one.
@@ -224,6 +253,8 @@ def _is_written(path: Path, document: dict[str, Any], *, any_context: bool) -> b
         document = {"prompts": written["prompts"], **document}
     if any_context:
         document = {**document, "serving": written.get("serving")}
+    if any_name:
+        document = {**document, "name": written.get("name")}
     if not _is_same(written, document):
         raise RecipeError(
             f"{path} holds another recipe",
@@ -244,8 +275,8 @@ def _is_same(written: Any, document: dict[str, Any]) -> bool:
     def without_sizes(recipe: Any) -> Any:
         if not isinstance(recipe, dict):
             return recipe
-        sizes = ("kv_cache", "num_threads")
-        return {name: without_sizes(value) for name, value in recipe.items() if name not in sizes}
+        kept = ("kv_cache", "num_threads", "default_sampling")
+        return {name: without_sizes(value) for name, value in recipe.items() if name not in kept}
 
     return bool(without_sizes(written) == without_sizes(document))
 
@@ -259,6 +290,7 @@ def _work(options: argparse.Namespace) -> dict[str, Any]:
         options.max_seq_len,
         available_bytes(),
         prompts=options.prompts,
+        name=options.name,
     )
     return {"recipe": str(path)}
 
@@ -271,7 +303,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="checkpoint of the target: a directory, a GGUF file, or hf://ORGANIZATION/NAME",
     )
     parser.add_argument("draft", help="checkpoint of the draft")
-    parser.add_argument("--output", type=Path, help="recipe file (default: TARGET-DRAFT.yaml)")
+    parser.add_argument("--name", help="name of the recipe and the served model (default: the target's)")
+    parser.add_argument("--output", type=Path, help="recipe file (default: NAME.yaml)")
     parser.add_argument(
         "--quantization", choices=_QUANTIZATIONS, default="auto", help="(default: %(default)s)"
     )

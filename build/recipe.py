@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -18,7 +20,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from build.hub.checkpoint_id import HubCheckpoint
 from build.tensorrt_llm.settings import GPUS, TensorRtLlm, TensorRtLlmEngine, Text
 from pipelines import configuration
-from pipelines.errors import RecipeError
+from pipelines.errors import InvalidRequestError, RecipeError
+from pipelines.speculation.sampling.params import check_ranges
+from pipelines.wire.request import CompletionRequest
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 RECIPES = Path(__file__).resolve().parent / "recipes"
@@ -148,6 +152,69 @@ class EngineRecipe:
         return unpack(path, UNPACKED)
 
 
+@configuration.strict
+@dataclass(frozen=True)
+class DefaultSampling:
+    """Sampling parameters of requests to OpenAI's API that send none.
+
+    Attributes:
+        temperature: Of requests to OpenAI's API that send none, at least 0; 0 is greedy. None: what the
+            checkpoint's ``generation_config.json`` recommends, else 1. An option of ``draftproof serve``
+            comes before the recipe, here and in the next four.
+        top_p: The same, above 0, to 1.
+        top_k: The same; 0 keeps all tokens.
+        min_p: The same, 0 to 1.
+        repetition_penalty: The same, above 0. It changes greedy answers, too.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return those that are set, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def of_option(cls, text: str) -> DefaultSampling:
+        """Parse an option such as ``temperature=0.7,top_k=20``.
+
+        Raises:
+            RecipeError: A name is unknown, or a value has the wrong type or range.
+        """
+        pairs = (part.partition("=") for part in text.split(",") if part)
+        raw = {name.strip(): _number(value) for name, _, value in pairs}
+        remedy = "write --default-sampling temperature=0.7,top_k=20"
+        parsed = configuration.parse(cls, raw, RecipeError, remedy)
+        parsed.check()
+        return parsed
+
+    def check(self) -> None:
+        """Refuse what a request may not send.
+
+        Raises:
+            RecipeError: A value is outside its range.
+        """
+        try:
+            check_ranges(self.values)
+            tuple(CompletionRequest(**self.values).values(streaming=False))  # raises what cannot be sent
+        except InvalidRequestError as error:
+            raise _refuse(error.what, error.values, error.limit, error.remedy) from None
+
+
+def _number(text: str) -> float | str:
+    """Return the number that a text says; other texts, which the parser refuses, as they are."""
+    try:
+        return int(text)
+    except ValueError:
+        with suppress(ValueError):
+            return float(text)
+    return text
+
+
 @dataclass(frozen=True)
 class Serving:
     """Limits of the server.
@@ -161,6 +228,7 @@ class Serving:
         num_draft_tokens: Draft tokens per round of requests that do not set them; 0 switches speculation off.
             None adapts to acceptance rate and load on the embedded runtime, and is ``max_draft_len`` on
             TensorRT-LLM, whose engines do not tell what a step costs.
+        default_sampling: Sampling parameters of requests that send none.
     """
 
     max_batch_size: PositiveInt = 16
@@ -169,6 +237,7 @@ class Serving:
     max_queue_size: PositiveInt = 64
     max_draft_len: PositiveInt = 8
     num_draft_tokens: NonNegativeInt | None = None
+    default_sampling: DefaultSampling = DefaultSampling()
 
 
 @configuration.strict
@@ -226,8 +295,11 @@ def parse_recipe(raw: Any, path: Path) -> Recipe:
 
 def _check_sizes(recipe: Recipe) -> None:
     serving = recipe.serving
-    if not recipe.name.replace("-", "").replace("_", "").isalnum():
-        raise _refuse("a value is out of range", f"name={recipe.name!r}", "only letters, digits, - and _")
+    serving.default_sampling.check()
+    name = recipe.name
+    if not re.sub("[-_.]", "", name).isalnum() or name.startswith(".") or name.endswith((".yaml", ".yml")):
+        limit = "only letters, digits, -, _ and ., which is not the first, and no .yaml at the end"
+        raise _refuse("a value is out of range", f"name={name!r}", limit)
     if (serving.num_draft_tokens or 0) > serving.max_draft_len:
         raise _refuse(
             "serving.num_draft_tokens is too large",

@@ -18,7 +18,7 @@ from build.built_pair import build_pair
 from build.command_line import add_public_key, add_runtime, print_line, recipe_parser, run_command
 from build.digests import known_engine
 from build.package import read_package
-from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, DefaultSampling, Recipe, load_recipe
 from build.rendering.kv_blocks import returned_bytes, with_kv_blocks
 from build.rendering.rendered_pair import RenderedPair
 from build.rendering.second_pair import models_of_other_pairs, pair_beside, render_second_pair
@@ -43,6 +43,7 @@ def render_recipe(
     free: Callable[[], float] = available_bytes,
     package: PackageOrigin | None = None,
     name: str | None = None,
+    default_sampling: DefaultSampling | None = None,
 ) -> Path:
     """Check the engines of a recipe against their hashes and render its repository.
 
@@ -55,6 +56,7 @@ def render_recipe(
         free: Returns the bytes that a server may use, on the embedded runtime.
         package: The package that holds the engines; None for engines of this checkout.
         name: Name of the run directory; None: the recipe's.
+        default_sampling: What an option sets instead of the recipe.
 
     Returns:
         ``<run>/<name>/model_repository``.
@@ -72,19 +74,24 @@ def render_recipe(
     pair = with_kv_blocks(pair, destination / loop, lambda: free() + returned_bytes(destination, loop))
     render_repository(TEMPLATES, recipe.runtime, pair.values, destination, kept)
     pair.record(loads_at_start=True).write(destination / loop)
-    launch_of(recipe, package).write(destination.parent)
+    launch_of(recipe, package, default_sampling).write(destination.parent)
     return destination
 
 
-def launch_of(recipe: Recipe, package: PackageOrigin | None = None) -> Launch:
+def launch_of(
+    recipe: Recipe, package: PackageOrigin | None = None, default_sampling: DefaultSampling | None = None
+) -> Launch:
     """Return how to start the server of a recipe that has passed preflight."""
+    chosen = (("serve", default_sampling), ("recipe", recipe.serving.default_sampling))
+    sampling = {source: given.values for source, given in chosen if given is not None and given.values}
     if recipe.runtime == "embedded":
-        return Launch(package=package)
+        return Launch(package=package, default_sampling=sampling)
     gpus = {*recipe.draft.tensorrt_llm.gpus, *recipe.target.tensorrt_llm.gpus}
-    return Launch(recipe.runtime, recipe.tensorrt_llm.container, tuple(sorted(gpus)), package)
+    return Launch(recipe.runtime, recipe.tensorrt_llm.container, tuple(sorted(gpus)), package, sampling)
 
 
 def _render(options: argparse.Namespace) -> dict[str, Any]:
+    sampling = DefaultSampling.of_option(options.default_sampling)
     package = None if options.package is None else read_package(options.package, options.public_key)
     recipe = package.pair.recipe if package else load_recipe(options.recipe, options.runtime)
     if options.add_to is not None:
@@ -103,7 +110,9 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
     if package is not None:
         origin = PackageOrigin(str(package.directory), package.sha256)
         _begin_anew(run, origin)
-    destination = render_recipe(pair.recipe, *engines, run.parent, pair.memory, free, origin, run.name)
+    destination = render_recipe(
+        pair.recipe, *engines, run.parent, pair.memory, free, origin, run.name, sampling
+    )
     if package is not None:
         package.check_rendered(PairRecord.read(destination / LOOP))
     return {"model_repository": str(destination), "recipe": pair.recipe.name}
@@ -177,6 +186,12 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="N",
         help="memory that the server may still use, if it has other limits than this machine (default: what "
         "is available here)",
+    )
+    parser.add_argument(
+        "--default-sampling",
+        default="",
+        metavar="NAME=VALUE,...",
+        help="sampling parameters of requests that send none (default: the recipe's)",
     )
     options = parser.parse_args(arguments)
     return run_command(lambda: _render(options))

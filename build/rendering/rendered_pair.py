@@ -56,6 +56,7 @@ class RenderedPair:
         """Hash of the pair: its engines and all settings of the recipe that reach a server."""
         recipe = self.recipe
         settings: dict[str, Any] = {"serving": asdict(recipe.serving)}
+        del settings["serving"]["default_sampling"]  # the front door's, not the pair's
         if recipe.runtime == "embedded":
             settings["kv_blocks"] = [recipe.draft.kv_cache.num_blocks, recipe.target.kv_cache.num_blocks]
         else:

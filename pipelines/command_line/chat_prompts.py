@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from pipelines.command_line.general_prompts import GENERAL, chat_prompts
 from pipelines.command_line.prompt_files import json_of_messages, last_content
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import ChatTemplateError
@@ -13,7 +14,10 @@ from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 
 
 def as_messages(prompts: Prompts, engine: Path) -> Prompts:
-    """Return prompts with each text as a user's message, if the target has a chat template.
+    """Return prompts as people ask a target with a chat template; of one without, as they are.
+
+    Of the general prompts, code and dialogue have questions, and texts to continue remain texts. Texts of
+    other prompts become a user's messages.
 
     Args:
         prompts: The prompts.
@@ -26,7 +30,9 @@ def as_messages(prompts: Prompts, engine: Path) -> Prompts:
         messages = json_of_messages([{"role": "user", "content": prompt.text}])
         return Prompt(prompt.prompt_id, "", messages=messages)
 
-    return prompts.change(as_message) if ChatTemplate.is_in(engine) else prompts
+    if not ChatTemplate.is_in(engine):
+        return prompts
+    return chat_prompts().for_judging() if prompts.source == GENERAL else prompts.change(as_message)
 
 
 def check_chats(prompts: Prompts, engine: Path | None) -> None:

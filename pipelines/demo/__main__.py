@@ -1,7 +1,8 @@
 """Demonstrate the whole pipeline: ``draftproof demo``.
 
-The command builds missing engines, starts Triton on free ports, sends prompts to the speculative
-model and to the target alone, and stops the server. It prints the text as it arrives, a table and a verdict.
+The command builds missing engines, starts Triton on free ports, sends prompts of every kind to the
+speculative model and to the target alone, and stops the server. It prints the text as it arrives, a table by
+kind, a verdict on the answers, and what the draft is worth.
 Exit codes: 0 all answers are equal and draft tokens were accepted; 1 answers differ, no draft token was
 accepted, or an error; 2 wrong usage. The verdict says which. With ``--json`` the last line is JSON.
 """
@@ -14,10 +15,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench.reporting.conditions import conditions, engine_conditions
+from pipelines.bench.reporting.conditions import OtherPrograms, conditions, engine_conditions
 from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.command_line.chat_prompts import as_messages, last_words
@@ -25,17 +27,25 @@ from pipelines.command_line.live_text import LiveText, Segmenter
 from pipelines.command_line.options import add_prompts_option, whole_number
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
-from pipelines.command_line.prompts import Prompt, Prompts
+from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, known_key
-from pipelines.demo.summary import Pair, Verdict, as_document, ask_pair, figures_of, table, verdict_of
+from pipelines.demo.summary import (
+    Pair,
+    as_document,
+    ask_pair,
+    conclusion,
+    figures_of,
+    table,
+    verdict_of,
+)
 from pipelines.deploy.ports import HOST, Ports
-from pipelines.deploy.server import Server
+from pipelines.deploy.server import Server, run_directory
 from pipelines.errors import InvalidRequestError, RecipeError
 from pipelines.program import EXIT_CODES, run_program, stopped_by_signals
 from pipelines.text.vocabulary import Vocabulary
 
 SAMPLED_TEMPERATURE = 0.8
-NUM_PROMPTS = 16
+NUM_PROMPTS = 25
 _WARM_UP_TOKENS = 8
 
 
@@ -49,7 +59,7 @@ class Settings:
         max_tokens: Longest answer, tokens.
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: Prompts
     num_sampled: int
     max_tokens: int
 
@@ -59,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        prompts = choose_prompts(options.prompts, options.recipe).for_judging().of_largest_set()
+        prompts = choose_prompts(options.prompts, options.recipe).for_judging()
         prompts.draw(options.num_prompts)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
@@ -67,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         with stopped_by_signals():
-            document, verdict = _demonstrate(prompts, options, command_line)
-        print(f"\n{verdict}", flush=True)
+            document, closing = _demonstrate(prompts, options, command_line)
+        print(f"\n{closing}", flush=True)
         if options.json:
             print(json.dumps(document))
         return EXIT_CODES[document["verdict"]]
@@ -78,8 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _demonstrate(
     prompts: Prompts, options: argparse.Namespace, command_line: list[str]
-) -> tuple[dict[str, Any], Verdict]:
+) -> tuple[dict[str, Any], str]:
     began_s = time.monotonic()
+    Server.check_none_runs(run_directory(options.recipe))  # its repository is rendered again
     _say(f"1. Engines and model repository of recipe {options.recipe}")
     built = build_recipe("build.repository", options.recipe, report=lambda line: _say(f"   {line}"))
     directory = Path(built["model_repository"]).parent
@@ -96,7 +107,7 @@ def _demonstrate(
             used = fitting_prompts(asked, client, options.max_tokens).draw(options.num_prompts)
             for line in used.lines():
                 _say(f"   {line}")
-            settings = Settings(used.all, options.sampled, options.max_tokens)
+            settings = Settings(used, options.sampled, options.max_tokens)
             context = conditions(
                 "pipelines.demo",
                 command_line,
@@ -107,16 +118,21 @@ def _demonstrate(
                 max_tokens=settings.max_tokens,
             )
             vocabulary = Vocabulary.from_file(engine_dirs["target"] / "tokenizer.json")
-            if any(prompt.messages for prompt in settings.prompts):
-                _say("   texts are sent as a user's message, all messages in the model's chat template")
-            pairs = converse(settings, client, vocabulary)
+            if chats := [name for name, of_set in used.sets.items() if of_set[0].messages]:
+                _say(f"   sent as messages, in the model's chat template: {', '.join(chats)}")
+            with OtherPrograms() as others:
+                pairs = converse(settings, client, vocabulary)
         answered_s = time.monotonic()
         _say("4. Stopping the server")
     stopped_s = time.monotonic()
-    _say(f"\n{len(settings.prompts)} prompts, {settings.max_tokens} tokens each, one request at a time")
-    _say(table(figures_of(pairs)))
+    verdict, figures = verdict_of(pairs), figures_of(pairs)
+    closing = [str(verdict)]
+    if figures:
+        _say(f"\n{table(figures)}")
+        closing += [conclusion(figures, was_busy=others.were_busy)] if verdict.is_pass else []
     document = {
         **as_document(pairs),
+        "others_share_of_cores": round(others.share, 3),
         "seconds": {
             "build": round(built_s - began_s, 2),
             "start": round(ready_s - built_s, 2),
@@ -125,37 +141,45 @@ def _demonstrate(
         },
         "conditions": context,
     }
-    return document, verdict_of(pairs)
+    return document, "\n".join(closing)
 
 
 def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list[Pair]:
     """Send every request to both models, and some of them with sampling."""
     live, segmenter = LiveText(sys.stdout), Segmenter(vocabulary)
-    greedy = [
-        CompletionRequest(prompt.text, max_tokens=settings.max_tokens, **prompt.switches)
-        for prompt in settings.prompts
-    ]
-    sampled = [
-        replace(request, temperature=SAMPLED_TEMPERATURE, seed=index)
-        for index, request in enumerate(greedy[: settings.num_sampled])
-    ]
-    warm_up = replace(greedy[0], max_tokens=min(settings.max_tokens, _WARM_UP_TOKENS))
-    ask_pair(client, settings.prompts[0], warm_up, target_first=True)  # the first answer is slower
 
     def show(chunk: Chunk) -> None:
         live.show(segmenter.segments(chunk))
 
-    def stream(requests: list[CompletionRequest], label: str) -> list[Pair]:
+    # Of each kind, the target answers every other prompt first.
+    turns = [
+        (kind, prompt, (turn + place) % 2 == 0)
+        for turn, of_turn in enumerate(zip_longest(*settings.prompts.sets.values()))
+        for place, (kind, prompt) in enumerate(zip(settings.prompts.sets, of_turn, strict=True))
+        if prompt is not None
+    ]
+
+    def stream(count: int, label: str, **sampling: Any) -> list[Pair]:
         pairs = []
-        for index, (prompt, request) in enumerate(zip(settings.prompts, requests, strict=False)):
-            live.begin(f"[{index + 1}/{len(requests)}] {prompt.prompt_id}{label}", last_words(prompt))
-            pair = ask_pair(client, prompt, request, target_first=index % 2 == 0, on_chunk=show)
+        for index, (kind, prompt, target_first) in enumerate(turns[:count]):
+            request = CompletionRequest(prompt.text, max_tokens=settings.max_tokens, **prompt.switches)
+            if sampling:
+                request = replace(request, **sampling, seed=index)
+            live.begin(f"[{index + 1}/{len(turns[:count])}] {prompt.prompt_id}{label}", last_words(prompt))
+            pair = ask_pair(client, prompt, kind, request, target_first=target_first, on_chunk=show)
             live.end(_one_line(pair))
             pairs.append(pair)
         return pairs
 
+    kind, prompt, _ = turns[0]
+    warm_up = CompletionRequest(
+        prompt.text, max_tokens=min(settings.max_tokens, _WARM_UP_TOKENS), **prompt.switches
+    )
+    ask_pair(client, prompt, kind, warm_up, target_first=True)  # the first answer is slower
     _say(f"3. Answers, streamed: {live.legend}")
-    return stream(greedy, "") + stream(sampled, f", T={SAMPLED_TEMPERATURE:g}, seeded")
+    greedy = stream(len(turns), "")
+    label = f", T={SAMPLED_TEMPERATURE:g}, seeded"
+    return greedy + stream(settings.num_sampled, label, temperature=SAMPLED_TEMPERATURE)
 
 
 def _one_line(pair: Pair) -> str:
@@ -180,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
         "--num-prompts",
         type=whole_number(1),
         default=NUM_PROMPTS,
-        help="most prompts (%(default)s)",
+        help="most prompts, the same number of each kind (%(default)s)",
     )
     parser.add_argument(
         "--sampled",
@@ -189,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how many of them are also sampled at T=0.8 (%(default)s)",
     )
     parser.add_argument(
-        "--max-tokens", type=whole_number(2), default=64, help="tokens per answer (%(default)s)"
+        "--max-tokens", type=whole_number(2), default=48, help="tokens per answer (%(default)s)"
     )
     add_prompts_option(parser)
     parser.add_argument("--json", action="store_true", help="print the result as the last line, JSON")

@@ -36,9 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A mistake shows before anything is downloaded.
             read_prompts(options.prompts).for_judging().draw(1)
         checkpoints = named_checkpoint(options.target), named_checkpoint(options.draft)
-        output = (options.output or Path("-".join(map(_last_name, checkpoints)) + ".yaml")).resolve()
+        names = [options.name] if options.name else map(_last_name, checkpoints)
+        output = (options.output or Path("-".join(names) + ".yaml")).resolve()
         given = [*checkpoints, "--output", str(output)]
         given += ["--quantization", options.quantization]
+        given += ["--name", options.name] if options.name else []
         given += ["--max-seq-len", str(options.max_seq_len)] if options.max_seq_len else []
         given += [] if options.prompts is None else ["--prompts", str(options.prompts.resolve())]
         result = run_build("build.own_pair", given, partial(print, flush=True))
@@ -77,7 +79,12 @@ def _parser() -> argparse.ArgumentParser:
         help="checkpoint of the target: a directory, a GGUF file, or ORGANIZATION/NAME[:FILE][@REVISION]",
     )
     parser.add_argument("draft", help="checkpoint of the draft, likewise")
-    parser.add_argument("--output", type=Path, help="recipe to write (default: TARGET-DRAFT.yaml)")
+    parser.add_argument(
+        "--name", help="name of the recipe and of the served model (default: a short one of the target's)"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="recipe to write (default: NAME.yaml, without --name TARGET-DRAFT.yaml)"
+    )
     parser.add_argument(
         "--quantization",
         choices=("auto", "int8", "int4", "none", "checkpoint"),

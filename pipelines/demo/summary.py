@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipelines.bench.blocks import Blocks, Interval
+from pipelines.bench.figures import pooled
 from pipelines.client import Chunk, Client, CompletionRequest, Generation
 from pipelines.client.comparison import Divergence, first_divergence
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
+
+_WORTH = 1.1  # ratio; a smaller gain hardly pays for the memory of a draft
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,14 @@ class Pair:
 
     Attributes:
         prompt: Prompt of the request.
+        kind: Name of its set.
         temperature: Temperature of the request; 0 is greedy.
         target: Answer of the target alone.
         speculative: Answer of draft and target together.
     """
 
     prompt: Prompt
+    kind: str
     temperature: float
     target: Generation
     speculative: Generation
@@ -38,6 +44,7 @@ class Pair:
 def ask_pair(
     client: Client,
     prompt: Prompt,
+    kind: str,
     request: CompletionRequest,
     *,
     target_first: bool,
@@ -48,6 +55,7 @@ def ask_pair(
     Args:
         client: Client of the server.
         prompt: Prompt of ``request``.
+        kind: Name of its set.
         request: The request.
         target_first: Order of the models; alternate it, so that neither always runs on the cooler machine.
         on_chunk: Called with each chunk of the speculative stream as it arrives.
@@ -70,94 +78,114 @@ def ask_pair(
         first, second = target(), speculative()
     else:
         second, first = speculative(), target()
-    return Pair(prompt, request.temperature, target=first, speculative=second)
+    return Pair(prompt, kind, request.temperature, target=first, speculative=second)
 
 
 @dataclass(frozen=True)
-class ModelFigures:
-    """Results of one model, one request at a time; times are medians over requests.
+class KindFigures:
+    """Greedy answers to prompts of one kind, one request at a time; speeds are geometric means over answers.
 
     Attributes:
-        model: "target alone" or "draft and target".
-        ttft_s: Time to first token; None without tokens.
-        itl_s: Inter-token latency; None without a second token.
-        e2e_latency_s: End-to-end latency of an answer.
-        output_tokens_per_s: Number of all tokens divided by the sum of all latencies.
-        acceptance_rate: Accepted / drafted tokens of all requests; None for the target alone.
-        mean_acceptance_length: 1 + accepted / rounds of all requests; None for the target alone.
-        speed_up: Tokens per second divided by those of the target alone.
+        kind: Name of the prompt set.
+        answers: Answers with at least two tokens, without which there is no speed.
+        slower: How many of them were slower with the draft.
+        alone: Tokens per second of the target alone, after the first token.
+        with_draft: The same of draft and target.
+        ratio: ``with_draft`` over ``alone`` with its 95 % interval, over pairs of answers to one prompt.
+        acceptance_rate: Accepted / drafted tokens of all answers; None if nothing was drafted.
     """
 
-    model: str
-    ttft_s: float | None
-    itl_s: float | None
-    e2e_latency_s: float
-    output_tokens_per_s: float
+    kind: str
+    answers: int
+    slower: int
+    alone: float
+    with_draft: float
+    ratio: Interval
     acceptance_rate: float | None
-    mean_acceptance_length: float | None
-    speed_up: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the answers show which of the two is faster."""
+        return not self.ratio.low <= 1 <= self.ratio.high
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the answers show a gain that is worth the draft's memory."""
+        return self.is_shown and self.ratio.value >= _WORTH
 
 
-def figures_of(pairs: Sequence[Pair]) -> list[ModelFigures]:
-    """Compute the figures of greedy answers: of the target alone and of both together."""
-    greedy = [pair for pair in pairs if pair.temperature == 0]
-    if not greedy:
-        return []
-    alone = [pair.target for pair in greedy]
-    both = [pair.speculative for pair in greedy]
-    baseline = _rate(alone)
-    return [_figures("target alone", alone, baseline), _figures("draft and target", both, baseline)]
+def figures_of(pairs: Sequence[Pair]) -> list[KindFigures]:
+    """Compute the figures of greedy answers by kind; a kind with fewer than two of them has none."""
+    by_kind: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair.temperature == 0 and pair.target.itl_s and pair.speculative.itl_s:
+            by_kind.setdefault(pair.kind, []).append(pair)
+    return [_figures(kind, of_kind) for kind, of_kind in by_kind.items() if len(of_kind) > 1]
 
 
-def _figures(model: str, generations: Sequence[Generation], baseline: float) -> ModelFigures:
-    drafted = sum(generation.total_draft_tokens for generation in generations)
-    accepted = sum(generation.total_accepted_draft_tokens for generation in generations)
-    rounds = sum(generation.num_rounds for generation in generations)
-    rate = _rate(generations)
-    return ModelFigures(
-        model,
-        _median([generation.ttft_s for generation in generations]),
-        _median([generation.itl_s for generation in generations]),
-        statistics.median(generation.e2e_latency_s for generation in generations),
-        rate,
-        accepted / drafted if drafted else None,
-        1 + accepted / rounds if rounds else None,
-        rate / baseline if baseline else 0.0,
+def _figures(kind: str, pairs: Sequence[Pair]) -> KindFigures:
+    alone, both = _speeds(pair.target for pair in pairs), _speeds(pair.speculative for pair in pairs)
+    return KindFigures(
+        kind,
+        len(pairs),
+        sum(with_draft < without for without, with_draft in zip(alone, both, strict=True)),
+        statistics.geometric_mean(alone),
+        statistics.geometric_mean(both),
+        Blocks({"alone": alone, "both": both}).ratio("both", "alone"),
+        pooled([pair.speculative for pair in pairs]).acceptance_rate,
     )
 
 
-def _rate(generations: Sequence[Generation]) -> float:
-    tokens = sum(generation.num_output_tokens for generation in generations)
-    return tokens / sum(generation.e2e_latency_s for generation in generations)
+def _speeds(generations: Iterable[Generation]) -> list[float]:
+    return [1 / generation.itl_s for generation in generations if generation.itl_s]
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return statistics.median(present) if present else None
-
-
-_COLUMNS: tuple[tuple[str, Callable[[ModelFigures], float | None], str], ...] = (
-    ("TTFT ms", lambda each: each.ttft_s and 1e3 * each.ttft_s, ".0f"),
-    ("ITL ms", lambda each: each.itl_s and 1e3 * each.itl_s, ".1f"),
-    ("end-to-end s", lambda each: each.e2e_latency_s, ".2f"),
-    ("tokens/s", lambda each: each.output_tokens_per_s, ".1f"),
-    ("acceptance rate", lambda each: each.acceptance_rate, ".3f"),
-    ("mean acceptance length", lambda each: each.mean_acceptance_length, ".2f"),
-    ("speed-up", lambda each: each.speed_up, ".2f"),
-)
-
-
-def table(figures: Sequence[ModelFigures]) -> str:
-    """Format the figures as a table."""
-    lines = ["  ".join([f"{'model':<16}", *(head for head, _, _ in _COLUMNS)])]
-    lines.append("-" * len(lines[0]))
+def table(figures: Sequence[KindFigures]) -> str:
+    """Format the figures as a table, and say below how many answers were slower."""
+    width = max(len(each.kind) for each in figures)
+    head = f"{'':<{width}}  target alone  with the draft  ratio (95 % interval)  acceptance rate"
+    lines = [head, "-" * len(head)]
     for each in figures:
-        cells = [f"{each.model:<16}"]
-        for head, read, form in _COLUMNS:
-            value = read(each)
-            cells.append(f"{'-' if value is None else format(value, form):>{len(head)}}")
-        lines.append("  ".join(cells))
+        ratio = f"{each.ratio.value:.2f} ({each.ratio.low:.2f} to {each.ratio.high:.2f})"
+        rate = "-" if each.acceptance_rate is None else f"{each.acceptance_rate:.2f}"
+        lines.append(
+            f"{each.kind:<{width}}  {each.alone:>12.1f}  {each.with_draft:>14.1f}  {ratio:>21}  {rate:>15}"
+        )
+    slower, answers = sum(each.slower for each in figures), sum(each.answers for each in figures)
+    lines.append(
+        "Tokens per second after the first token, one request at a time, geometric means of answers."
+    )
+    lines.append(f"{slower} of {answers} answers were slower with the draft.")
     return "\n".join(lines)
+
+
+def conclusion(figures: Sequence[KindFigures], *, was_busy: bool) -> str:
+    """Say in a sentence for which kinds of text the draft is worth it.
+
+    Args:
+        figures: Figures of at least one kind.
+        was_busy: Whether other programs used the machine meanwhile.
+    """
+    fastest = sorted(figures, key=lambda each: -each.ratio.value)
+    ratios = [f"{each.ratio.value:.2f} on {each.kind}" for each in fastest]
+    ratios[0] = ratios[0].replace(" ", " times ", 1)
+    worth = [each.kind for each in fastest if each.is_worth_it]
+    unknown = [each.kind for each in fastest if not each.is_shown]
+    others = [each.kind for each in fastest if each.is_shown and not each.is_worth_it]
+    said = []
+    if worth:
+        said.append(f"worth it for {_listed(worth)}, one request at a time")
+    elif others:
+        said.append(f"not worth it for {_listed(others)}")
+    if unknown:
+        why = "on this busy machine" if was_busy else "by so few answers"
+        said.append(f"not shown for {_listed(unknown)} {why}")
+    return f"{', '.join(ratios)}: {'; '.join(said)}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from pipelines.building import build_recipe, package_arguments, run_build
 from pipelines.deploy.doctor import examine, print_findings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
+from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.server import Server, find_server, lock_run_directory, run_directory
 from pipelines.deploy.triton.command import ServerCommand, gateway_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
@@ -68,6 +69,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     serve.add_argument(
         "--runtime", choices=("", *RUNTIMES), default="", help="runtime (default: the recipe's)"
     )
+    serve.add_argument(
+        "--default-sampling",
+        default="",
+        metavar="NAME=VALUE,...",
+        help="sampling of requests that send none: temperature, top_p, top_k, min_p, repetition_penalty "
+        "(default: the recipe's, else the checkpoint's)",
+    )
     add(_ready, "ready", "wait until the server is ready", recipe, waiting)
     add(_stop, "stop", "stop the server", recipe)
     add(_doctor, "doctor", "show what this machine has and lacks", ports)
@@ -107,12 +115,14 @@ def _ports(options: argparse.Namespace) -> Ports:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    sampling = ("--default-sampling", options.default_sampling)
     if options.package is None:
         Server.check_none_runs(run_directory(options.recipe))
         runtime = ("--runtime", options.runtime)
-        done = build_recipe("build.repository", options.recipe, _report, runtime)
+        done = build_recipe("build.repository", options.recipe, _report, (*runtime, *sampling))
     else:
-        done = run_build("build.repository", package_arguments(options.package, options.public_key), _report)
+        package = package_arguments(options.package, options.public_key)
+        done = run_build("build.repository", [*package, *sampling], _report)
     directory = Path(done["model_repository"]).parent
     server = Server.start(directory, _ports(options), front_door=options.front_door)
     _report(f"starting; log {server.log}")
@@ -200,6 +210,7 @@ def _print_addresses(server: Server) -> None:
     if ports.openai:
         print(f"  playground    {server.openai_url}/")
         print(f"  OpenAI's API  {server.openai_url}/v1")
+        print(f"  sampling      {ServedFiles.read(server.directory).sampling_line()}")
     print(f"  KServe        http://{HOST}:{ports.http}  grpc://{HOST}:{ports.grpc}")
     print(f"  metrics       http://{HOST}:{ports.metrics}/metrics")
     print(f"  to stop it    {server.stop_command}")

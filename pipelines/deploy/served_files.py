@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pipelines import configuration
+from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import ROUTER, rendered_parameters
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import ServerStartError
@@ -19,7 +21,14 @@ from pipelines.manifest import read_checked
 METHOD = "/draftproof.FrontDoor/Describe"
 """gRPC method without arguments, which returns ``ServedFiles.to_wire``."""
 
-_FORMAT = 1
+_FORMAT = 2
+_BUILT_IN = {  # OpenAI's defaults
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 _CHAT = "chat.json"  # written by build/checkpoints/engine_texts.py
 _SAMPLING = "sampling.json"  # written by build/checkpoints/engine_texts.py
 
@@ -38,7 +47,8 @@ class ServedFiles:
         kv_block_size: Positions in a KV block; None for an engine that does not say, as TensorRT-LLM's.
         tokenizer: ``tokenizer.json`` of the target.
         chat: Its chat template; None if it has none.
-        sampling: Sampling parameters that the checkpoint recommends, as JSON; None if it recommends none.
+        sampling: Who chose sampling parameters of requests that send none, the one that counts first:
+            ``serve``, ``recipe`` and ``checkpoint`` -> their values by name.
     """
 
     name: str
@@ -49,7 +59,7 @@ class ServedFiles:
     kv_block_size: int | None
     tokenizer: str
     chat: str | None
-    sampling: str | None
+    sampling: dict[str, dict[str, int | float]]
 
     @classmethod
     def read(cls, directory: Path) -> ServedFiles:
@@ -69,6 +79,8 @@ class ServedFiles:
         try:
             engine = Path(pair.target_engine_dir)
             manifest = json.loads(_text(engine / "engine.json") or "{}")
+            recommended = json.loads(_text(engine / _SAMPLING) or "{}")
+            chosen = Launch.read(directory).default_sampling
             tokenizer = read_checked(Path(parameters["tokenizer_file"]), parameters["tokenizer_sha256"])
             return cls(
                 name=pair.name,
@@ -79,7 +91,7 @@ class ServedFiles:
                 kv_block_size=manifest.get("kv_block_size"),
                 tokenizer=tokenizer.decode(),
                 chat=_text(engine / _CHAT),
-                sampling=_text(engine / _SAMPLING),
+                sampling={**chosen, "checkpoint": recommended} if recommended else chosen,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ServerStartError(
@@ -88,6 +100,29 @@ class ServedFiles:
                 limit="must be rendered by this version",
                 remedy="run 'draftproof repository'",
             ) from None
+
+    @property
+    def default_sampling(self) -> dict[str, tuple[Any, str]]:
+        """The sampling parameters of requests that send none, and who chose each: name -> value, source."""
+        chosen = {name: (value, "built-in") for name, value in _BUILT_IN.items()}
+        for source, values in reversed(self.sampling.items()):
+            chosen |= {name: (value, source) for name, value in values.items()}
+        return chosen
+
+    def sampling_line(self) -> str:
+        """Say how requests are sampled that send no temperature."""
+        by_source: dict[str, list[str]] = {}
+        for name, (value, source) in self.default_sampling.items():
+            by_source.setdefault(source, []).append(f"{name} {value:g}")
+        by_source.pop("built-in", None)
+        temperature, source = self.default_sampling["temperature"]
+        if source == "built-in":
+            by_source = {
+                "neither the recipe nor the checkpoint sets one": [f"temperature {temperature:g}"],
+                **by_source,
+            }
+        said = (f"{', '.join(values)} ({source})" for source, values in by_source.items())
+        return f"requests that send no temperature are sampled at {', '.join(said)}"
 
     def to_wire(self) -> bytes:
         """Return it for ``of_wire``."""

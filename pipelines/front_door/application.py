@@ -151,7 +151,8 @@ class FrontDoor:
             with self.in_progress.one_more(), request[CLIENT].request():
                 content = await receive_body(request, self._settings.body_timeout_s)
                 body = await read_body(kind, content, self._model.style(with_tools=True).calls)
-                check_model(body.model, self._model)
+                if self._settings.has_fleet:  # one server has one model, whatever a client calls it
+                    check_model(body.model, self._model)
                 response = await endpoint(request, body, self._model, self._router)
                 await deliver(request, response)  # until then it counts, and a drain waits for it
                 return response
@@ -197,7 +198,8 @@ def _model_document(model: ServedModel) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_seq_len,  # vLLM's name
         "system_fingerprint": model.fingerprint,
-        "default_sampling_params": model.default_sampling,
+        "default_sampling_params": {name: value for name, (value, _) in model.sampling.items()},
+        "default_sampling_sources": {name: source for name, (_, source) in model.sampling.items()},
         "chat": _chat_abilities(model),
     }
 

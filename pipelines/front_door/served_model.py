@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -86,9 +85,6 @@ class ChatRenderers:
         )
 
 
-SAMPLING_PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Parameters for which a checkpoint may recommend values."""
-
 _DIGITS = 12
 
 
@@ -106,6 +102,7 @@ class ServedModel:
         defaults: Sampling parameters of requests that name none.
         chat: Renders conversations; None if the model has no chat template.
         kv_block_size: Positions in a KV block; None if unknown.
+        sampling: The same sampling parameters by name, each with who chose it.
     """
 
     name: str
@@ -117,6 +114,7 @@ class ServedModel:
     defaults: CompletionRequest
     chat: ChatRenderers | None
     kv_block_size: int | None = None
+    sampling: Mapping[str, tuple[float, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, files: ServedFiles) -> ServedModel:
@@ -133,7 +131,10 @@ class ServedModel:
             max_requests=files.max_requests,
             created_s=files.created_s,
             chat=ChatRenderers(template) if template is not None else None,
-            defaults=_defaults(files.sampling),
+            defaults=CompletionRequest(
+                **{name: value for name, (value, _) in files.default_sampling.items()}
+            ),
+            sampling=files.default_sampling,
             tokenizer=PromptTokenizer(files.tokenizer.encode(), Path(files.name) / "tokenizer.json"),
             kv_block_size=files.kv_block_size,
         )
@@ -152,11 +153,6 @@ class ServedModel:
             tools: MessageStyle.of(template.source(None, with_tools=tools), ids) for tools in (False, True)
         }
 
-    @property
-    def default_sampling(self) -> dict[str, float]:
-        """The values of sampling parameters that a request leaves out, by their names."""
-        return {name: getattr(self.defaults, name) for name in SAMPLING_PARAMETERS}
-
     @cached_property
     def limits(self) -> PromptLimits:
         """Limits of prompts."""
@@ -170,9 +166,3 @@ class ServedModel:
         """Return the bytes of a token; the name of a special one."""
         vocabulary = self.tokenizer.vocabulary
         return vocabulary.special.get(token_id) or vocabulary.join([token_id])
-
-
-def _defaults(sampling: str | None) -> CompletionRequest:
-    """Return OpenAI's defaults with those that the checkpoint recommends."""
-    recommended = json.loads(sampling) if sampling is not None else {}
-    return CompletionRequest(**{"temperature": 1.0, **recommended})

@@ -10,6 +10,7 @@ codes: 0 the file is complete; 1 an engine or the prompts cannot be used; 2 wron
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"calibrated, {share:.0%} of the draft's tokens accepted: {options.output}")
             if share < _LOW_ACCEPTANCE and pair[0].config.reads_features:
                 _print_line("warning: few of its tokens are accepted; was the head trained for this target?")
-        _warn_if_busy(calibration, options.output)
+        _warn_if_busy(calibration, options.output, options.recipe)
         return EXIT_PASS
 
     return run_program(work)
@@ -130,12 +131,13 @@ def _calibration(path: Path) -> Calibration | None:
     return None
 
 
-def _warn_if_busy(calibration: Calibration, path: Path) -> None:
+def _warn_if_busy(calibration: Calibration, path: Path, recipe: str) -> None:
     if calibration.was_busy:
+        again = f"rm {shlex.quote(str(path))} && draftproof repository --recipe {shlex.quote(recipe)}"
         _print_line(
             "warning: other programs used the cores while the pair was calibrated, so its step times are "
             f"estimates and serving may be slower; busy_share={calibration.busy_share:.2f} in {path}; "
-            f"at most {BUSY_LIMIT}; when the machine is idle, delete the file and run 'draftproof repository'"
+            f"at most {BUSY_LIMIT}; when the machine is idle, run: {again}"
         )
 
 
@@ -157,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", type=Path, required=True, help="folder of the draft's engine")
     parser.add_argument("--target", type=Path, required=True, help="folder of the target's engine")
     parser.add_argument("--max-rows", type=int, default=144, help="rows of the largest step (%(default)s)")
+    parser.add_argument("--recipe", default="demo", help="recipe of the pair, for messages (%(default)s)")
     add_prompts_option(parser)
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     return parser

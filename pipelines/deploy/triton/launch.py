@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -44,12 +44,15 @@ class Launch:
         container: Image with NVIDIA's Triton in which it runs; "" on the embedded runtime.
         gpu_device_ids: GPUs that the engines run on, ascending; () on the embedded runtime.
         package: The package that holds the engines; None if they are the checkout's.
+        default_sampling: Who chose sampling parameters of requests that send none, ``serve`` (an option)
+            before ``recipe`` -> their values by name.
     """
 
     runtime: Runtime = "embedded"
     container: str = ""
     gpu_device_ids: tuple[NonNegativeInt, ...] = ()
     package: PackageOrigin | None = None
+    default_sampling: dict[str, dict[str, int | float]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path) -> Launch:

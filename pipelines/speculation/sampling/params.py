@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -92,8 +93,7 @@ class SamplingParams:
         """
         if vocab_size in self._valid_for:  # each round of a request asks again
             return
-        for name, minimum, maximum, is_open, remedy in _RANGES:
-            check_range(name, getattr(self, name), minimum, maximum, remedy, is_open=is_open)
+        check_ranges({name: getattr(self, name) for name, *_ in _RANGES})
         if self.logit_bias:
             self._validate_logit_bias(vocab_size)
         self._valid_for.add(vocab_size)
@@ -129,6 +129,20 @@ class SamplingParams:
 
 
 GREEDY = SamplingParams()
+
+
+def check_ranges(values: Mapping[str, float]) -> None:
+    """Refuse values of sampling parameters that a request may not have.
+
+    Args:
+        values: Name -> value; names of other parameters are ignored.
+
+    Raises:
+        InvalidRequestError: A value is NaN, infinite or outside its range.
+    """
+    for name, minimum, maximum, is_open, remedy in _RANGES:
+        if name in values:
+            check_range(name, values[name], minimum, maximum, remedy, is_open=is_open)
 
 
 def draw_seed() -> int:

@@ -56,7 +56,7 @@ def record_samples(
         num_at_once: Number of concurrent requests.
         on_answer: Called after each answer.
     """
-    fields = {"temperature": 1.0, "top_k": _TOP_K}
+    fields = {"temperature": 1.0, "top_p": 1.0, "top_k": _TOP_K}  # whatever the servers' defaults are
     if not _takes(control, Question(prompts[0], 1, fields=fields)):
         del fields["top_k"]
     questions = tuple(Question(prompt, _NUM_TOKENS, fields=fields) for prompt in prompts[:NUM_PROMPTS])

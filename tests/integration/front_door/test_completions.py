@@ -29,6 +29,16 @@ def test_the_served_model_is_listed(api: openai.OpenAI) -> None:
     assert refused.value.code == "model_not_found"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_client_may_call_the_only_model_what_it_likes(door: Server, path: str) -> None:
+    asks = {"/v1/completions": {"prompt": PROMPT}, "/v1/responses": {"input": "a"}}
+    body = {"model": "gpt-4o", "max_tokens": 3, **asks.get(path, {"messages": CHAT})}
+    if path == "/v1/responses":
+        body["max_output_tokens"] = body.pop("max_tokens")
+    answer = post(door, path, body)
+    assert (answer.status_code, answer.json().get("model")) == (200, MODEL)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_an_answer_is_that_of_the_router(api: openai.OpenAI, router: Client, temperature: float) -> None:
     expected = router.generate(

@@ -206,3 +206,4 @@ def test_models_are_described(door: Server) -> None:
     [model] = get(door, "/v1/models").json()["data"]
     assert model["chat"] == {"tool_calls": "hermes", "reasoning": True}
     assert model["default_sampling_params"]["temperature"] == 1.0
+    assert set(model["default_sampling_sources"].values()) == {"built-in"}

@@ -70,16 +70,17 @@ def test_a_request_is_a_span_in_the_caller_s_trace_with_its_answers_below(
 
 def test_a_refused_request_is_an_error_without_answers(impatient: Server, collector: Collector) -> None:
     trace = "1" * 32
-    with openai_client(impatient) as api, pytest.raises(Exception, match="No model of this name"):
+    with openai_client(impatient) as api, pytest.raises(Exception, match="n is out of range"):
         api.chat.completions.create(
-            model="another",
+            model=MODEL,
+            n=1000,
             messages=[{"role": "user", "content": "a"}],
             extra_headers={"traceparent": f"00-{trace}-{PARENT}-01"},
         )
     assert wait_until(lambda: bool(collector.trace(trace)))
     [(name, span)] = collector.trace(trace).items()
     assert name == f"chat {MODEL}"
-    assert (values(span)["error.type"], values(span)["http.response.status_code"]) == ("model_not_found", 404)
+    assert (values(span)["error.type"], values(span)["http.response.status_code"]) == ("invalid_request", 400)
     assert span.status.code == span.status.STATUS_CODE_ERROR
 
 

@@ -31,13 +31,27 @@ def test_a_recipe_is_written_that_other_commands_read(pair: tuple[str, str], tmp
     lines = list[str]()
     path = write_recipe(*pair, tmp_path / "mine.yaml", "int4", 2048, MEMORY, lines.append)
     recipe = load_recipe(path)
-    assert recipe.name == "big-1-5b-small"
+    assert recipe.name == "big-1.5b"
     assert recipe.target.quantization == "int4"
     assert str(recipe.target.checkpoint_directory) == pair[0]
     assert recipe.target.kv_cache.num_blocks is None and "KV caches, target" in "".join(lines)
     assert f"preflight --quality --recipe {path}" in "".join(lines)
     assert recipe.serving.max_seq_len <= 2048
     assert recipe.target.num_threads == recipe.draft.num_threads == available_cores()
+
+
+def test_a_name_is_the_recipes_and_the_files_unless_another_file_is_named(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_recipe(*pair, None, "int8", 64, MEMORY, name="coder")
+    assert (path.name, load_recipe(path).name) == ("coder.yaml", "coder")
+    assert write_recipe(*pair, path, "int8", 64, MEMORY) == path, "the name of an existing recipe is kept"
+    with pytest.raises(RecipeError, match="holds another recipe"):
+        write_recipe(*pair, path, "int8", 64, MEMORY, name="other")
+    for name in ("../coder", "a/b", ".coder", "coder.yaml"):
+        with pytest.raises(RecipeError, match="name="):
+            write_recipe(*pair, tmp_path / "x.yaml", "int8", 64, MEMORY, name=name)
 
 
 @pytest.mark.parametrize("most", [1024, 3000, 1 << 15, 1 << 24])

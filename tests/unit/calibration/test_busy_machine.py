@@ -104,11 +104,12 @@ def test_a_busy_calibration_is_warned_of_whenever_it_is_used(
     sha256 = calibration_prompts(None).sha256
     replace(TINY_CALIBRATION, busy_share=share, prompts_sha256=sha256).write(path)
     BASELINE.add_to(path)
-    assert main(["--draft", "none", "--target", "none", "--output", str(path)]) == 0
+    pair = ["--draft", "none", "--target", "none", "--recipe", "/my own.yaml"]
+    assert main([*pair, "--output", str(path)]) == 0
     warning = capsys.readouterr().out
     assert bool(warning) == is_warned
     if is_warned:
         assert "busy_share=0.40" in warning
         assert str(path) in warning
         assert "at most 0.1" in warning
-        assert "run 'draftproof repository'" in warning
+        assert f"run: rm {path} && draftproof repository --recipe '/my own.yaml'" in warning

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from pipelines.bench.prompt_sets import make_prompt_sets
 from pipelines.client import CompletionRequest
 from pipelines.command_line.chat_prompts import as_messages, last_words, render_chats
+from pipelines.command_line.general_prompts import general_prompts
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompt, Prompts
@@ -167,6 +168,19 @@ def test_a_demonstration_sends_texts_as_a_users_messages(engine: Path, tmp_path:
     assert text.prompt_id == "text" and text.text == chat.text and text.sha256 == chat.sha256
     assert last_words(text) == "hello\n" and last_words(written.all[0]) == "hello"
     assert as_messages(written, tmp_path) == written  # which has no template
+
+
+def test_general_prompts_are_questions_where_people_ask_and_texts_where_they_write(engine: Path) -> None:
+    asked = as_messages(general_prompts().for_judging(), engine)
+    assert {name: bool(of_set[0].messages) for name, of_set in asked.sets.items()} == {
+        **{"english": False, "code": False, "lists": False},
+        **{"dialogue": True, "code-chat": True},
+    }
+    assert not any(prompt.is_for_calibration for prompt in asked.all)
+    assert all(
+        "User:" not in prompt.messages and "{" not in last_words(prompt) for prompt in asked.sets["dialogue"]
+    )
+    assert {len(of_set) for of_set in asked.draw(25).sets.values()} == {5}
 
 
 @pytest.mark.parametrize("place", ["base model", "elsewhere"])

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from pipelines.bench.blocks import Interval
 from pipelines.client import Chunk, CompletionRequest, Generation
 from pipelines.client.generation import SpeculationCounts
 from pipelines.command_line.live_text import LiveText, Segment, Segmenter
 from pipelines.command_line.prompts import Prompt
 from pipelines.demo import __main__ as command
-from pipelines.demo.summary import Pair, as_document, figures_of, table, verdict_of
-from pipelines.errors import EngineFailedError, PortInUseError
+from pipelines.demo.summary import KindFigures, Pair, as_document, conclusion, figures_of, table, verdict_of
+from pipelines.errors import EngineFailedError, PortInUseError, ServerStartError
 from pipelines.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((b"", b"def ", b"f", b"()", "é".encode()[:1], "é".encode()[1:], b"\n", b"x"))
@@ -107,8 +108,10 @@ class ScriptedClient:
 
     def __init__(self, wrong: bool = False) -> None:
         self._wrong = wrong
+        self.models: list[str] = []
 
     def stream(self, request: CompletionRequest, model: str) -> ScriptedStream:
+        self.models.append(model)
         ids = (1, 2, 7) if self._wrong and model == "generate" else (1, 2, 3)
         marks = (True, True, False) if model == "generate" else ()
         counts = (1, 2, 2) if marks else (0, 0, 0)
@@ -133,25 +136,74 @@ def answer(ids: tuple[int, ...], ttft: float | None, e2e: float, *counts: int) -
 
 
 FIVE = (1, 2, 3, 4, 5)
+
+
+def pair(kind: str, alone_s: float, both_s: float, *counts: int, temperature: float = 0.0) -> Pair:
+    """Return the two answers of five tokens to a prompt; the first token takes a second."""
+    answers = answer(FIVE, 1.0, 1.0 + alone_s), answer(FIVE, 1.0, 1.0 + both_s, *counts)
+    return Pair(PROMPT, kind, temperature, *answers)
+
+
 PAIRS = [
-    Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 0.5, 2.5, 2, 8, 3)),
-    Pair(PROMPT, 0.0, answer(FIVE, 3.0, 5.0), answer(FIVE, 1.5, 2.5, 2, 8, 5)),
-    Pair(PROMPT, 0.8, answer(FIVE, 9.0, 90.0), answer(FIVE, 9.0, 90.0, 5, 4, 0)),
+    pair("code", 4.0, 2.0, 2, 8, 3),
+    pair("code", 2.0, 1.0, 2, 8, 5),
+    pair("code", 9.0, 90.0, 5, 4, 0, temperature=0.8),
 ]
 WITH_A_DIFFERENCE = [
     *PAIRS,
-    Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer((1, 2, 9, 4, 5), 1.0, 1.0, 2, 8, 3)),
+    Pair(PROMPT, "code", 0.0, answer(FIVE, 1.0, 5.0), answer((1, 2, 9, 4, 5), 1.0, 1.0, 2, 8, 3)),
 ]
-NOTHING_DRAFTED = [Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 1.0, 5.0, 5, 0, 0))]
+NOTHING_DRAFTED = [pair("code", 4.0, 4.0, 5, 0, 0)]
 
 
-def test_figures_are_those_of_the_greedy_answers() -> None:
-    alone, both = figures_of(PAIRS)
-    assert (alone.ttft_s, alone.itl_s, alone.e2e_latency_s) == (2.0, 0.75, 5.0)
-    assert (alone.output_tokens_per_s, alone.speed_up) == (1.0, 1.0)
-    assert (both.output_tokens_per_s, both.speed_up) == (2.0, 2.0)
-    assert (both.acceptance_rate, both.mean_acceptance_length) == (0.5, 3.0)
-    assert len(table(figures_of(PAIRS)).splitlines()) == 2 + 2
+def test_figures_are_those_of_the_greedy_answers_by_kind() -> None:
+    others = [pair("english", 4.0, time, 4, 4, 1) for time in (4.0, 5.0)]
+    code, english = figures_of([*PAIRS, *others, pair("alone", 1.0, 1.0)])
+    assert (code.kind, code.answers, code.slower, english.slower) == ("code", 2, 0, 1)
+    assert (code.alone, code.with_draft) == (pytest.approx(2**0.5), pytest.approx(2 * 2**0.5))
+    assert code.ratio.low == pytest.approx(2.0) == code.ratio.value
+    assert english.ratio.value == pytest.approx(0.8**0.5)
+    assert english.ratio.low < english.ratio.value < 1 < english.ratio.high
+    assert (code.acceptance_rate, english.acceptance_rate) == (0.5, 0.25)
+    lines = table([code, english]).splitlines()
+    assert lines[2].split() == ["code", "1.4", "2.8", "2.00", "(2.00", "to", "2.00)", "0.50"]
+    assert lines[-1] == "1 of 4 answers were slower with the draft."
+
+
+def figures(kind: str, value: float, low: float, high: float) -> KindFigures:
+    return KindFigures(kind, 5, 0, 10.0, 10 * value, Interval(value, low, high), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("of_kinds", "was_busy", "said"),
+    [
+        (
+            [figures("dialogue", 1.05, 1.02, 1.08), figures("code", 1.43, 1.2, 1.7)],
+            True,
+            "1.43 times on code, 1.05 on dialogue: worth it for code, one request at a time.",
+        ),
+        (
+            [
+                figures("code", 1.4, 1.2, 1.7),
+                figures("lists", 1.3, 0.9, 1.6),
+                figures("english", 1.0, 0.9, 1.1),
+            ],
+            True,
+            "1.40 times on code, 1.30 on lists, 1.00 on english: worth it for code, one request at a time; "
+            "not shown for lists and english on this busy machine.",
+        ),
+        (
+            [figures("code", 1.4, 0.9, 2.0), figures("english", 0.8, 0.7, 0.9)],
+            False,
+            "1.40 times on code, 0.80 on english: not worth it for english; "
+            "not shown for code by so few answers.",
+        ),
+    ],
+)
+def test_the_conclusion_is_a_sentence_to_decide_by(
+    of_kinds: list[KindFigures], was_busy: bool, said: str
+) -> None:
+    assert conclusion(of_kinds, was_busy=was_busy) == said
 
 
 def test_the_verdict_needs_equal_answers_and_accepted_tokens() -> None:
@@ -206,6 +258,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ServerWatch:
     watch = ServerWatch()
     built = {"model_repository": str(tmp_path / "model_repository")}
     monkeypatch.setattr(command, "build_recipe", lambda module, recipe, report: built)
+    monkeypatch.setattr(command, "run_directory", lambda recipe: tmp_path)
     monkeypatch.setattr(command.Server, "start", watch.start)
     monkeypatch.setattr(command, "engine_directories", lambda client: {"target": tmp_path})
     monkeypatch.setattr(command.Vocabulary, "from_file", lambda path: VOCABULARY)
@@ -213,12 +266,35 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ServerWatch:
     return watch
 
 
-def test_the_last_line_is_the_verdict(scene: ServerWatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--max-tokens", "3"]) == 0
+def test_every_kind_of_prompt_is_asked_and_the_target_comes_first_for_half_of_them(
+    scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    monkeypatch.setattr(command.Client, "connect", lambda url: client)
+    assert command.main(["--recipe", "none", "--max-tokens", "3", "--num-prompts", "16"]) == 0
     out = capsys.readouterr().out
     assert out.count("«def f»()") == 20  # 16 greedy and 4 sampled answers
-    assert out.splitlines()[-1].startswith("PASS: all 20 answers")
+    kinds = ("english", "code", "lists", "dialogue")
+    assert all(out.count(f"] {kind}-") == 4 + 1 for kind in kinds)
+    first = client.models[2::2][:16]  # the first two are the warm-up
+    assert all(first[place::4].count("generate_target") == 2 for place in range(4))
+    table, verdict, closing = out.rsplit("\n\n", 2)[1], *out.splitlines()[-2:]
+    assert [line.split()[0] for line in table.splitlines()[2:6]] == list(kinds)
+    assert verdict.startswith("PASS: all 20 answers")
+    assert closing.startswith("1.00 times on english, 1.00 on code") and closing.endswith(".")
     assert scene.events == ["start", "stop"]
+
+
+def test_the_repository_of_a_running_server_is_not_rendered_again(
+    scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def runs(directory: Path) -> None:
+        raise ServerStartError("a server of this recipe is running already", values=str(directory))
+
+    monkeypatch.setattr(command.Server, "check_none_runs", runs)
+    assert command.main([]) == 1
+    shown = capsys.readouterr()
+    assert "is running already" in shown.err and "1. Engines" not in shown.out
 
 
 def test_a_difference_is_exit_code_1(
@@ -226,7 +302,7 @@ def test_a_difference_is_exit_code_1(
 ) -> None:
     monkeypatch.setattr(command.Client, "connect", lambda url: ScriptedClient(wrong=True))
     assert command.main([]) == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("FAIL: 20 of 20 answers differ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("FAIL: 29 of 29 answers differ")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,15 @@ def test_prompts_go_into_the_recipe_and_from_there_into_every_program(
     assert "--prompts" not in told[0]
 
 
+def test_a_name_is_that_of_recipe_model_and_file(
+    told: list[Sequence[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert own_pair.main(["big", "small", "--name", "coder"]) == 0
+    assert list(told[0])[2:4] == ["--output", str(tmp_path / "coder.yaml")]
+    assert list(told[0])[-2:] == ["--name", "coder"]
+
+
 def test_prompts_that_cannot_be_used_are_an_error_before_anything_is_built(
     told: list[Sequence[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

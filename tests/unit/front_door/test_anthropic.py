@@ -262,9 +262,15 @@ async def test_the_tool_runner_of_anthropics_package_learns_to_do_without_a_thre
         assert (await door.post(body))[0] == 200
 
 
+async def test_the_only_model_answers_to_any_name_with_its_own() -> None:
+    async with open_door() as door:
+        assert (await door.answer(model="claude-sonnet-4"))["model"] == "m"
+
+
 async def test_errors_have_anthropics_types_and_statuses(tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys.json", "alice", 1, 500)
-    async with open_door(keys=str(tmp_path / "keys.json"), max_body_bytes=3000) as door:
+    one_of_a_fleet = {"servers": ("a:1",), "keys": str(tmp_path / "keys.json"), "max_body_bytes": 3000}
+    async with open_door(**one_of_a_fleet) as door:
         mine = {"x_api_key": key, "anthropic_version": "2023-06-01"}
         found = [
             await door.post(ASKED),

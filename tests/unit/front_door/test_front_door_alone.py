@@ -17,7 +17,7 @@ from pipelines.front_door.fleet.addresses import Addresses
 from tests.support.front_door_alone import started_front_door
 from tests.unit.front_door.fleet_world import OWN
 
-FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, 32, '{"a": "\u00fc\\n"}', None, "{}")
+FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, 32, '{"a": "\u00fc\\n"}', None, {})
 
 
 def test_until_a_server_answers_clients_are_told_to_come_again(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_server_whose_description_cannot_be_read_is_passed_over(monkeypatch: p
 def test_a_description_arrives_as_it_was_sent() -> None:
     assert ServedFiles.of_wire(FILES.to_wire(), "a:8001") == FILES
     with pytest.raises(ServerStartError, match="a:8001") as refused:
-        ServedFiles.of_wire(FILES.to_wire().replace(b'"format": 1', b'"format": 2'), "a:8001")
+        ServedFiles.of_wire(FILES.to_wire().replace(b'"format": 2', b'"format": 1'), "a:8001")
     assert "same version" in refused.value.remedy
     with pytest.raises(ServerStartError, match="wrong type"):
         ServedFiles.of_wire(replace(FILES, tokenizer=None).to_wire(), "a:8001")  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_a_quantization_names_a_file_that_the_recipe_keeps(
     recipe, commits = load_recipe(done.result["recipe"]), hub.repositories
     assert recipe.target.checkpoint == f"{BIG}:Big-Q8_0.gguf@{commits['org/Big-GGUF'].commit}"
     assert recipe.draft.checkpoint == f"{SMALL}:small-q4_0.gguf@{commits['org/small-GGUF'].commit}"
-    assert recipe.name == "big-gguf-q8-0-small-gguf-small-q4-0"
+    assert recipe.name == "big"
     assert _names(hub) == {"Big-Q8_0.gguf", "small-q4_0.gguf"}
     assert "org/Big-GGUF: downloading" in done.shown and "Big-Q8_0.gguf: unpacking qwen2" in done.shown
     hub.is_down = True

@@ -24,7 +24,7 @@ def test_two_ids_become_a_recipe_with_commits(try_pair: Try, hub: Hub, tmp_path:
     done = try_pair(HF_TOKEN=TOKEN)
     assert done.code == 0, done.error
     recipe = load_recipe(done.result["recipe"])
-    assert recipe.name == "big-small"
+    assert recipe.name == "big"
     assert recipe.target.checkpoint == f"hf://org/Big@{hub.repositories['org/Big'].commit}"
     assert recipe.draft.checkpoint == f"hf://org/small@{hub.repositories['org/small'].commit}"
     assert "memory: " in done.shown and "org/Big: downloading" in done.shown

@@ -189,6 +189,7 @@ def test_build_imports_of_pipelines_only_what_both_halves_share() -> None:
                 "deploy.triton.launch",
                 "deploy.triton.pair_record",
                 "socket_path",
+                "speculation.sampling.params",  # the ranges that requests have, too
                 "time_left",
                 "text.vocabulary",
             ),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from build.engines import build_engines, checkpoint_digests, engine_identity
 from build.own_pair import write_recipe
@@ -45,7 +46,8 @@ def test_two_files_become_a_recipe_and_engines(pair: tuple[Path, Path], tmp_path
     lines = list[str]()
     path = write_recipe(*map(str, pair), tmp_path / "mine.yaml", "auto", 2048, MEMORY, lines.append)
     recipe = load_recipe(path)
-    assert recipe.name == "big-q8-0-small"
+    assert recipe.name == "big"
+    assert not recipe.serving.default_sampling.values, "a file whose family recommends nothing"
     assert (recipe.target.checkpoint, recipe.draft.checkpoint) == tuple(map(str, pair))
     assert recipe.target.quantization == "int8"
     assert recipe.serving.max_seq_len == 512 and "weights, target" in "".join(lines)
@@ -56,6 +58,41 @@ def test_two_files_become_a_recipe_and_engines(pair: tuple[Path, Path], tmp_path
     assert json.loads((target / "chat.json").read_text())["templates"] == {"default": "{{ 1 }}"}
     assert build_engines(recipe, tmp_path / "engines", lines.append)["built"] == []
     assert preflight(["--recipe", str(path), "--engines", str(tmp_path / "engines")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "values"),
+    [
+        (
+            "qwen2.5-coder-1.5b-instruct-q4_k_m",
+            "qwen2.5-coder-1.5b-instruct",
+            {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+        ),
+        (
+            "Meta-Llama-3.1-8B-Instruct-Q8_0-00001-of-00001",
+            "meta-llama-3.1-8b-instruct",
+            {"temperature": 0.6, "top_p": 0.9},
+        ),
+        (
+            "google_gemma-3-4b-it-bf16",
+            "google-gemma-3-4b-it",
+            {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
+        ),
+        ("DeepSeek-R1-Distill-Qwen-7B-IQ4_NL", "deepseek-r1-distill-qwen-7b", {}),
+    ],
+)
+def test_a_file_is_sampled_as_its_publisher_recommends_and_what_a_user_edits_is_kept(
+    file: str, name: str, values: dict[str, float], pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    big = str(pair[0].rename(tmp_path / f"{file}.gguf"))
+    path = write_recipe(big, str(pair[1]), tmp_path / "mine.yaml", "auto", 64, MEMORY)
+    recipe = load_recipe(path)
+    assert (recipe.name, recipe.serving.default_sampling.values) == (name, values)
+    document = yaml.safe_load(path.read_text())
+    document["serving"]["default_sampling"] = {"temperature": 0.2}
+    path.write_text(yaml.safe_dump(document))
+    assert write_recipe(big, str(pair[1]), path, "auto", 64, MEMORY) == path
+    assert load_recipe(path).serving.default_sampling.values == {"temperature": 0.2}
 
 
 def test_a_file_beside_a_directory_is_a_pair(pair: tuple[Path, Path], tmp_path: Path, cache: Path) -> None:
