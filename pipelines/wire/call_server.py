@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -57,10 +58,13 @@ class CallServer:
 
     async def _listen(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX)
+        # Linux gives the file the mode of the socket: it is never open to others, whatever the umask.
+        os.fchmod(listening.fileno(), 0o600)
+        listening.bind(str(path))
         self._server = await asyncio.start_unix_server(
-            self._serve, path, limit=MAX_HEADER_BYTES, backlog=_BACKLOG
+            self._serve, sock=listening, limit=MAX_HEADER_BYTES, backlog=_BACKLOG
         )
-        path.chmod(0o600)
 
     async def _stop_listening(self) -> None:
         self._server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -137,6 +138,17 @@ async def test_a_server_that_ends_leaves_nobody_waiting(
     await asyncio.to_thread(server.close)
     with pytest.raises(kind):
         await asking
+
+
+def test_nobody_else_may_call_from_the_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode that is set after the socket was bound would leave a window under a usual umask."""
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    before = os.umask(0)
+    try:
+        CallServer(tmp_path / "engine.sock", lambda call, outlet: None).close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "engine.sock").stat().st_mode & 0o077 == 0
 
 
 def test_an_engine_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
