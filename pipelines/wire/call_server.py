@@ -78,6 +78,7 @@ class CallServer:
             except (TransportError, LookupError, TypeError, ValueError) as error:
                 outlet.fail(error if isinstance(error, TransportError) else garbled(repr(error)))
             else:
+                outlet.take()
                 self._begin(call, outlet)
             while await reader.read(MAX_HEADER_BYTES):  # ignore further data
                 pass
@@ -102,6 +103,11 @@ class _SocketOutlet:
         self._is_behind = False  # once the socket was full, asyncio buffers everything that follows
         self._is_gone = False
         self._on_gone: Callable[[], object] | None = None
+
+    def take(self) -> None:
+        """Tell the caller that this process has the request: if it ends now, the request may be the cause."""
+        with self._lock:
+            self._write({"is_taken": True}, {})
 
     def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
         """Send one response."""
