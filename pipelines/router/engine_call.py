@@ -119,7 +119,8 @@ class EngineCall:
     ) -> AsyncGenerator[Response, None]:
         turn = None
         if self._lost_at_s is not None:
-            turn = await self._suspects.turn(self._lost_at_s + RETURNS_WITHIN_S - time.monotonic())
+            wait_s = self._lost_at_s + RETURNS_WITHIN_S - time.monotonic()
+            turn = await self._suspects.turn(min(wait_s, self._left_us(arm) / 1e6 or wait_s))
         num_seen, num_beyond = num_known, 0
         try:
             self._suspects.check(self._digest)
@@ -143,21 +144,25 @@ class EngineCall:
     async def _responses(
         self, arm: Arm, tensors: Mapping[str, npt.NDArray[Any]]
     ) -> AsyncGenerator[Response, None]:
-        timeout_us = self._call.timeout_us
-        if timeout_us:
-            timeout_us -= int(1e6 * (time.monotonic() - self._began_s))
-            if timeout_us <= 0:
-                raise RequestTimeoutError(
-                    "the request's deadline passed before an arm answered",
-                    values=f"timeout={self._call.timeout_us} microseconds, arm {arm}",
-                    limit="the timeout sent with the request",
-                    remedy="allow more time; the server's log says why its arms did not answer",
-                )
         streamed = {**tensors, "streaming": scalar_tensor(True, np.bool_)}
-        call = replace(self._call, tensors=streamed, timeout_us=timeout_us)
+        call = replace(self._call, tensors=streamed, timeout_us=self._left_us(arm))
         async with aclosing(stream(self._sockets[arm], call)) as responses:
             async for response in responses:
                 yield response
+
+    def _left_us(self, arm: Arm) -> int:
+        """Return how much of the client's time is left, in microseconds; 0 for no limit."""
+        if not self._call.timeout_us:
+            return 0
+        left_us = self._call.timeout_us - int(1e6 * (time.monotonic() - self._began_s))
+        if left_us <= 0:
+            raise RequestTimeoutError(
+                "the request's deadline passed before an arm answered",
+                values=f"timeout={self._call.timeout_us} microseconds, arm {arm}",
+                limit="the timeout sent with the request",
+                remedy="allow more time; the server's log says why its arms did not answer",
+            )
+        return left_us
 
     def begin(self, arm: Arm) -> Callable[[Outcome], None]:
         """Record that an arm is asked."""
