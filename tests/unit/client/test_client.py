@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -205,17 +204,21 @@ def test_a_machine_that_is_gone_ends_an_answer_without_a_limit(
         socket.create_server(("127.0.0.1", 0)) as listening,
         Client.connect(f"grpc://127.0.0.1:{listening.getsockname()[1]}") as client,
     ):
-        is_gone = threading.Event()
-        threading.Thread(target=_relay, args=(listening, address_of(server.grpc_url), is_gone)).start()
+        is_gone, may_end = threading.Event(), threading.Event()
+        relayed = listening, address_of(server.grpc_url), is_gone, may_end
+        threading.Thread(target=_relay, args=relayed, daemon=True).start()
         if streaming:
             stream = client.stream(CompletionRequest("x"))
             assert next(stream).text == "a"
         threading.Timer(0.5, is_gone.set).start()
         with pytest.raises(ServerUnavailableError):
             next(stream) if streaming else client.generate(CompletionRequest("x"))
+        may_end.set()
 
 
-def _relay(listening: socket.socket, address: str, is_gone: threading.Event) -> None:
+def _relay(
+    listening: socket.socket, address: str, is_gone: threading.Event, may_end: threading.Event
+) -> None:
     """Pass one connection on until ``is_gone``, and then keep it open."""
     host, port = address.split(":")
     client, server = listening.accept()[0], socket.create_connection((host, int(port)))
@@ -223,7 +226,7 @@ def _relay(listening: socket.socket, address: str, is_gone: threading.Event) -> 
         while not is_gone.is_set():
             for ready in select.select((client, server), (), (), 0.02)[0]:
                 (server if ready is client else client).sendall(ready.recv(1 << 16))
-        time.sleep(3)
+        may_end.wait()
 
 
 def test_the_first_response_may_take_as_long_as_the_request() -> None:
