@@ -172,6 +172,9 @@ class RequestRefusedError(EngineFailedError):
 class ProcessEndedError(EngineFailedError):
     """The engine's process ended and is replaced within seconds; the request can be sent again."""
 
+    took_request = False
+    """Whether the process had taken the request, which may then be the cause."""
+
 
 class TransportError(DraftproofError):
     """A call between two models of the server was garbled in transit."""

@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     limits = Timeouts()
     parser.add_argument(
-        "--timeout", type=float, default=limits.total_s, help="seconds for the whole request (%(default)s)"
+        "--timeout", type=float, default=limits.total_s, help="seconds for the whole request (no limit)"
     )
     parser.add_argument(
         "--connect-timeout", type=float, default=limits.connect_s, help="seconds to connect (%(default)s)"

@@ -17,23 +17,25 @@ class Timeouts:
 
     Attributes:
         connect_s: Longest time until the server accepts a connection.
-        read_s: Longest time between responses of a stream. The first one, before which the server reads the
-            whole prompt, has only the limit ``total_s``, as have answers that are not streamed.
-        total_s: Longest time of the whole request. The server gets the limit too and ends the request.
+        read_s: Longest time between responses of a stream: a server that replaces its engine reads the prompt
+            again. The first one, before which the server reads the whole prompt, has only the limit
+            ``total_s``, as have answers that are not streamed.
+        total_s: Longest time of the whole request; None for as long as the server works on it. The server
+            gets the limit too and ends the request.
     """
 
     connect_s: float = 5.0
-    read_s: float = 60.0
-    total_s: float = 600.0
+    read_s: float = 300.0
+    total_s: float | None = None
 
     @property
     def total_us(self) -> int:
-        """``total_s`` in microseconds, for the server's ``timeout`` parameter."""
-        return max(1, round(self.total_s * 1e6))
+        """``total_s`` in microseconds, for the server's ``timeout`` parameter; 0 for no limit."""
+        return 0 if self.total_s is None else max(1, round(self.total_s * 1e6))
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidRequestError(
                     "a timeout is invalid",
                     values=f"{name}={value}",
@@ -41,6 +43,13 @@ class Timeouts:
                     remedy="set the longest time that the client may wait",
                 )
 
+
+NOTICES_DEATH = [
+    ("grpc.keepalive_time_ms", 320_000),  # servers refuse more than one ping in five minutes
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit: an answer may be silent for long
+]
+"""Options of a gRPC channel that end a call to a machine that is gone. Nothing else bounds its silence."""
 
 KEY_HEADER = "draftproof-key"
 """Name of the header over HTTP and of the metadata over gRPC."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import triton_to_np_dtype
 
-from pipelines.client.connection import KEY_HEADER, Timeouts
+from pipelines.client.connection import KEY_HEADER, NOTICES_DEATH, Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
 from pipelines.client.refusals import cancelled, refusal, timed_out, unreachable
 from pipelines.errors import DraftproofError
@@ -50,6 +50,7 @@ class GrpcTransport:
                 # The default backoff of up to 20 s would delay clients that poll a starting server.
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
+                *NOTICES_DEATH,
             ],
         )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -105,11 +106,12 @@ class GrpcCall:
     Args:
         call: Call object of the stub.
         address: Address of the server, for messages.
-        silence_s: Longest time to wait for a response after the first one, which has the whole time.
+        silence_s: Longest time to wait for a response after the first one, which has the whole time; None
+            for any.
         timeouts: Timeouts, for messages.
     """
 
-    def __init__(self, call: Any, address: str, silence_s: float, timeouts: Timeouts) -> None:
+    def __init__(self, call: Any, address: str, silence_s: float | None, timeouts: Timeouts) -> None:
         self._call = call
         self._address = address
         self._silence_s = silence_s

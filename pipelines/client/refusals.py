@@ -67,12 +67,12 @@ def unreachable(url: str, detail: str) -> ServerUnavailableError:
     )
 
 
-def timed_out(what: str, limit_s: float) -> RequestTimeoutError:
-    """Return the error for a request that exceeded one of the client's ``Timeouts``."""
+def timed_out(what: str, limit_s: float | None) -> RequestTimeoutError:
+    """Return the error for a request that exceeded one of the client's ``Timeouts``; None is the server's."""
     return RequestTimeoutError(
         f"the request took too long: {what}",
-        values=f"waited {limit_s:g} s",
-        limit="the client's own timeouts",
+        values="" if limit_s is None else f"waited {limit_s:g} s",
+        limit="the server's time limit" if limit_s is None else "the client's own timeouts",
         remedy="ask for fewer tokens, wait until the server is less busy, or raise the timeout",
     )
 

@@ -48,6 +48,7 @@ class FrontDoorSettings:
         header_timeout_s: Longest time until the headers of a request have arrived, and of an idle connection.
         body_timeout_s: Longest time until the body has arrived.
         write_timeout_s: Longest time that a client takes no data of its answer.
+        timeout_s: Longest time of an answer; None for as long as its engine works on it.
         request_log: File that gets a line of JSON for each request; "" for none.
         log_texts: Whether these lines have prompts and answers.
         servers: ``host:port`` of the gRPC server of each server of a fleet, which all serve the same pair.
@@ -67,6 +68,7 @@ class FrontDoorSettings:
     header_timeout_s: PositiveFloat = 30.0
     body_timeout_s: PositiveFloat = 30.0
     write_timeout_s: PositiveFloat = 60.0
+    timeout_s: PositiveFloat | None = None
     request_log: str = ""
     log_texts: bool = False
     servers: tuple[str, ...] = ()

@@ -26,13 +26,13 @@ from urllib.parse import urlsplit
 from pipelines.atomic_file import write_whole
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Endpoint, Ports
-from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.triton.command import background_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.place import prefix_of, read_key, remove_shared_memory
 from pipelines.errors import RecipeError, ServerStartError, ServerUnavailableError
+from pipelines.process import ProcessIdentity, processes_with
 
 RUN = REPOSITORY_ROOT / ".run"
 

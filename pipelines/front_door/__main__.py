@@ -69,11 +69,11 @@ async def _serve(
         own = ServerIdentity.read(directory)
         addresses = Addresses(settings.servers, settings.server_name)
         placement = Placement(settings.prefix_tokens, settings.max_requests_per_server)
-        router = fleet = Fleet(addresses, model, own, placement)
+        router = fleet = Fleet(addresses, model, own, placement, settings.timeout_s)
         await fleet.begin()
         metrics.publish(fleet)
     else:
-        router = own_server = OwnServer(model, rendered_parameters(directory, ROUTER))
+        router = own_server = OwnServer(model, rendered_parameters(directory, ROUTER), settings.timeout_s)
         metrics.publish(own_server)
     await serve(model, router, metrics, settings, socket.socket(fileno=listening), stopping, drain_s)
 

@@ -33,10 +33,14 @@ class OwnServer(Collector):
     Args:
         model: The model.
         settings: Parameters of the model ``router`` (``rendered_parameters``).
+        timeout_s: Longest time of an answer in seconds; None for as long as its engine lives.
     """
 
-    def __init__(self, model: ServedModel, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: ServedModel, settings: Mapping[str, str], timeout_s: float | None = None
+    ) -> None:
         self.max_requests = model.max_requests
+        self._timeout_us = Timeouts(total_s=timeout_s).total_us
         preprocessing = Preprocessing(model.tokenizer, model.max_seq_len)
         self._router = Router.of(settings.__getitem__, preprocessing)
 
@@ -70,7 +74,7 @@ class OwnServer(Collector):
 
     def _responses(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Response, None]:
         tensors = request.tensors(streaming=streaming)
-        return self._router.answer(TextRequest(tensors, timeout_us=Timeouts().total_us))
+        return self._router.answer(TextRequest(tensors, timeout_us=self._timeout_us))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the requests of this front door by arm."""

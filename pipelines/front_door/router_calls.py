@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipelines.client.generation import Chunk
 from pipelines.wire.request import CompletionRequest
@@ -49,8 +49,7 @@ async def generate_all(router: RouterCalls, requests: Sequence[CompletionRequest
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:
-            task.cancel()
+        await _end(tasks)
 
 
 async def merged(
@@ -78,9 +77,13 @@ async def merged(
             else:
                 yield number, arrival
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _collect(

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import DraftproofError, RequestTimeoutError
+from pipelines.errors import DraftproofError, ProcessEndedError, RequestTimeoutError
 from pipelines.router.arms import Arm, ArmTable
 from pipelines.router.breaker import FAILURES, Outcome
+from pipelines.router.failover import RETURNS_WITHIN_S
 from pipelines.router.observation import Observation
 from pipelines.router.open_requests import unix_time_s
 from pipelines.router.received_answer import (
@@ -28,10 +29,12 @@ from pipelines.router.received_answer import (
     is_comparable,
     is_streamed,
     num_common_tokens,
+    prompt_id,
     with_answer,
     with_chunk_check,
     with_comparison,
 )
+from pipelines.router.suspects import Suspects
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.answer import Response, continued, without_first
 from pipelines.wire.calls import Call, stream
@@ -51,6 +54,7 @@ class EngineCall:
         sockets: Socket of each arm.
         vocabulary: Bytes of the tokens.
         asked: Records that an arm is asked; the returned function is called once, with the outcome.
+        suspects: Requests whose process ended.
         is_observed: Whether a rollout is judged by the answer.
     """
 
@@ -60,6 +64,7 @@ class EngineCall:
         sockets: Mapping[Arm, Path],
         vocabulary: Vocabulary,
         asked: Callable[[Arm], Callable[[Outcome], None]],
+        suspects: Suspects,
         *,
         is_observed: bool = False,
     ) -> None:
@@ -71,6 +76,10 @@ class EngineCall:
         self._sockets = sockets
         self._vocabulary = vocabulary
         self._asked = asked
+        self._suspects = suspects
+        self._digest = prompt_id({name: each for name, each in call.tensors.items() if name != "seed"})
+        self._lost_at_s: float | None = None  # when it lost its latest process
+        self._num_reached = 0  # tokens of the longest part of an answer that it lost
         self._is_observed = is_observed
         self._first_at_s: float | None = None
         self._latest_at_s = 0.0
@@ -101,28 +110,59 @@ class EngineCall:
         }
         if num_known:
             tensors.pop("return_prompt_log_probs", None)  # the client has them
-        async with aclosing(self._stream(arm, tensors)) as responses:
+        async with aclosing(self._stream(arm, tensors, num_known)) as responses:
             async for response in responses:
                 yield continued(response, last)
 
     async def _stream(
+        self, arm: Arm, tensors: Mapping[str, npt.NDArray[Any]], num_known: int = 0
+    ) -> AsyncGenerator[Response, None]:
+        turn = None
+        if self._lost_at_s is not None:
+            wait_s = self._lost_at_s + RETURNS_WITHIN_S - time.monotonic()
+            turn = await self._suspects.turn(min(wait_s, self._left_us(arm) / 1e6 or wait_s))
+        num_seen, num_beyond = num_known, 0
+        try:
+            self._suspects.check(self._digest)
+            async with aclosing(self._responses(arm, tensors)) as responses:
+                async for response in responses:
+                    num_seen += response[0]["output_ids"].size
+                    num_beyond += num_seen > self._num_reached
+                    if turn is not None and num_beyond > 1:  # the first may be what the process did not send
+                        turn.end()
+                    yield response
+        except ProcessEndedError as error:
+            if error.took_request:
+                self._lost_at_s, self._num_reached = time.monotonic(), max(self._num_reached, num_seen)
+                if turn is not None and turn.lasts:
+                    raise self._suspects.refuse(self._digest) from None
+            raise
+        finally:
+            if turn is not None:
+                turn.end()
+
+    async def _responses(
         self, arm: Arm, tensors: Mapping[str, npt.NDArray[Any]]
     ) -> AsyncGenerator[Response, None]:
-        timeout_us = self._call.timeout_us
-        if timeout_us:
-            timeout_us -= int(1e6 * (time.monotonic() - self._began_s))
-            if timeout_us <= 0:
-                raise RequestTimeoutError(
-                    "the request's deadline passed before an arm answered",
-                    values=f"timeout={self._call.timeout_us} microseconds, arm {arm}",
-                    limit="the timeout sent with the request",
-                    remedy="allow more time; the server's log says why its arms did not answer",
-                )
         streamed = {**tensors, "streaming": scalar_tensor(True, np.bool_)}
-        call = replace(self._call, tensors=streamed, timeout_us=timeout_us)
+        call = replace(self._call, tensors=streamed, timeout_us=self._left_us(arm))
         async with aclosing(stream(self._sockets[arm], call)) as responses:
             async for response in responses:
                 yield response
+
+    def _left_us(self, arm: Arm) -> int:
+        """Return how much of the client's time is left, in microseconds; 0 for no limit."""
+        if not self._call.timeout_us:
+            return 0
+        left_us = self._call.timeout_us - int(1e6 * (time.monotonic() - self._began_s))
+        if left_us <= 0:
+            raise RequestTimeoutError(
+                "the request's deadline passed before an arm answered",
+                values=f"timeout={self._call.timeout_us} microseconds, arm {arm}",
+                limit="the timeout sent with the request",
+                remedy="allow more time; the server's log says why its arms did not answer",
+            )
+        return left_us
 
     def begin(self, arm: Arm) -> Callable[[Outcome], None]:
         """Record that an arm is asked."""

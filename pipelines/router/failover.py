@@ -82,7 +82,7 @@ with it."""
 _RETRY_S = 0.2
 
 _MOST_DEATHS = 3
-"""Processes that may end while they answer one request: it may be the cause."""
+"""Processes that may end while they have one request; ``suspects`` finds the cause earlier."""
 
 _CLIENTS_OWN = (InvalidRequestError, RequestTimeoutError, RequestCancelledError)
 
@@ -211,7 +211,7 @@ class _Race(Generic[Arm, Chunk]):
         self._gone: set[Arm] = set()  # arms that are asked again when no other is left
         self._lost: set[Arm] = set()  # arms whose process ended since the last delivered chunk
         self._gone_at_s: float | None = None  # since when no other arm is left
-        self._num_deaths = 0  # processes that ended in the middle of an answer
+        self._num_deaths = 0  # processes that ended while they had the request
         self._speaker: _Attempt[Arm] | None = None  # produced the last delivered chunk
         self._kept: dict[_Attempt[Arm], list[Chunk]] = {}  # chunks held until the end, without streaming
 
@@ -351,9 +351,9 @@ class _Race(Generic[Arm, Chunk]):
             self.error = error
         if has_no_process or is_kept:
             self._gone.add(attempt.arm)
-        if has_no_process:
+        if isinstance(error, ProcessEndedError):
             self._lost.add(attempt.arm)
-            self._num_deaths += attempt.has_spoken
+            self._num_deaths += attempt.has_spoken or error.took_request
         if not attempt.has_called:
             self.ask_next()
         if not self._running and self._gone and not isinstance(self.error, ServerBusyError):

@@ -29,6 +29,7 @@ from pipelines.router.open_requests import OpenRequests
 from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
 from pipelines.router.received_answer import prompt_id
 from pipelines.router.routing import Arrived, Ended, Routing
+from pipelines.router.suspects import Suspects
 from pipelines.speculation.sampling.params import draw_seed
 from pipelines.time_limit import within
 from pipelines.wire.admission import OpenLimit
@@ -92,6 +93,7 @@ class Router:
         self._preprocess = preprocessing
         self._open_limit = OpenLimit(max_open)
         self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        self._suspects = Suspects()
         self.routing: Routing[Response] = Routing(arms, log, open_requests, self._count)
 
     @classmethod
@@ -186,6 +188,7 @@ class Router:
             {arm: Path(setting.socket) for arm, setting in table.settings.items()},
             self.vocabulary,
             partial(self.routing.ask, visit),
+            self._suspects,
             is_observed=bool(table.canary_id),
         )
         held: list[Response] = []

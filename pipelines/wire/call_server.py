@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -57,10 +58,13 @@ class CallServer:
 
     async def _listen(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX)
+        # Linux gives the file the mode of the socket: it is never open to others, whatever the umask.
+        os.fchmod(listening.fileno(), 0o600)
+        listening.bind(str(path))
         self._server = await asyncio.start_unix_server(
-            self._serve, path, limit=MAX_HEADER_BYTES, backlog=_BACKLOG
+            self._serve, sock=listening, limit=MAX_HEADER_BYTES, backlog=_BACKLOG
         )
-        path.chmod(0o600)
 
     async def _stop_listening(self) -> None:
         self._server.close()
@@ -74,6 +78,7 @@ class CallServer:
             except (TransportError, LookupError, TypeError, ValueError) as error:
                 outlet.fail(error if isinstance(error, TransportError) else garbled(repr(error)))
             else:
+                outlet.take()
                 self._begin(call, outlet)
             while await reader.read(MAX_HEADER_BYTES):  # ignore further data
                 pass
@@ -98,6 +103,11 @@ class _SocketOutlet:
         self._is_behind = False  # once the socket was full, asyncio buffers everything that follows
         self._is_gone = False
         self._on_gone: Callable[[], object] | None = None
+
+    def take(self) -> None:
+        """Tell the caller that this process has the request: if it ends now, the request may be the cause."""
+        with self._lock:
+            self._write({"is_taken": True}, {})
 
     def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
         """Send one response."""

@@ -5,8 +5,9 @@ responses of decoupled models to Python objects on a thread without the GIL
 (``Stub::ProcessBLSResponseDecoupled``). Under Python 3.12 that ends the process within a few calls. Sockets
 also reveal a caller that disconnects and an engine whose process has died.
 
-A message is a line of JSON with the name, type, shape and size of each tensor, followed by their bytes. A
-response contains only the tensors that have changed since the previous one.
+A message is a line of JSON with the name, type, shape and size of each tensor, followed by their bytes. The
+first one says that the process has taken the request. A response contains only the tensors that have changed
+since the previous one.
 """
 
 from __future__ import annotations
@@ -73,13 +74,13 @@ async def stream(path: Path, call: Call) -> AsyncGenerator[tuple[Tensors, bool],
 
     Raises:
         DraftproofError: The error that the model raised.
-        ProcessEndedError: The model's process has ended.
+        ProcessEndedError: The model's process has ended; ``took_request`` says whether it had the request.
         ServerBusyError: The model cannot accept the call in time.
         TransportError: The call or a response cannot be read.
     """
     writer: asyncio.StreamWriter | None = None
     response: Tensors = {}
-    is_final = False
+    is_taken = is_final = False
     try:
         while not is_final:
             try:
@@ -94,12 +95,17 @@ async def stream(path: Path, call: Call) -> AsyncGenerator[tuple[Tensors, bool],
                     await writer.drain()
                 header, changed = await receive(reader)
             except (OSError, asyncio.IncompleteReadError) as error:
-                raise ProcessEndedError(
+                ended = ProcessEndedError(
                     "the engine's process ended",
                     values=f"{path.name}: {error!r}",
                     limit="it must run as long as the server does, and is replaced within seconds",
                     remedy="send the request again; the server's log has the cause",
-                ) from None
+                )
+                ended.took_request = is_taken
+                raise ended from None
+            if "is_taken" in header:
+                is_taken = True
+                continue
             if "error" in header:
                 error_text = str(header["error"])
                 raise from_wire(error_text) or EngineFailedError(error_text)

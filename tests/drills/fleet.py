@@ -11,11 +11,11 @@ from types import TracebackType
 from build.repository import render_recipe
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import Ports
-from pipelines.deploy.process import processes_with
 from pipelines.deploy.server import Server
 from pipelines.errors import PortInUseError
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import FleetServer
+from pipelines.process import processes_with
 from pipelines.wire.request import CompletionRequest
 from tests.drills.doors import Doors
 from tests.drills.network import bring_up, mount_small_disk, reserve, unmount

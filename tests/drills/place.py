@@ -16,9 +16,9 @@ from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import HOST, Ports
-from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
+from pipelines.process import ProcessIdentity, processes_with
 from pipelines.triton.supervision.model_processes import find_model_processes
 from tests.drills.asking import Question, learn
 from tests.support.damaged_engines import writable_copy

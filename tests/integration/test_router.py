@@ -20,6 +20,7 @@ from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, ShadowSettin
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
+from pipelines.router.suspects import Suspects
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.answer import Response
 from pipelines.wire.calls import Call
@@ -235,7 +236,7 @@ async def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
     }
     call = Call(tensors, "r", 0)
     sockets: dict[Arm, Path] = {"stable": directory / f"{arm}.sock"}
-    asked = EngineCall(call, sockets, Vocabulary(()), lambda arm: lambda outcome: None)
+    asked = EngineCall(call, sockets, Vocabulary(()), lambda arm: lambda outcome: None, Suspects())
 
     async def all_of(responses: AsyncGenerator[Response, None]) -> list[Response]:
         async with aclosing(responses):

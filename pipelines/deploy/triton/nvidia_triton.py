@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.deploy.gpus import INSTEAD
-from pipelines.deploy.process import processes_with
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import loading_options
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
+from pipelines.process import processes_with
 
 ROOT = Path("/opt/tritonserver")
 """Its directory in NVIDIA's containers."""

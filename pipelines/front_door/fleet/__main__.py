@@ -90,7 +90,7 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
         model = await asyncio.to_thread(ServedModel.of, files)
         metrics = MetricsPage(model, None)
         placement = Placement(settings.prefix_tokens, settings.max_requests_per_server)
-        fleet = Fleet(addresses, model, own, placement)
+        fleet = Fleet(addresses, model, own, placement, settings.timeout_s)
         await fleet.begin()
         metrics.publish(fleet)
         print(f"serving {model.name} with {len(fleet.servers)} servers", flush=True)

@@ -43,6 +43,7 @@ class Fleet(Collector):
         model: The model that they serve.
         own: The pair that this front door serves.
         placement: Chooses servers.
+        timeout_s: Longest time of an answer in seconds; None for as long as a server works on it.
         find_interval_s: Time between two searches for servers.
     """
 
@@ -52,6 +53,7 @@ class Fleet(Collector):
         model: ServedModel,
         own: ServerIdentity,
         placement: Placement,
+        timeout_s: float | None = None,
         find_interval_s: float = _FIND_INTERVAL_S,
     ) -> None:
         self.num_resumed = 0
@@ -60,6 +62,7 @@ class Fleet(Collector):
         self._max_requests = model.max_requests
         self._own = own
         self._placement = placement
+        self._timeout_s = timeout_s
         self._find_interval_s = find_interval_s
         self._vocabulary = model.tokenizer.vocabulary
         self._budget = RetryBudget()
@@ -178,7 +181,7 @@ class Fleet(Collector):
 
     def _add(self, addresses: Iterable[str]) -> list[FleetServer]:
         added = [
-            FleetServer(address, GatewayCalls(address))
+            FleetServer(address, GatewayCalls(address, self._timeout_s))
             for address in addresses
             if address not in self.servers
         ]

@@ -13,7 +13,7 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipelines.client.connection import Timeouts
+from pipelines.client.connection import NOTICES_DEATH, Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
 from pipelines.client.grpc_transport import as_error, infer_message, outputs_of
 from pipelines.client.refusals import refusal, unreachable
@@ -31,7 +31,7 @@ _MOST_MISSED = 2
 """Looks in a row at which a server that was ready may be silent: one is missed on a busy machine."""
 
 
-TIMEOUTS = Timeouts(connect_s=1.0)
+_LOOKS_WITHIN_S = 1.0
 _DESCRIBES_WITHIN_S = 30.0  # a tokenizer has some 10 MB
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -40,6 +40,7 @@ _OPTIONS = [
     ("grpc.http2.bdp_probe", 0),  # would let an answer that nobody reads grow in memory
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
+    *NOTICES_DEATH,
 ]
 
 
@@ -48,10 +49,12 @@ class GatewayCalls:
 
     Args:
         address: ``host:port`` of the gateway's gRPC server.
+        timeout_s: Longest time of an answer in seconds; None for as long as the server works on it.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout_s: float | None = None) -> None:
         self._address = address
+        self._timeouts = Timeouts(total_s=timeout_s)
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._files = self._channel.unary_unary(METHOD)
@@ -75,7 +78,7 @@ class GatewayCalls:
         answer = await self._ask(self._stub.ModelReady, service_pb2.ModelReadyRequest(name=ROUTER))
         return answer is not None and bool(answer.ready)
 
-    async def _ask(self, method: Any, message: Any, timeout_s: float = TIMEOUTS.connect_s) -> Any:
+    async def _ask(self, method: Any, message: Any, timeout_s: float = _LOOKS_WITHIN_S) -> Any:
         try:
             return await method(message, timeout=timeout_s)
         except grpc.aio.AioRpcError:
@@ -87,8 +90,8 @@ class GatewayCalls:
         Raises:
             DraftproofError: The server refused it or failed, or does not answer.
         """
-        message = infer_message(request, ROUTER, TIMEOUTS, streaming=True)
-        call = self._stub.ModelStreamInfer(timeout=TIMEOUTS.total_s)
+        message = infer_message(request, ROUTER, self._timeouts, streaming=True)
+        call = self._stub.ModelStreamInfer(timeout=self._timeouts.total_s)
         loop = asyncio.get_running_loop()
         is_finished = False
         try:
@@ -104,7 +107,7 @@ class GatewayCalls:
             if not is_finished:
                 raise unreachable(self._address, "the stream ended before the last response")
         except grpc.aio.AioRpcError as error:
-            raise as_error(error, self._address, TIMEOUTS) from None
+            raise as_error(error, self._address, self._timeouts) from None
 
 
 @dataclass(eq=False)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.triton.install import TritonInstall
+from pipelines.process import ProcessIdentity, processes_with
 
 
 def find_model_processes(shared_memory_prefix: str) -> dict[str, ProcessIdentity]:

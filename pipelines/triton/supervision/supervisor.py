@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 from pipelines.deploy.ports import Endpoint
-from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.triton.command import triton_command
 from pipelines.deploy.triton.models import ModelDependencies, models_at_start
 from pipelines.deploy.triton.place import TritonPlace
@@ -24,6 +23,7 @@ from pipelines.errors import (
     ServerStartError,
     ServerUnavailableError,
 )
+from pipelines.process import ProcessIdentity
 from pipelines.time_limit import within
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.triton import Triton, triton_unavailable

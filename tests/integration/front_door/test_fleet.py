@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from build.repository import render_recipe
-from pipelines.deploy.process import processes_with
 from pipelines.deploy.server import Server
+from pipelines.process import processes_with
 from tests.integration.conftest import tiny_recipe, wait_until
 from tests.integration.front_door.conftest import MODEL
 from tests.support.front_door_alone import FrontDoorAlone, front_door_alone

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from pipelines.client import CompletionRequest
-from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
+from pipelines.process import ProcessIdentity, processes_with
 from tests.integration.conftest import grpc_client, read_gauge, wait_until
 from tests.integration.front_door.conftest import UNREAD, post, url_of
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.client import Client, CompletionRequest, GenerationStream, Timeouts
+from pipelines.client import Client, CompletionRequest, GenerationStream, Timeouts, grpc_transport
 from pipelines.client.connection import address_of
+from pipelines.client.grpc_transport import infer_message
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -179,6 +182,51 @@ def test_silence_ends_in_a_timeout(limits: dict[str, float]) -> None:
         assert next(stream).text == "a"
         with pytest.raises(RequestTimeoutError):
             next(stream)
+
+
+def test_without_a_limit_of_ones_own_an_answer_takes_as_long_as_its_tokens() -> None:
+    assert Timeouts().total_us == 0  # the server's word for no limit
+    message = infer_message(CompletionRequest("x"), "generate", Timeouts(), streaming=False)
+    assert message.parameters["timeout"].int64_param == 0
+    message = infer_message(CompletionRequest("x"), "generate", Timeouts(total_s=2.5), streaming=False)
+    assert message.parameters["timeout"].int64_param == 2_500_000
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_machine_that_is_gone_ends_an_answer_without_a_limit(
+    monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    """A cable is pulled: nobody closes the connection, and no response comes any more."""
+    quick = [(name, min(value, 300)) for name, value in grpc_transport.NOTICES_DEATH]
+    monkeypatch.setattr(grpc_transport, "NOTICES_DEATH", quick)
+    with (
+        StandInServer(hang_after_one) as server,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        Client.connect(f"grpc://127.0.0.1:{listening.getsockname()[1]}") as client,
+    ):
+        is_gone, may_end = threading.Event(), threading.Event()
+        relayed = listening, address_of(server.grpc_url), is_gone, may_end
+        threading.Thread(target=_relay, args=relayed, daemon=True).start()
+        if streaming:
+            stream = client.stream(CompletionRequest("x"))
+            assert next(stream).text == "a"
+        threading.Timer(0.5, is_gone.set).start()
+        with pytest.raises(ServerUnavailableError):
+            next(stream) if streaming else client.generate(CompletionRequest("x"))
+        may_end.set()
+
+
+def _relay(
+    listening: socket.socket, address: str, is_gone: threading.Event, may_end: threading.Event
+) -> None:
+    """Pass one connection on until ``is_gone``, and then keep it open."""
+    host, port = address.split(":")
+    client, server = listening.accept()[0], socket.create_connection((host, int(port)))
+    with client, server:
+        while not is_gone.is_set():
+            for ready in select.select((client, server), (), (), 0.02)[0]:
+                (server if ready is client else client).sendall(ready.recv(1 << 16))
+        may_end.wait()
 
 
 def test_the_first_response_may_take_as_long_as_the_request() -> None:

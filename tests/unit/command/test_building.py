@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import building
-from pipelines.deploy.process import ProcessIdentity
+from pipelines.process import ProcessIdentity
 from pipelines.program import EXIT_INTERRUPTED
 
 SLOW = """

@@ -12,9 +12,9 @@ import pytest
 
 from build.recipe import REPOSITORY_ROOT
 from pipelines.deploy.ports import Ports
-from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.server import Server
 from pipelines.errors import ServerStartError
+from pipelines.process import ProcessIdentity
 from tests.support.gpu_recipes import gpu_recipe, rendered
 from tests.support.processes import started
 from tests.support.stand_in_gpu_machine import H100, GpuMachine

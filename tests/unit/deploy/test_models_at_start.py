@@ -11,10 +11,10 @@ import pytest
 
 from build.rendering.templates import TEMPLATES
 from pipelines.deploy.ports import Ports
-from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import PAIR_FILE, ModelDependencies, loading_options, models_at_start
 from pipelines.errors import ServerStartError
+from pipelines.process import ProcessIdentity
 from tests.support.pair_records import pair_record
 
 

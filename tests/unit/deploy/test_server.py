@@ -16,10 +16,10 @@ import pytest
 from pipelines.deploy.__main__ import main
 from pipelines.deploy.doctor import Finding, examine, print_findings
 from pipelines.deploy.ports import Ports
-from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.server import Server, error_lines, run_directory
 from pipelines.deploy.triton.install import TritonInstall, shared_python
 from pipelines.errors import PortInUseError, RecipeError, ServerStartError
+from pipelines.process import ProcessIdentity
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pipelines import kserve_stream
 from pipelines.client.generation import Chunk
 from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.front_door.fleet.server import GatewayCalls
-from pipelines.front_door.router_calls import merged
+from pipelines.front_door.router_calls import generate_all, merged
 from pipelines.wire.request import CompletionRequest
 
 BUSY = ServerBusyError("the queue is full", values="a", limit="b", remedy="c").to_wire()
@@ -136,3 +136,26 @@ def test_the_first_error_ends_all_answers() -> None:
 
     assert asyncio.run(asyncio.wait_for(run(), _WITHIN_S)) == 9
     assert sorted(closed) == [0, 1, 2]
+
+
+def test_answers_that_nobody_needs_have_ended_when_the_error_arrives() -> None:
+    """Otherwise engines go on with them, and they outlive the request."""
+    ended: list[str] = []
+
+    class Router:
+        async def generate(self, request: CompletionRequest) -> Chunk:
+            if request.prompt == "fail":
+                raise InvalidRequestError("no")
+            try:
+                await asyncio.sleep(600)
+            finally:
+                await asyncio.sleep(0.01)  # the connection is closed
+                ended.append(request.prompt)
+            raise AssertionError
+
+    async def run() -> None:
+        with pytest.raises(InvalidRequestError):
+            await generate_all(Router(), [CompletionRequest(prompt) for prompt in ("a", "fail", "b")])  # type: ignore[arg-type]
+        assert sorted(ended) == ["a", "b"]
+
+    asyncio.run(asyncio.wait_for(run(), _WITHIN_S))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.triton.command import ServerCommand
 from pipelines.deploy.triton.place import TritonPlace
+from pipelines.process import ProcessIdentity
 from pipelines.triton.supervision import triton_process
 from pipelines.triton.supervision.guard import start_guard
 from pipelines.triton.supervision.model_processes import find_model_processes, kill_processes

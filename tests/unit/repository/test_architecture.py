@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "configuration": {"errors"},
     "socket_path": {"errors"},
     "atomic_file": set(),
+    "process": set(),
     "asyncio_thread": set(),
     "available_resources": set(),
     "engine_memory": {"errors"},
@@ -39,18 +40,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "wire": {"errors", "asyncio_thread", "time_limit", "speculation", "text"},
     "router": {
-        *("errors", "atomic_file", "configuration", "socket_path", "time_limit"),
+        *("errors", "atomic_file", "configuration", "process", "socket_path", "time_limit"),
         *("speculation", "text", "wire"),
     },
     "client": {"errors", "program", "wire"},
     "building": {"errors", "program"},  # runs programs of build
     "deploy": {
         *("errors", "program", "building", "atomic_file", "configuration", "manifest", "socket_path"),
-        *("available_resources", "text", "speculation"),
+        *("available_resources", "text", "speculation", "process"),
     },
     "triton": {
         *("errors", "program", "asyncio_thread", "available_resources", "manifest", "kserve_stream"),
         *("atomic_file", "time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
+        "process",
     },
     "front_door": {
         *("socket_path", "wire"),

@@ -16,6 +16,7 @@ import pytest
 
 from pipelines.executor.step_loop import StepLoop
 from pipelines.router.engine_call import EngineCall
+from pipelines.router.suspects import Suspects
 from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.engine_answerer import EngineAnswerer
 from pipelines.triton.engine.token_times import TokenTimes
@@ -117,7 +118,9 @@ def told(responses: list[Response]) -> tuple[list[int], bytes, list[Any], Any]:
 
 @pytest.mark.parametrize("case", CASES)
 async def test_what_follows_is_what_would_have_followed(socket: Path, case: str) -> None:
-    arms = EngineCall(call_of(CASES[case]), {"stable": socket}, letters(), lambda arm: lambda outcome: None)
+    arms = EngineCall(
+        call_of(CASES[case]), {"stable": socket}, letters(), lambda arm: lambda outcome: None, Suspects()
+    )
     whole = await all_of(arms.ask("stable"))
     ids = told(whole)[0]
     assert len(whole) > 4 and whole[-1][1]

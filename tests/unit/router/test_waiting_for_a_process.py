@@ -15,6 +15,8 @@ from pipelines.triton.supervision.supervisor import RELOAD_TIMEOUT_S
 from tests.unit.router.scripted_arms import BUSY, DOWN, Chunk, ScriptedArms, Step, answer, ends, says
 
 GONE = ProcessEndedError("gone")
+TAKEN = ProcessEndedError("gone, with the request")
+TAKEN.took_request = True
 PAIR: tuple[Arm, ...] = ("stable", "control")
 
 
@@ -75,15 +77,18 @@ def test_each_end_of_a_process_is_waited_for_anew() -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_request_that_ends_each_process_that_answers_it_is_given_up(streaming: bool) -> None:
-    """Otherwise it would be repeated for ever, and all others would lose their process each time."""
+@pytest.mark.parametrize("begin", [[says(1), GONE], [TAKEN]])
+def test_a_request_that_ends_each_process_that_takes_it_is_given_up(
+    begin: list[Step], streaming: bool
+) -> None:
+    """Otherwise it would be repeated for a minute, and all others would lose their process each time."""
     arms = ScriptedArms(
-        {"stable": [says(1), GONE]},
-        later={"stable": lambda num_tokens: [says(num_tokens + 1), GONE]},
+        {"stable": begin},
+        later={"stable": lambda num_tokens: [says(num_tokens + 1), GONE] if num_tokens else begin},
         hedges=lambda arm: False,
     )
     received = answer(arms, ("stable",), streaming=streaming)
-    assert received.error is GONE and len(arms.asked) == 3
+    assert received.error is begin[-1] and len(arms.asked) == 3
 
 
 @pytest.mark.parametrize(

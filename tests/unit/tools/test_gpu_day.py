@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipelines.deploy.ports import Ports
-from pipelines.deploy.process import ProcessIdentity
+from pipelines.process import ProcessIdentity
 from tests.conftest import REPOSITORY_ROOT
 from tests.gpu import __main__ as day
 from tests.gpu.day import day_steps, stop_step

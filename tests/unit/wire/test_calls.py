@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -113,7 +114,7 @@ def test_every_response_has_all_tensors_though_what_has_not_changed_is_not_sent(
             name: array.tolist() for name, array in expected.items()
         }
     both = {"output_ids", "finish_reason"}
-    assert received == [both, set(), {"output_ids"}, both]
+    assert received == [set(), both, set(), {"output_ids"}, both], "the first says that the call was taken"
 
 
 @pytest.mark.parametrize(("follows", "kind"), [(True, RequestCancelledError), (False, ProcessEndedError)])
@@ -135,13 +136,26 @@ async def test_a_server_that_ends_leaves_nobody_waiting(
     await asyncio.to_thread(was_taken.wait)
     work.cancel()
     await asyncio.to_thread(server.close)
-    with pytest.raises(kind):
+    with pytest.raises(kind) as told:
         await asking
+    assert getattr(told.value, "took_request", True), "the request may be the cause"
+
+
+def test_nobody_else_may_call_from_the_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode that is set after the socket was bound would leave a window under a usual umask."""
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    before = os.umask(0)
+    try:
+        CallServer(tmp_path / "engine.sock", lambda call, outlet: None).close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "engine.sock").stat().st_mode & 0o077 == 0
 
 
 def test_an_engine_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ProcessEndedError, match=r"absent\.sock"):
+    with pytest.raises(ProcessEndedError, match=r"absent\.sock") as told:
         ask(tmp_path / "absent.sock", {})
+    assert not told.value.took_request
 
 
 def test_a_full_backlog_is_awaited_and_then_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
