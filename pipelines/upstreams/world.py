@@ -132,7 +132,7 @@ def _models(endpoint: Endpoint) -> list[str]:
     try:
         listed: list[Any] = json.loads(content)["data"]
         return sorted(str(each["id"]) for each in listed)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CanaryError(
             "a server does not list its models",
             values=f"{endpoint.url}: {type(error).__name__}",

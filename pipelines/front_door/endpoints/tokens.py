@@ -57,7 +57,7 @@ async def tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError(
             "a request needs one prompt, as text or as messages",
-            values="it has both" if body.messages else "it has neither",
+            values="it has both" if body.messages is not None else "it has neither",
             limit="exactly one of prompt and messages",
             remedy="send one of them",
         )

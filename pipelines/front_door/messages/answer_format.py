@@ -150,6 +150,6 @@ def _with_limited_spaces(text: str) -> str:
     """Return the text of a schema as one line, with limited spaces; other texts as they are."""
     try:
         schema = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return enforceable(schema, strict=True) if isinstance(schema, dict) else text

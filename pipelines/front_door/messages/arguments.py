@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from pydantic import JsonValue
 
-from pipelines.front_door.messages.style import ARGUMENT_NAME, CallStyle, Tags
+from pipelines.front_door.messages.style import ARGUMENT_NAME, MOST_OPENING, CallStyle, Tags
 from pipelines.front_door.messages.tools import Function, parameters_of, schema_of
 from pipelines.text.guides import MAX_GUIDE_BYTES
 
@@ -27,6 +27,7 @@ _LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 _OF_BARE = _READ | _OF_ALL | _LIMITS | {"items"}
 _MOST_PARTS = 200  # that a value may be one of
 
+_SPACES, _BARE = re.compile(r"\s*"), re.compile(r"[^{}\[\],:<]*")
 _SPELLED = {"True": "true", "False": "false", "None": "null"}  # as templates write values of Python
 _TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 
@@ -84,6 +85,7 @@ class TaggedArguments:
         self._schema = parameters_of(function) if function is not None else {}
         self._types: frozenset[str] | None = None  # of the value that is read; None between values
         self._end = ""  # of the value; "" until its beginning is known
+        self._value: list[str] = []  # its pieces, if it is no text
         self._begin = "{"
 
     def read(self, text: str) -> tuple[str, str]:
@@ -100,7 +102,7 @@ class TaggedArguments:
     def _read_name(self, text: str) -> tuple[str, str]:
         found = re.search(f"{self._tags.name(f'({ARGUMENT_NAME})')}|{re.escape(self._tags.all_end)}", text)
         if found is None:
-            return "", text
+            return "", text[-MOST_OPENING:]
         rest, begin = text[found.end() :], self._begin
         if found[1] is None:
             self.is_done = True
@@ -122,16 +124,17 @@ class TaggedArguments:
             self._end = (end if is_quoted else "") + self._tags.value_end
             quote = '"' if is_text else ""
         value, found, rest = text.partition(self._end)
-        if is_text:
-            if not found:
-                value, rest = divided(text, self._end)
-            closing = '"' if found else ""
-            self._types = None if found else self._types
-            return quote + json.dumps(value, ensure_ascii=False)[1:-1] + closing, rest
         if not found:
-            return "", text
-        types, self._types = self._types or TYPES, None
-        return json_of(value, types), rest
+            place = len(text) - num_begun(text, self._end)
+            value, rest = text[:place], text[place:]
+        types, self._types = self._types, None if found else self._types
+        if is_text:
+            return quote + json.dumps(value, ensure_ascii=False)[1:-1] + ('"' if found else ""), rest
+        self._value.append(value)
+        if not found:
+            return "", rest
+        whole, self._value = "".join(self._value), []
+        return json_of(whole, types or TYPES), rest
 
 
 class BareArguments:
@@ -148,40 +151,90 @@ class BareArguments:
 
     def __init__(self, quote: str) -> None:
         self.is_done = False
-        self._open = ""  # braces and brackets
+        self._quote = quote
+        self._open: list[str] = []  # braces and brackets
         self._begin = "{"
-        mark, bare = re.escape(quote), r"[^{}\[\],:<]+(?=[,}\]])"
-        self._key = re.compile(rf"\s*(?:(?P<mark>}})|(?P<key>(?s:.*?)):(?=\s*(?:{mark}|[{{\[]|{bare})))")
-        value = rf"{mark}(?P<text>(?s:.*?)){mark}|(?P<bare>{bare})|(?P<mark>[{{}}\[\],])"
-        self._value = self._part = re.compile(rf"\s*(?:{value})")
+        self._is_in_object = False  # where a key comes next
+        # Places in the text that is not read yet: what was looked at ends, and a colon that may end a key.
+        self._seen = self._colon = 0
 
     def read(self, text: str) -> tuple[str, str]:
         """Return the next piece of JSON, and the text that is not read yet; see ``JsonArguments.read``."""
         pieces = []
-        text, self._begin = self._begin + text, ""
-        while not self.is_done and (part := self._part.match(text)) is not None:
-            text = text[part.end() :]
-            pieces.append(self._json_of(str(part.lastgroup), part[str(part.lastgroup)]))
-        return "".join(pieces), text
+        text, self._begin, place = self._begin + text, "", 0
+        while not self.is_done:
+            place = _end_of(_SPACES, text, place)
+            if (part := self._part(text, place)) is None:
+                break
+            kind, found, place = part
+            pieces.append(self._json_of(kind, found))
+        self._seen, self._colon = max(0, self._seen - place), max(0, self._colon - place)
+        return "".join(pieces), text[place:]
+
+    def _part(self, text: str, at: int) -> tuple[str, str, int] | None:
+        """Return the kind of the part at a place, the part, and its end; None if it is not whole."""
+        if self._is_in_object and not text.startswith("}", at):
+            return self._key(text, at)
+        if text.startswith(self._quote, at):
+            begin = at + len(self._quote)
+            end = text.find(self._quote, max(begin, self._seen))
+            if end < 0:
+                self._seen = len(text) - len(self._quote) + 1
+                return None
+            return "text", text[begin:end], end + len(self._quote)
+        end = self._end_of_bare(text, at)
+        if end > at and text.startswith((",", "}", "]"), end):
+            return "bare", text[at:end], end
+        if end == at and text.startswith(("{", "}", "[", "]", ","), at):
+            return "mark", text[at], at + 1
+        return None
+
+    def _key(self, text: str, at: int) -> tuple[str, str, int] | None:
+        """Return the key at a place, as ``_part`` does."""
+        while (colon := text.find(":", max(at, self._colon))) >= 0:
+            self._colon, begin = colon, colon + 1
+            end = self._end_of_bare(text, begin)
+            behind = text[end : end + len(self._quote)]
+            if self._quote.startswith(behind) and behind != self._quote:  # "" at the end of the text
+                return None
+            is_value = behind[0] in "{[" or behind == self._quote
+            if not text[begin:end].strip() if is_value else end > begin and behind[0] in ",}]":
+                return "key", text[at:colon], begin
+            self._colon = end
+        self._colon = len(text)
+        return None
+
+    def _end_of_bare(self, text: str, at: int) -> int:
+        """Return the end of a value without quotes at a place; no character is looked at twice."""
+        self._seen = _end_of(_BARE, text, max(at, self._seen))
+        return self._seen
 
     def _json_of(self, kind: str, part: str) -> str:
         if kind == "bare":
             return json_of(part, TYPES)
         if kind != "mark":
-            self._part = self._value
+            self._is_in_object = False
             return json.dumps(part, ensure_ascii=False) + (": " if kind == "key" else "")
-        if part != ",":
-            self._open = self._open + part if part in "{[" else self._open[:-1]
+        if part in "{[":
+            self._open.append(part)
+        elif part != ",":
+            del self._open[-1:]
         self.is_done = not self._open
-        self._part = self._key if part in "{," and self._open.endswith("{") else self._value
+        self._is_in_object = part in "{," and self._open[-1] == "{"
         return ", " if part == "," else part
 
 
-def divided(text: str, mark: str) -> tuple[str, str]:
-    """Return the text before what may become a mark, and the rest."""
+def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
+    """Return the end of what may be empty at a place of a text."""
+    found = pattern.match(text, place)
+    assert found is not None
+    return found.end()
+
+
+def num_begun(text: str, mark: str) -> int:
+    """Return how many characters at the end of a text may become a mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-    num_begun = next((size for size in sizes if text.endswith(mark[:size])), 0)
-    return text[: len(text) - num_begun], text[len(text) - num_begun :]
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
 
 def properties_of(schema: Schema) -> dict[str, JsonValue]:
@@ -310,7 +363,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
     spelled = _SPELLED.get(text.strip(), text.strip())
     try:
         found = json.loads(spelled, parse_constant=int)  # which refuses NaN and Infinity, as JSON does
-    except ValueError:
+    except (ValueError, RecursionError):
         found = text
     kind = _type(found)
     if kind != "string" and (kind in types or (kind == "integer" and "number" in types)):

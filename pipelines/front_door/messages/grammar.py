@@ -175,8 +175,9 @@ class _Writer:
             excluded.append(rf"\s*{_escaped(self._think_begin)}{_ANY}")
         if calling is not None and style is not None:
             excluded.append(f"{_ANY}{_escaped(style.mark)}{_ANY}")
-            for opening in style.openings(function.name for function in calling.functions)[1:]:
-                excluded.append("".join(rf"\s*{_escaped(piece)}" for piece in opening) + _ANY)
+            for function in calling.functions if style.is_bare else ():
+                opening = style.bare_opening([function.name])
+                excluded.append("".join(rf"\s*{_escaped(piece)}" for [piece] in opening) + _ANY)
         self._add("TEXT", _without(excluded))
         return "TEXT"
 

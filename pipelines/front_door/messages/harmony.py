@@ -76,12 +76,14 @@ class HarmonyReader(MessageReader):
         yield from ()
 
     def _read_head(self) -> Iterator[Part]:
-        head, found, rest = self._text.partition(MESSAGE)
-        if not found:
+        end = self._text.find(MESSAGE, max(0, self._seen - len(MESSAGE)))
+        head = self._text if end < 0 else self._text[:end]
+        self._seen = len(head)
+        if end < 0:
             if self._is_ended and not (head.startswith(HARMONY_MARKS) or " to=".startswith(head[:4])):
                 self._read_more = self._read_content
             return
-        self._text = rest
+        self._text = self._text[end + len(MESSAGE) :]
         self._read_more = self._read_thoughts if f"{CHANNEL}analysis" in head else self._read_content
         if (name := re.search(rf" to=functions\.({NAME})", head)) and name[1] in self._functions:
             self._arguments, self._read_more = JsonArguments(), self._read_arguments

@@ -2,24 +2,32 @@
 
 While a model may call tools, the grammar keeps its text in the form that is read here, so a text can only be
 cut off. Calls that a model writes as JSON without the marks are read only whole. However the text is divided
-into chunks, the joined parts are the same.
+into chunks, the joined parts are the same. No state looks again at text that it holds back, so that a chunk
+costs what is new in it.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import string
 from collections.abc import Callable, Iterator, Sequence
 
-from pipelines.front_door.messages.arguments import BareArguments, JsonArguments, TaggedArguments, divided
+from pipelines.front_door.messages.arguments import BareArguments, JsonArguments, TaggedArguments, num_begun
+from pipelines.front_door.messages.bare_calls import BareCalls, Opening
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
-from pipelines.front_door.messages.style import NAME, THINK_BEGIN, THINK_END, CallStyle, Thinking
+from pipelines.front_door.messages.style import (
+    MOST_OPENING,
+    NAME,
+    THINK_BEGIN,
+    THINK_END,
+    CallStyle,
+    Thinking,
+)
 from pipelines.front_door.messages.tools import Function
 
 _MISTRAL_ID_SIZE = 9
-_FENCE_END = "```"
+_STRETCH = 4096  # characters that are read at once: of a long text each part would be cut off the rest
 
 
 def new_call_id(style: CallStyle) -> str:
@@ -42,7 +50,7 @@ class MessageReader:
         functions: The functions that may be called: JSON that names another one is text where the style has
             bare calls.
         is_structured: Whether text beside calls has a form of its own, so that calls open only at its place.
-        is_parallel: Whether there may be more than one call in blocks of Markdown.
+        is_parallel: Whether there may be more than one call in blocks.
         new_id: Returns the id of a call.
     """
 
@@ -62,10 +70,15 @@ class MessageReader:
         self._is_at_start = style is not None and (style.is_bare or is_structured)
         self._functions = {function.name: function for function in functions}
         self._new_id = new_id
-        self._openings = [] if style is None else style.openings(self._functions)
-        self._fences = [style.fence] if style is not None and style.fence and functions else []
+        self._bare = [] if style is None else style.bare_opening(sorted(self._functions))
+        self._fences = dict(style.fences) if style is not None and functions else {}
+        self._openings: list[Opening] = []  # that the answer, or what follows a block, may begin with
+        self._thinking = Opening([[self._think_begin]])
+        self._block: BareCalls | None = None
+        self._fence_begin = ""  # of the block
         self._is_parallel = is_parallel
         self._text = ""  # that is not read yet
+        self._seen = 0  # characters of it that the state has looked at
         self._num_received = 0  # characters
         self._is_ended = False
         self._has_thought = False
@@ -78,9 +91,13 @@ class MessageReader:
 
     def read(self, text: str) -> list[Part]:
         """Return the parts that the next piece of text completes."""
-        self._text += text
-        self._num_received += len(text)
-        return list(self._advance())
+        parts: list[Part] = []
+        for place in range(0, len(text), _STRETCH):
+            stretch = text[place : place + _STRETCH]
+            self._text += stretch
+            self._num_received += len(stretch)
+            parts += self._advance()
+        return parts
 
     def end(self) -> list[Part]:
         """Return the parts that were held back, after the last piece."""
@@ -91,13 +108,14 @@ class MessageReader:
         while True:
             before = self._read_more, len(self._text)
             yield from self._read_more()
+            self._seen *= self._read_more == before[0]
             if (self._read_more, len(self._text)) == before:
                 return
 
     def _read_think_begin(self) -> Iterator[Part]:
-        begins = _begins_with(self._text, [self._think_begin])
+        begins = self._thinking.read(self._text)
         if begins:
-            self._text = self._text.lstrip()[len(self._think_begin) :]
+            self._text = self._text[self._thinking.place :]
             self._read_more = self._read_thoughts
         elif begins is False or self._is_ended:
             self._read_more = self._read_begin
@@ -105,7 +123,7 @@ class MessageReader:
 
     def _read_thoughts(self) -> Iterator[Part]:
         if not self._has_thought:
-            self._text = self._text.lstrip()
+            self._text, self._seen = self._text.lstrip(), 0
         piece, found = self._take_until(self._think_end)
         if piece:
             self._has_thought = True
@@ -122,15 +140,18 @@ class MessageReader:
 
     def _read_begin(self) -> Iterator[Part]:
         """Find out whether a message that is either one begins as text or as a call."""
-        self._read_more = self._read_content
-        if self._style is not None and (self._is_at_start or self._fences):
-            bare = self._style.bare_openings(self._functions)
-            openings = self._openings if self._is_at_start else bare
-            begins = [_begins_with(self._text, each) for each in openings]
-            if True in begins:
-                self._read_more = self._read_head if self._is_at_start else self._read_block
-            elif None in begins and not self._is_ended:
-                self._read_more = self._read_begin
+        if self._style is not None and not self._openings:
+            of_mark = [[[self._style.mark]]] if self._is_at_start else []
+            of_bare = [self._bare] if (self._style.is_bare if self._is_at_start else self._fences) else []
+            self._openings = [Opening(pieces) for pieces in (*of_mark, *of_bare)]
+        begins = [each.read(self._text) for each in self._openings]
+        if None in begins and True not in begins and not self._is_ended:
+            return
+        self._read_more, self._openings = self._read_content, []
+        if True in begins and self._is_at_start:
+            self._read_more = self._read_head
+        elif True in begins:
+            self._begin_block(None)
         yield from ()
 
     def _read_content(self) -> Iterator[Part]:
@@ -141,45 +162,50 @@ class MessageReader:
             piece, found = self._take_until(self._style.mark, *self._fences)
         if piece:
             yield Content(piece, place)
-        if found:
-            self._read_more = self._read_block if found in self._fences else self._read_head
+        if found in self._fences:
+            self._begin_block((found, self._fences[found]))
+        elif found:
+            self._read_more = self._read_head
+
+    def _begin_block(self, fence: tuple[str, str] | None) -> None:
+        self._block = BareCalls(self._bare, fence, is_parallel=self._is_parallel)
+        self._fence_begin = "" if fence is None else fence[0]
+        self._read_more = self._read_block
 
     def _read_block(self) -> Iterator[Part]:
-        """Read a block of Markdown, or the rest of the answer: a call if it is one whole, or text."""
-        assert self._style is not None
-        place = self._num_received - len(self._text)
-        fence = re.match(rf"\s*({re.escape(self._style.fence)})?", self._text)
-        assert fence is not None
-        block = self._text[fence.end() :]
-        openings = dict(zip(self._functions, self._style.bare_openings(self._functions), strict=True))
-        begins = {name: _begins_with(block, opening) for name, opening in openings.items()}
-        name = next((name for name in begins if begins[name]), "")
-        arguments, rest = "", "" if None in begins.values() else "text"
-        if name:
-            arguments, rest = _whole_arguments(block, openings[name])
-        is_at_end = self._is_ended and not rest
-        if arguments and (is_at_end or (fence[1] and rest.startswith(_FENCE_END))):
-            self._text = rest[len(_FENCE_END) :]
+        """Read a block, or the rest of the answer: calls if it is that as a whole, or text."""
+        assert self._style is not None and self._block is not None
+        is_call = self._block.read(self._text, is_ended=self._is_ended)
+        if is_call:
+            self._text = self._text[self._block.end :]
             self._read_more = self._read_space
-            self._fences = self._fences if self._is_parallel else []
-            yield CallBegin(self._new_id(self._style), name)
-            yield CallArguments(arguments)
-        elif self._is_ended or (rest and not (fence[1] and _FENCE_END.startswith(rest))):
-            self._text = block
+            self._fences = self._fences if self._is_parallel else {}
+            for name, arguments in self._block.calls:
+                yield CallBegin(self._new_id(self._style), name)
+                yield CallArguments(arguments)
+        elif is_call is False:
+            place = self._num_received - len(self._text)
+            rest = self._text.lstrip()[len(self._fence_begin) :]
+            before, self._text = self._text[: len(self._text) - len(rest)], rest
             self._read_more = self._read_content
-            if fence[0]:
-                yield Content(fence[0], place)
+            if before:
+                yield Content(before, place)
 
     def _read_head(self) -> Iterator[Part]:
         assert self._style is not None
-        head = re.search(self._style.head(f"({NAME})"), self._text)
-        if head is not None:
-            self._text = self._text[head.end() :]
-            self._arguments = BareArguments(self._style.quote) if self._style.quote else JsonArguments()
-            if self._style.tags is not None:
-                self._arguments = TaggedArguments(self._style.tags, self._functions.get(head[1]))
-            self._read_more = self._read_arguments
-            yield CallBegin(self._new_id(self._style), head[1])
+        head = None
+        if self._style.head_end in self._text[self._seen :]:
+            head = re.search(self._style.head(f"({NAME})"), self._text)
+        if head is None:
+            self._text = self._text[-MOST_OPENING:]
+            self._seen = len(self._text)
+            return
+        self._text = self._text[head.end() :]
+        self._arguments = BareArguments(self._style.quote) if self._style.quote else JsonArguments()
+        if self._style.tags is not None:
+            self._arguments = TaggedArguments(self._style.tags, self._functions.get(head[1]))
+        self._read_more = self._read_arguments
+        yield CallBegin(self._new_id(self._style), head[1])
 
     def _read_arguments(self) -> Iterator[Part]:
         piece, self._text = self._arguments.read(self._text)
@@ -193,38 +219,15 @@ class MessageReader:
 
         The spaces, and what may still become spaces and a mark, are held back.
         """
-        places = {place: mark for mark in marks if (place := self._text.find(mark)) >= 0}
-        place, found = min(places.items(), default=(0, ""))
+        text, begin = self._text, self._seen
+        places = {place: mark for mark in marks if (place := text.find(mark, begin)) >= 0}
+        place, found = min(places.items(), default=(len(text), ""))
         if not found and self._is_ended:
-            piece, self._text = self._text, ""
-            return piece, found
+            self._text = ""
+            return text, found
         if not found:
-            place = min(len(divided(self._text, mark)[0]) for mark in marks)
-        piece = self._text[:place].rstrip()
-        self._text = self._text[len(piece) :]
+            place -= max(num_begun(text, mark) for mark in marks)
+        new = text[begin:place].rstrip()
+        piece = text[: begin + len(new)] if new else ""
+        self._text, self._seen = text[len(piece) :], place - len(piece)
         return piece, found
-
-
-def _whole_arguments(block: str, opening: list[str]) -> tuple[str, str]:
-    """Return the arguments of the call that a text begins with, and what follows it; "" may become one."""
-    head = re.match(r"\s*" + "".join(rf"{re.escape(piece)}\s*" for piece in opening), block)
-    assert head is not None
-    try:
-        # NaN is no JSON, and int() refuses it.
-        found, end = json.JSONDecoder(parse_constant=int).raw_decode(block, head.end())
-    except (ValueError, RecursionError):
-        return "", "text" if f"\n{_FENCE_END}" in block else ""
-    rest = block[end:].lstrip()
-    if not isinstance(found, dict) or (rest and not rest.startswith("}")):
-        return "", "text"
-    return (block[head.end() : end], rest[1:].lstrip()) if rest else ("", "")
-
-
-def _begins_with(text: str, pieces: list[str]) -> bool | None:
-    """Return whether a text begins with these pieces and any spaces; None if it is too short to know."""
-    for piece in pieces:
-        text = text.lstrip()
-        if not text.startswith(piece):
-            return None if piece.startswith(text) else False
-        text = text[len(piece) :]
-    return True

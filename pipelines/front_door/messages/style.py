@@ -26,6 +26,9 @@ NAME = r"[A-Za-z0-9_.:/-]{1,64}"
 ARGUMENT_NAME = r"[^<>\"\n]{1,64}"
 """Names of arguments where the schema has none."""
 
+MOST_OPENING = 256
+"""Characters; what stands before the arguments of a call, or before a value, is shorter."""
+
 
 @dataclass(frozen=True)
 class Tags:
@@ -66,8 +69,8 @@ class CallStyle:
         tags: The tags of the arguments; None if they have none.
         quote: What stands around texts in arguments like JSON with bare keys; "" if they are none. The first
             brace belongs to ``around_name``.
-        fence: What opens a block of Markdown in which models write a call as JSON instead, if that is not the
-            whole answer, as Qwen2.5-Coder does; "" if they do not.
+        fences: What stands around calls that models write as JSON instead, if that is not the whole answer,
+            as Qwen2.5-Coder does.
     """
 
     name: str
@@ -80,20 +83,24 @@ class CallStyle:
     around_name: tuple[str, str] | None = None
     tags: Tags | None = None
     quote: str = ""
-    fence: str = ""
+    fences: tuple[tuple[str, str], ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
         """The texts of calls that may be special tokens."""
         return self.mark, self.end, self.quote, *((CALL_ID, ARGS) if not self.arguments else ())
 
-    def openings(self, names: Iterable[str]) -> list[list[str]]:
-        """Return what an answer begins with that is a call, in pieces between which spaces may stand."""
-        return [[self.mark], *(self.bare_openings(names) if self.is_bare else [])]
+    def bare_opening(self, names: Iterable[str]) -> list[list[str]]:
+        """Return what a call as JSON begins with: one piece of each list, with any spaces between them."""
+        quoted = [f'"{name}"' for name in names]
+        return [["{"], ['"name"'], [":"], quoted, [","], [f'"{self.arguments}"'], [":"]]
 
-    def bare_openings(self, names: Iterable[str]) -> list[list[str]]:
-        """Return what a call as JSON begins with, in such pieces."""
-        return [["{", '"name"', ":", f'"{name}"', ",", f'"{self.arguments}"', ":"] for name in names]
+    @property
+    def head_end(self) -> str:
+        """The last character of ``head``, but for spaces."""
+        if self.around_name is not None:
+            return self.around_name[1][-1]
+        return ":" if self.arguments else ARGS[-1]
 
     def head(self, name: str) -> str:
         """Return a regular expression for what a call has before its arguments.
@@ -109,7 +116,8 @@ class CallStyle:
         return f"{before}{name}{between}{SPACE}"
 
 
-HERMES = CallStyle("hermes", "<tool_call>", end="</tool_call>", fence="```json")
+_FENCES = ("```json", "```"), ("<tools>", "</tools>")
+HERMES = CallStyle("hermes", "<tool_call>", end="</tool_call>", fences=_FENCES)
 LLAMA_3 = CallStyle("llama3_json", "<|python_tag|>", arguments="parameters", is_bare=True)
 MISTRAL_LIST = CallStyle("mistral_list", "[TOOL_CALLS]", is_list=True, is_mistral=True)
 MISTRAL_NAMES = CallStyle("mistral_names", "[TOOL_CALLS]", arguments="", is_mistral=True)

@@ -139,7 +139,7 @@ def read_baseline(path: Path) -> tuple[Baseline, str]:
     except OSError as error:
         reason = error.strerror or "damaged, or no file of gzip"
         raise _refused(path, reason, "the file that --record wrote") from None
-    except (EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _refused(path, f"{type(error).__name__}: {error}", "a file that is whole") from None
     if found != FORMAT:
         raise _refused(path, f"format {found!r:.60}", f"format {FORMAT!r}")

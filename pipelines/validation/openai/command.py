@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fields(text: str) -> dict[str, object]:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         fields = json.loads(text)
         if isinstance(fields, dict):
             return fields

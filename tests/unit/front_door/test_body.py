@@ -17,6 +17,7 @@ from backports import zstd
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.endpoints.completions import CompletionBody
+from pipelines.front_door.endpoints.tokens import TokenizeBody, tokenize
 from pipelines.front_door.requests.body import ENCODINGS, decompressed, parse_body, read_body
 from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.wire.request import CompletionRequest
@@ -48,6 +49,13 @@ def test_a_large_body_is_read_beside_the_event_loop() -> None:
     small = b'{"prompt": "a"}'
     assert ticks_beside(lambda: read_body(CompletionBody, large)) > 1
     assert ticks_beside(lambda: read_body(CompletionBody, small)) == 0
+
+
+@pytest.mark.parametrize(("given", "reason"), [({"prompt": "a", "messages": ()}, "both"), ({}, "neither")])
+def test_tokens_are_asked_of_one_prompt(given: dict[str, Any], reason: str) -> None:
+    nothing: Any = None  # is needed before the refusal
+    with pytest.raises(InvalidRequestError, match=reason):
+        asyncio.run(tokenize(nothing, TokenizeBody(**given), nothing, nothing))
 
 
 def test_null_counts_as_absent() -> None:

@@ -34,6 +34,7 @@ NOWHERE = "http://127.0.0.1:9"
         (["--against", NOWHERE, "--control", "localhost:1"], "address"),
         (["--control", NOWHERE], "--against"),
         (["--against", NOWHERE, "--control", NOWHERE, "--fields", "[1]"], "JSON object"),
+        (["--against", NOWHERE, "--control", NOWHERE, "--fields", "[" * 100_000], "JSON object"),
         (["--against", NOWHERE, "--control", NOWHERE, "--key-file", "/none"], "cannot be read"),
         (["--against", NOWHERE, "--control", NOWHERE, "--key", "sk-1"], "unrecognized"),
     ],

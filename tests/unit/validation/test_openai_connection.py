@@ -42,6 +42,7 @@ def connect(url: str) -> Connection:
         ((504, {}, b"timeout"), RequestTimeoutError),
         ((200, {}, b"<html>"), TransportError),
         ((200, {}, b"[1]"), TransportError),
+        ((200, {}, b"[" * 100_000), TransportError),
         ((200, {"Content-Length": "100"}, b'{"choices": '), TransportError),
     ],
 )

@@ -139,7 +139,7 @@ class Connection:
     def _object(self, content: str | bytes) -> dict[str, Any]:
         try:
             document = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if isinstance(document, dict):
             return document

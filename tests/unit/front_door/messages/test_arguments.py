@@ -91,6 +91,15 @@ def test_a_call_may_be_cut_off_anywhere_and_arrive_in_any_pieces(style: CallStyl
         assert VALUES["code"].startswith(read_arguments(cut).get("code", ""))  # type: ignore[attr-defined]
 
 
+@STYLES
+@pytest.mark.parametrize("depth", [1000, 3000, 100_000])
+def test_an_argument_that_is_nested_too_deeply_is_a_text(style: CallStyle, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    text = written(style, ("edit", json.dumps({"at": "@", "code": "c"}))).replace("@", nested)
+    at = read_arguments(arguments_of(style, [text])).get("at")
+    assert at == nested
+
+
 KEYS = st.text("ab1:,{}[]<\"' \u00e9\n", max_size=6) | st.sampled_from(
     ["xml:lang", "filter[a,b]", "{id}", "::"]
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages.answer_format import lark_of
 from pipelines.front_door.messages.grammar import guide_of_answer
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part
 from pipelines.front_door.messages.reader import MessageReader
@@ -204,6 +205,10 @@ def arguments_of(parts: list[Part]) -> list[list[str]]:
         elif isinstance(part, CallArguments):
             found[-1].append(part.text)
     return found
+
+
+def test_a_schema_that_is_nested_too_deeply_is_left_to_the_compiler() -> None:
+    assert lark_of(("json_schema", "[" * 100_000)) == "%json " + "[" * 100_000
 
 
 def is_allowed(grammar: RequestGrammar, output: list[int], more: list[int]) -> bool:

@@ -28,8 +28,9 @@ NAMED = {style.name: style for style in CALL_STYLES}
 MARKS = "<tool_cal", "</thi", "<think>", "</think>", "[TOOL", '{"name": "', '{"nam', "<tool_call>", "[ARGS]"
 FENCED = '```json\n{"name": "f", "arguments": {"a": "\\n```"}}\n```'
 BARE = FENCED[8:-4]
+TOOLS = f"<tools>\n{BARE}\n</tools>"
 TEXTS = (
-    st.sampled_from([FENCED, FENCED[:-4], BARE, "```json\n", "```"])
+    st.sampled_from([FENCED, FENCED[:-4], BARE, "```json\n", "```", TOOLS, f"<tools>{BARE}", "</tools>"])
     | st.text('ab<>{}[]"\\ \n', max_size=12)
     | st.sampled_from([*MARKS, "S\u00e3o"])
 )
@@ -169,7 +170,19 @@ def test_thoughts_are_told_from_the_answer(
         (HERMES, FENCED.replace('"f"', '"h"'), FENCED.replace('"f"', '"h"'), 0),
         (HERMES, FENCED.replace("}}", '}, "b": 1}'), FENCED.replace("}}", '}, "b": 1}'), 0),
         (HERMES, "See ```json\n{}\n```", "See ```json\n{}\n```", 0),
+        (HERMES, TOOLS, None, 1),
+        (HERMES, f"So:\n{TOOLS}\n{TOOLS}\nDone", "So:Done", 2),
+        (HERMES, f"<tools>{BARE} {BARE}\n{BARE}</tools>", None, 3),
+        (HERMES, f"<tools>\n{BARE}\n{BARE}", None, 2),
+        (HERMES, f"{TOOLS}\n{FENCED}", None, 2),
+        (HERMES, "Write <tools>, then JSON.", "Write <tools>, then JSON.", 0),
+        (HERMES, f"<tools> {BARE} or so", f"<tools> {BARE} or so", 0),
+        (HERMES, TOOLS.replace('"f"', '"h"'), TOOLS.replace('"f"', '"h"'), 0),
+        (HERMES, f"`{TOOLS[:-9]}\n```", f"`{TOOLS[:-9]}\n```", 0),
+        (HERMES, TOOLS[:-12], TOOLS[:-12], 0),
+        (HERMES, FENCED.replace('{"a"', "{" * 3000 + '"a"'), FENCED.replace('{"a"', "{" * 3000 + '"a"'), 0),
         (QWEN_XML, FENCED, FENCED, 0),
+        (QWEN_XML, TOOLS, TOOLS, 0),
         (LLAMA_3, '{"name": "f', '{"name": "f', 0),
         (LLAMA_3, '{"nam', '{"nam', 0),
         (LLAMA_3, 'a {"name": "f", "parameters": {}}', 'a {"name": "f", "parameters": {}}', 0),
@@ -188,6 +201,9 @@ def test_a_second_block_is_text_if_calls_may_not_be_parallel() -> None:
     reader = MessageReader(Thinking.NONE, HERMES, functions=FUNCTIONS, is_parallel=False)
     parts = [*reader.read(FENCED), *reader.read(FENCED), *reader.end()]
     assert [type(part) for part in parts] == [CallBegin, CallArguments, Content]
+    reader = MessageReader(Thinking.NONE, HERMES, functions=FUNCTIONS, is_parallel=False)
+    parts = [*reader.read(f"<tools>{BARE}{BARE}</tools>"), *reader.end()]
+    assert {type(part) for part in parts} == {Content}
 
 
 def test_ids_are_what_templates_accept() -> None:
