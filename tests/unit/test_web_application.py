@@ -102,9 +102,11 @@ async def asked(headers: dict[str, str], method: str = "GET", **options: Any) ->
 
     application = guarded_application(errors_in_json, **options)
     application.router.add_get("/", answer)
-    async with TestClient(TestServer(application)) as client:
-        async with client.request(method, "/", headers=headers) as reply:
-            return reply.status, dict(reply.headers)
+    async with (
+        TestClient(TestServer(application)) as client,
+        client.request(method, "/", headers=headers) as reply,
+    ):
+        return reply.status, dict(reply.headers)
 
 
 @pytest.mark.parametrize(
