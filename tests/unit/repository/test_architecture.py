@@ -139,7 +139,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     ),
     "aiohttp": (
         *("pipelines/triton/", "pipelines/front_door/", "pipelines/upstreams/"),
-        *("pipelines/canary/gates.py", "tests/"),
+        *("pipelines/canary/gates.py", "pipelines/web_application.py", "tests/"),
     ),
     "prometheus_client": (
         "pipelines/triton/gateway/metrics.py",
