@@ -56,7 +56,9 @@ def test_a_client_that_leaves_before_its_answer_frees_its_place(impatient: Serve
 
 
 def http_post(body: bytes, length: int | None = None) -> bytes:
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
