@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipelines.atomic_file import whole_file
@@ -54,14 +54,14 @@ class TritonPlace:
         if sockets.is_relative_to(REPOSITORY_ROOT):
             sockets = sockets.relative_to(REPOSITORY_ROOT)
         prefix = f"{prefix_of(run_directory)}{secrets.token_hex(4)}_"
-        place = cls(sockets, new_key(run_directory), prefix)
+        place = cls(sockets, "", prefix)
         longest = max((place.grpc.removeprefix("unix:"), place.metrics), key=len)
         check_socket_path(longest, ServerStartError)
         try:
             place.clear()
         except OSError as error:
             raise _not_writable(error) from None
-        return place
+        return replace(place, server_key=new_key(run_directory))
 
     @property
     def grpc(self) -> str:
