@@ -34,6 +34,7 @@ def _refuse_key(value: object) -> None:
 from_reader = BeforeValidator(_refuse_key)
 """Annotates a field that the reader of a document sets, and the document must not."""
 
+_LONGEST = 300  # characters of a key or value: a client's may be of any length
 _UNKNOWN, _MISSING = "unexpected_keyword_argument", "missing"
 _WHAT = {
     _UNKNOWN: "unknown key",
@@ -160,11 +161,11 @@ def _explained(
 ) -> DraftproofError:
     *sections, key = found["loc"] or ("",)
     prefix = _name(sections) + "." if sections else ""
-    name = _name(found["loc"]) or "the document"
+    name = _name(found["loc"])[:_LONGEST] or "the document"
     what = _WHAT.get(found["type"], "a value has the wrong type")
     if found["type"] in (_UNKNOWN, _MISSING):
         known = _keys(kind, sections)
-        near = difflib.get_close_matches(str(key), known, 1, cutoff=0.6)
+        near = difflib.get_close_matches(str(key)[:_LONGEST], known, 1, cutoff=0.6)
         if found["type"] == _MISSING:
             remedy = "add it"
         else:
@@ -172,7 +173,7 @@ def _explained(
         return error(what, values=name, limit=f"the keys {', '.join(known)}", remedy=remedy)
     if found["type"] == "literal_error":
         choices = re.findall("'(.*?)'", found["ctx"]["expected"])
-        if near := difflib.get_close_matches(str(found["input"]), choices, 1):
+        if near := difflib.get_close_matches(str(found["input"])[:_LONGEST], choices, 1):
             remedy = f"did you mean {near[0]}?"
     limit = found["msg"].removeprefix("Input should be ")
     return error(what, values=f"{name}={found['input']!r:.200}", limit=limit, remedy=remedy)

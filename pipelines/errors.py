@@ -21,7 +21,7 @@ turns an error into text, and ``from_wire`` turns the text back into an equal er
     │   ├── ModelNotFoundError    no model of this name is served
     │   └── ResponseNotFoundError no response of this id is kept for this API key
     ├── UnauthorizedError         the request has no valid API key
-    ├── ForbiddenError            the request comes from a web page of another site
+    ├── ForbiddenError            the request comes from a web page of another site, or lacks a right
     ├── RateLimitError            this API key sends too much; wait as long as Retry-After says
     ├── ServerBusyError           the queue is full; try again later
     ├── RequestTimeoutError       the request's deadline passed
@@ -142,7 +142,7 @@ class UnauthorizedError(DraftproofError):
 
 
 class ForbiddenError(DraftproofError):
-    """The request comes from a web page of another site."""
+    """The request comes from a web page of another site, by an unknown name, or lacks a right."""
 
 
 class RateLimitError(DraftproofError):
@@ -239,10 +239,10 @@ def from_wire(message: str) -> DraftproofError | None:
 
 
 def _split(text: str) -> list[str]:
-    parts = [""]
+    parts: list[list[str]] = [[]]
     for token in re.findall(r";;|; |;|[^;]+", text):
         if token == _SEPARATOR:
-            parts.append("")
+            parts.append([])
         else:
-            parts[-1] += ";" if token == ";;" else token
-    return parts
+            parts[-1].append(";" if token == ";;" else token)
+    return ["".join(part) for part in parts]

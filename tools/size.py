@@ -47,7 +47,7 @@ PARTS = (
     Part("bench", 1_880, ("pipelines/bench/",)),
     Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_150, ("pipelines/command_line/", "pipelines/demo/")),
-    Part("shared modules", 850, ("pipelines/",)),
+    Part("shared modules", 940, ("pipelines/",)),
     Part("build", 7_690, ("build/",)),
     Part(
         "GPU track",

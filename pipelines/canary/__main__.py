@@ -90,6 +90,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name == "serve":
             sub.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
             sub.add_argument("--port", type=int, default=8003, help="port (%(default)s)")
+            sub.add_argument(
+                "--allow-host",
+                action="append",
+                default=[],
+                metavar="NAME",
+                help="name by which it is asked besides its addresses, such as a service's; may be repeated",
+            )
     return parser.parse_args(arguments)
 
 
@@ -159,7 +166,7 @@ def _serve(options: argparse.Namespace) -> int:
         print(json.dumps({"http": f"http://{options.host}:{port}"}), flush=True)
 
     with stopped_by_signals():
-        asyncio.run(serve(lambda: _read(options), options.host, options.port, listening))
+        asyncio.run(serve(lambda: _read(options), options.host, options.port, listening, options.allow_host))
     return EXIT_PASS
 
 

@@ -7,7 +7,7 @@ accept ``?candidate=<recipe>``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from pipelines.canary.report.record import Judgement, RolloutRecord, judgement
-from pipelines.errors import DraftproofError, InvalidRequestError
+from pipelines.errors import DraftproofError, ForbiddenError, InvalidRequestError
+from pipelines.web_application import guarded_application
 
 MAX_BODY_BYTES = 2**20  # a webhook of Flagger has less than 1 KiB
 
@@ -31,7 +32,11 @@ HOOKS = tuple(_IS_OPEN)
 
 
 async def serve(
-    read: Callable[[], RolloutRecord], host: str, port: int, listening: Callable[[int], None]
+    read: Callable[[], RolloutRecord],
+    host: str,
+    port: int,
+    listening: Callable[[int], None],
+    hosts: Collection[str] = (),
 ) -> None:
     """Serve until the task is cancelled.
 
@@ -40,13 +45,9 @@ async def serve(
         host: Address to listen on.
         port: Port; 0 chooses a free one.
         listening: Called with the port once it accepts connections.
+        hosts: Names by which it is asked besides its addresses, such as that of a service in Kubernetes.
     """
-    gates = _Gates(read)
-    application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refuse_as_json])
-    application.router.add_get("/verdict", gates.verdict, allow_head=False)
-    for hook in HOOKS:
-        application.router.add_post(f"/gate/{hook}", gates.gate)
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(gates_application(read, hosts), access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -54,6 +55,16 @@ async def serve(
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+def gates_application(read: Callable[[], RolloutRecord], hosts: Collection[str] = ()) -> web.Application:
+    """Return the application; arguments are those of ``serve``."""
+    gates = _Gates(read)
+    application = guarded_application(_refuse_as_json, hosts=hosts, max_body_bytes=MAX_BODY_BYTES)
+    application.router.add_get("/verdict", gates.verdict, allow_head=False)
+    for hook in HOOKS:
+        application.router.add_post(f"/gate/{hook}", gates.gate)
+    return application
 
 
 class _Gates:
@@ -111,7 +122,9 @@ async def _refuse_as_json(request: web.Request, handler: Handler) -> web.StreamR
             remedy="correct the URL in the configuration of the rollout tool",
         )
     except DraftproofError as refusal:
-        status, error = 400 if isinstance(refusal, InvalidRequestError) else 503, refusal
+        statuses = ((InvalidRequestError, 400), (ForbiddenError, 403), (DraftproofError, 503))
+        status = next(found for kind, found in statuses if isinstance(refusal, kind))
+        error = refusal
     parts = ("code", "what", "values", "limit", "remedy")
     document = {"error": {part: getattr(error, part) for part in parts}}
     return web.json_response(document, status=status, headers=allowed)

@@ -21,6 +21,7 @@ _INVALID_REQUEST = re.compile(
     r"|\b(inputs?|parameter|shape|datatype)\b.*\bexpected\b|\bexpected\b.*\b(inputs?|shape|datatype)\b",
     re.IGNORECASE | re.DOTALL,
 )
+_READ = 2000  # characters: the pattern takes quadratic time, and a message may quote what a client sent
 _NOT_READY = re.compile(r"is not ready|unavailable|shutting down|server exiting", re.IGNORECASE)
 
 
@@ -35,14 +36,15 @@ def refusal(message: str, *, is_client_fault: bool | None = None) -> DraftproofE
     error = from_wire(message)
     if error is not None:
         return error
-    if _NOT_READY.search(message):
+    begin = message[:_READ]
+    if _NOT_READY.search(begin):
         return ServerUnavailableError(
             "the server is not ready for this request",
             values=message,
             limit="all models must be loaded",
             remedy="wait for 'draftproof ready', then read the server's log",
         )
-    if is_client_fault or _INVALID_REQUEST.search(message):
+    if is_client_fault or _INVALID_REQUEST.search(begin):
         return InvalidRequestError(
             "Triton refused the request",
             values=message,

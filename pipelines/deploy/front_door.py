@@ -7,8 +7,9 @@ import re
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from pipelines import configuration
 from pipelines.deploy.ports import HOST
@@ -16,6 +17,9 @@ from pipelines.errors import ServerStartError
 
 _LABEL = "[A-Za-z0-9_-]{1,63}"  # of a name in DNS: the resolver fails on empty and longer ones
 _ADDRESS = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?:[0-9]{{1,5}}|\[[0-9a-fA-F:]+\]:[0-9]{{1,5}}")
+HostName = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*$", max_length=253)]
+"""Name of a host in small letters, without a port."""
+
 _BACKLOG = 4096  # connections of a burst that wait to be accepted
 _SEND_BYTES = 128 << 10  # that the operating system keeps for a client; by default it may be 4 MiB
 _REMEDY = "correct the file; docs/how-to/openai.md lists the settings"
@@ -44,6 +48,8 @@ class FrontDoorSettings:
         keys: File of API keys (``draftproof api-key``); "" answers everybody who reaches the port.
         tls: Certificate; None for plain HTTP.
         cors_origins: Origins of web pages that may use the API, such as ``https://chat.example.org``.
+        hosts: Names by which the server is asked besides its addresses, such as ``models.example.org``. They
+            count for the gateway and its metrics too.
         max_body_bytes: Largest body.
         header_timeout_s: Longest time until the headers of a request have arrived, and of an idle connection.
         body_timeout_s: Longest time until the body has arrived.
@@ -64,6 +70,7 @@ class FrontDoorSettings:
     keys: str = ""
     tls: Tls | None = None
     cors_origins: tuple[str, ...] = ()
+    hosts: tuple[HostName, ...] = ()
     max_body_bytes: PositiveInt = 2 << 20  # the gateway's
     header_timeout_s: PositiveFloat = 30.0
     body_timeout_s: PositiveFloat = 30.0

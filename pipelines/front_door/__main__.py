@@ -16,6 +16,7 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.triton.models import ROUTER, rendered_parameters
+from pipelines.deploy.triton.place import read_key
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.placement import Placement
@@ -75,7 +76,8 @@ async def _serve(
     else:
         router = own_server = OwnServer(model, rendered_parameters(directory, ROUTER), settings.timeout_s)
         metrics.publish(own_server)
-    await serve(model, router, metrics, settings, socket.socket(fileno=listening), stopping, drain_s)
+    found = socket.socket(fileno=listening)
+    await serve(model, router, metrics, settings, found, stopping, drain_s, read_key(directory))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

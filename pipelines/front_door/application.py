@@ -19,14 +19,15 @@ from pipelines.front_door.endpoints.kept_responses import KEPT, KeptResponses
 from pipelines.front_door.endpoints.messages import CountBody, MessagesBody, answer_message, count_tokens
 from pipelines.front_door.endpoints.responses import ResponsesBody, answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
-from pipelines.front_door.guarding import Origins, RequestsInProgress, guarded, is_local_scrape
-from pipelines.front_door.observing.exchange import EXCHANGE, Exchange, add_request_id, watching
+from pipelines.front_door.guarding import HEALTH, RequestsInProgress, needs_key, openai_application
+from pipelines.front_door.observing.exchange import EXCHANGE, Exchange
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
 from pipelines.front_door.requests.body import read_body, receive_body
 from pipelines.front_door.requests.sampling import check_model
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
+from pipelines.web_application import Handler
 
 _PLAYGROUND = Path(__file__).parent / "playground"
 _PLAYGROUND_FILES = {
@@ -50,10 +51,9 @@ _CODEX_INSTRUCTIONS = (  # Codex takes a list only with some; its own for unknow
     "Make the smallest change that does what the user asks, run the tests, and say briefly what you did."
 )
 
-OPEN_PATHS = ("/health", "/openapi.json", *_PLAYGROUND_FILES)
+OPEN_PATHS = (HEALTH, "/openapi.json", *_PLAYGROUND_FILES)
 """Paths that need no API key."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Endpoint = Callable[[web.Request, Any, ServedModel, RouterCalls], Awaitable[web.StreamResponse]]
 
 POSTS: tuple[tuple[Operation, Endpoint], ...] = (
@@ -79,6 +79,7 @@ class FrontDoor:
         settings: Who may use it, and its limits.
         metrics: Publishes metrics.
         observers: Called with each exchange when it has ended.
+        server_key: The server's key, with which operators choose an arm; "" for none.
 
     Raises:
         ServerStartError: The file of API keys is missing or invalid.
@@ -91,6 +92,7 @@ class FrontDoor:
         settings: FrontDoorSettings,
         metrics: MetricsPage,
         observers: Sequence[Callable[[Exchange], None]],
+        server_key: str = "",
     ) -> None:
         self.in_progress = RequestsInProgress()
         self._model = model
@@ -98,18 +100,14 @@ class FrontDoor:
         self._settings = settings
         self._metrics = metrics
         self._observers = observers
-        self._keys = KeyRing(Path(settings.keys) if settings.keys else None)
-        self._origins = Origins(settings.cors_origins)
+        self._keys = KeyRing(Path(settings.keys) if settings.keys else None, server_key)
         self._kept = KeptResponses()
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
-        size = self._settings.max_body_bytes
-        watch = watching(*self._observers)
-        application = web.Application(client_max_size=size, middlewares=[watch, self._guard])
+        application = openai_application(self._settings, *self._observers, open_paths=OPEN_PATHS)
+        application.middlewares.append(self._admit)
         application[KEPT] = self._kept
-        application.on_response_prepare.append(add_request_id)
-        application.on_response_prepare.append(self._origins.add_headers)
         for operation, handler in self._others():
             application.router.add_route(operation.method, operation.path, handler)
         for path in _PLAYGROUND_FILES:
@@ -120,7 +118,7 @@ class FrontDoor:
 
     def _others(self) -> tuple[tuple[Operation, Handler], ...]:
         return (
-            (Operation("/health", "Return 200 if requests are answered, else 503"), self._health),
+            (Operation(HEALTH, "Return 200 if requests are answered, else 503"), self._health),
             (Operation("/metrics", "Return the server's metrics"), self._metrics.answer),
             (Operation("/openapi.json", "Return this document"), self._openapi),
             (Operation("/v1/models", "List the served model"), self._models),
@@ -131,14 +129,8 @@ class FrontDoor:
         )
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await guarded(request, self._admit(request, handler), self._settings)
-
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._origins.check(request)
-        if (preflight := self._origins.preflight(request)) is not None:
-            return preflight
-        if request.path not in OPEN_PATHS and not is_local_scrape(request):
+        if needs_key(request, OPEN_PATHS):
             request[CLIENT] = self._keys.client(request)
             request[EXCHANGE].key_name = request[CLIENT].key.name
         return await handler(request)
@@ -153,6 +145,8 @@ class FrontDoor:
                 body = await read_body(kind, content, self._model.style(with_tools=True).calls)
                 if self._settings.has_fleet:  # one server has one model, whatever a client calls it
                     check_model(body.model, self._model)
+                if getattr(body, "arm", None):
+                    self._keys.check_arm(request, body.arm)
                 response = await endpoint(request, body, self._model, self._router)
                 await deliver(request, response)  # until then it counts, and a drain waits for it
                 return response

@@ -45,7 +45,7 @@ DEFECT = InternalError(
 # Class -> status, OpenAI's type and code. The first that fits counts.
 _KINDS: tuple[tuple[type[DraftproofError], int, str, str | None], ...] = (
     (UnauthorizedError, 401, "authentication_error", "invalid_api_key"),
-    (ForbiddenError, 403, "permission_error", "origin_not_allowed"),
+    (ForbiddenError, 403, "permission_error", "not_allowed"),
     (RateLimitError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (ResponseNotFoundError, 404, "invalid_request_error", "previous_response_not_found"),
@@ -98,8 +98,8 @@ def headers_of(error: DraftproofError) -> dict[str, str]:
 def error_document(error: DraftproofError) -> dict[str, Any]:
     """Return OpenAI's error object."""
     status, kind, code = _kind(error)
-    named = _FIELD.match(error.values)
-    param = named[0][:_LONGEST_PART] if named and isinstance(error, InvalidRequestError) else None
+    named = _FIELD.match(error.values[:_LONGEST_PART])
+    param = named[0] if named and isinstance(error, (InvalidRequestError, ForbiddenError)) else None
     error = _without_internals(error, status)
     parts = [_cut(part) for part in (error.what, error.values, error.limit, error.remedy)]
     return {

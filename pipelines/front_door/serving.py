@@ -95,6 +95,7 @@ async def serve(
     listening: socket.socket,
     stopping: asyncio.Event,
     drain_s: float,
+    server_key: str = "",
 ) -> None:
     """Serve until ``stopping`` is set, and close the router and all others.
 
@@ -106,6 +107,7 @@ async def serve(
         listening: The listening socket.
         stopping: Ends the front door.
         drain_s: How long to wait for running requests then.
+        server_key: The server's key, with which operators choose an arm; "" for none.
 
     Raises:
         ServerStartError: The API keys or the certificate cannot be read.
@@ -113,9 +115,8 @@ async def serve(
     log = RequestLog(settings, model) if settings.request_log else None
     traces = Traces(model.name) if are_wanted() else None
     kept = [each for each in (log, traces) if each is not None]
-    door = FrontDoor(
-        model, router, settings, metrics, [metrics.requests.observe, *(each.observe for each in kept)]
-    )
+    observers = [metrics.requests.observe, *(each.observe for each in kept)]
+    door = FrontDoor(model, router, settings, metrics, observers, server_key)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.close)
         stack.push_async_callback(metrics.close)

@@ -27,7 +27,7 @@ class Replayed(Protocol):
 
     @property
     def replay_arms(self) -> tuple[Arm, ...]:
-        """The arms that a replay asks; their observations are recorded from the last to the first."""
+        """The arms that a replay asks, none for no replay; the last one's observation is recorded first."""
 
     async def replay(self, table: ArmTable, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:
         """Ask the arms again and compare their answers.
@@ -83,7 +83,7 @@ class ShadowTraffic:
             table: The table of arms when it arrived.
         """
         setting = table.shadow
-        if setting is None or observation.overridden or observation.failure:
+        if setting is None or observation.overridden or observation.failure or not call.replay_arms:
             return
         if is_replayed(setting, table.salt, observation.request_id):
             self._waiting.append(_Answered(call, observation))

@@ -13,7 +13,8 @@ CHARACTERS_PER_TOKEN = 4
 """Length of a token where the server does not count them; both servers are then counted alike."""
 
 _TEXTS = ("text", "content", "reasoning", "reasoning_content", "refusal")
-_MOST_BYTES = 64 << 20  # of an answer in one piece, or of a line of a stream
+_MOST_BYTES = 64 << 20  # of an answer in one piece
+_MOST_LINE_BYTES = 16 << 20  # of a stream; the last event of a response has all of it
 _DONE = "[DONE]"
 _DIFFERENCES: tuple[Difference, ...] = ("tokens", "text", "finish_reason", "sequence_length")
 _FIELDS = (b":", b"event", b"id", b"retry")  # of server-sent events, beside data
@@ -54,16 +55,19 @@ class Answer:
     def read(self, data: bytes) -> None:
         """Read the next bytes."""
         self._unread += data
-        if len(self._unread) > _MOST_BYTES:
+        if self._is_stream and b"\n" in data:
+            *lines, self._unread = self._unread.split(b"\n")
+            for line in lines:
+                self._read_line(bytes(line).strip())
+        if self.num_unread > (_MOST_LINE_BYTES if self._is_stream else _MOST_BYTES):
             self._find("an endless answer")
             self._unread.clear()
-        while self._is_stream and (end := self._unread.find(b"\n")) >= 0:
-            line = bytes(self._unread[:end]).strip()
-            del self._unread[: end + 1]
-            if line.startswith(b"data:"):
-                self._read_event(line.removeprefix(b"data:").strip())
-            elif line and not line.startswith(_FIELDS):
-                self._has_other_lines = True
+
+    def _read_line(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            self._read_event(line.removeprefix(b"data:").strip())
+        elif line and not line.startswith(_FIELDS):
+            self._has_other_lines = True
 
     def end(self) -> None:
         """Note that there are no more bytes."""
@@ -78,6 +82,11 @@ class Answer:
     def cut(self, why: str) -> None:
         """Note that no more bytes come, though there should be."""
         self._find(why)
+
+    @property
+    def num_unread(self) -> int:
+        """Bytes that wait for the rest of their line, or of the answer."""
+        return len(self._unread)
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,8 @@ from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestE
 from pipelines.front_door.access.clients import KeyRing
 from pipelines.front_door.delivery import deliver
 from pipelines.front_door.errors import error_response
-from pipelines.front_door.guarding import RequestsInProgress, guarded, is_local_scrape
-from pipelines.front_door.observing.exchange import add_request_id, watching
-from pipelines.front_door.requests.body import receive_body
+from pipelines.front_door.guarding import HEALTH, RequestsInProgress, needs_key, openai_application
+from pipelines.front_door.requests.body import beside_the_loop, receive_body
 from pipelines.router.arms import Arm
 from pipelines.router.routing import Arrived, Routing
 from pipelines.upstreams.call import UpstreamCall
@@ -27,6 +26,7 @@ from pipelines.upstreams.metrics import UpstreamMetrics
 from pipelines.upstreams.reading import Piece
 from pipelines.upstreams.request import RESPONSES, ForwardedRequest
 from pipelines.upstreams.upstream import Upstream, head_of, name_of
+from pipelines.web_application import Handler
 
 ARM = "X-Draftproof-Arm"
 """Header of a request that chooses an arm, and of a response that names the one that answered."""
@@ -36,8 +36,6 @@ SESSION = "X-Session-Id"
 
 PATHS = ("/v1/completions", "/v1/chat/completions", RESPONSES)
 _BAD_GATEWAY = 502
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Application:
@@ -51,6 +49,7 @@ class Application:
         servers: The servers by their names.
         settings: Who may ask, and limits.
         metrics: What operators see.
+        server_key: Key with which operators choose an arm; "" for none.
 
     Raises:
         ServerStartError: The file of API keys is invalid.
@@ -62,22 +61,20 @@ class Application:
         servers: Mapping[str, Upstream],
         settings: FrontDoorSettings,
         metrics: UpstreamMetrics,
+        server_key: str = "",
     ) -> None:
         self.in_progress = RequestsInProgress()
         self._routing = routing
         self._servers = servers
         self._settings = settings
         self._metrics = metrics
-        self._keys = KeyRing(Path(settings.keys) if settings.keys else None)
+        self._keys = KeyRing(Path(settings.keys) if settings.keys else None, server_key)
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
-        application = web.Application(
-            client_max_size=self._settings.max_body_bytes,
-            middlewares=[watching(self._metrics.count_response), self._guard],
-        )
-        application.on_response_prepare.append(add_request_id)
-        application.router.add_get("/health", self._health)
+        application = openai_application(self._settings, self._metrics.count_response, open_paths=(HEALTH,))
+        application.middlewares.append(self._admit)
+        application.router.add_get(HEALTH, self._health)
         application.router.add_get("/metrics", self._publish)
         application.router.add_get("/v1/models", self._models)
         for path in PATHS:
@@ -85,12 +82,9 @@ class Application:
         return application
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await guarded(request, self._admit(request, handler), self._settings)
-
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if request.path != "/health" and not is_local_scrape(request):
+            if needs_key(request, (HEALTH,)):
                 self._keys.client(request)
             return await handler(request)
         except EngineFailedError as error:
@@ -128,11 +122,13 @@ class Application:
         return await self._metrics.answer()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        forwarded = ForwardedRequest.of(
-            request.path,
-            await receive_body(request, self._settings.body_timeout_s),
-            request.headers.get(SESSION, ""),
-            request.headers.get(ARM, ""),
+        arm = request.headers.get(ARM, "")
+        if arm:
+            self._keys.check_arm(request, arm)
+        content = await receive_body(request, self._settings.body_timeout_s)
+        session_id = request.headers.get(SESSION, "")
+        forwarded = await beside_the_loop(
+            len(content), ForwardedRequest.of, request.path, content, session_id, arm
         )
         response: web.StreamResponse | None = None
         async with aclosing(self._pieces(forwarded)) as answered:
@@ -169,7 +165,7 @@ class Application:
         except DraftproofError as error:
             arm, fault = call.fault_of(error)
             if fault.response is None:
-                raise
+                raise fault.error from None
             yield arm, Piece(*fault.response, is_last=True)
 
 

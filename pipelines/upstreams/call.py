@@ -13,7 +13,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from pipelines.errors import DraftproofError, InvalidRequestError, TransportError
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    InvalidRequestError,
+    RequestCancelledError,
+    TransportError,
+)
 from pipelines.router.arms import Arm, ArmTable
 from pipelines.router.breaker import Outcome
 from pipelines.router.observation import Divergence, FallbackReason, Observation
@@ -77,7 +83,23 @@ class UpstreamCall:
                 remedy="send the request again",
             )
         reading = self._readings[arm] = Reading(self._request, self._server(self._table, arm), self.may_read)
-        return reading.pieces()
+        return self._only_once(reading) if self._request.has_effects else reading.pieces()
+
+    async def _only_once(self, reading: Reading) -> AsyncGenerator[Piece, None]:
+        """Stream a response; where the server may have begun and failed, no other one is asked.
+
+        Raises:
+            RequestCancelledError: So that no other server is asked. Its cause is the server's error.
+            DraftproofError: As ``Reading.pieces``.
+        """
+        try:
+            async with aclosing(reading.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except EngineFailedError as error:
+            if reading.fault is None or not reading.fault.may_have_begun:
+                raise
+            raise RequestCancelledError("the request must not be sent twice") from error
 
     def resume(self, arm: Arm, output_ids: Sequence[int], last: Piece) -> AsyncGenerator[Piece, None]:
         """Refuse, as ``ask`` does: nothing tells where the bytes of one server end in another's."""
@@ -88,7 +110,7 @@ class UpstreamCall:
         asked = self._asked(arm)
 
         def end(outcome: Outcome) -> None:
-            if outcome == "answered" and self._fault(arm) is not None:
+            if outcome in ("answered", "cancelled") and self._fault(arm) is not None:
                 outcome = "error"
             self.outcomes[arm] = outcome
             asked(outcome)
@@ -97,7 +119,7 @@ class UpstreamCall:
 
     def may_hedge(self, arm: Arm) -> bool:
         """Whether a silent server may be overtaken: only by a stream, and before its first token."""
-        return self._request.is_stream and not self._has_begun
+        return self._request.is_stream and not self._has_begun and not self._request.has_effects
 
     def output_ids(self, chunk: Piece) -> Sequence[int]:
         """Return no tokens: pieces are bytes."""
@@ -148,7 +170,7 @@ class UpstreamCall:
     def fault_of(self, error: DraftproofError) -> tuple[Arm, Fault]:
         """Return the arm that an error comes from, and what went wrong."""
         for arm, reading in self._readings.items():
-            if reading.fault is not None and reading.fault.error is error:
+            if reading.fault is not None and reading.fault.error in (error, error.__cause__):
                 return arm, reading.fault
         return next(reversed(self.outcomes)), Fault(error.what, error)
 
@@ -157,8 +179,10 @@ class UpstreamCall:
         """A replay asks the candidate, and the stable server too if both can repeat an answer.
 
         In how many replays the stable server differs from itself is the noise above which a candidate is
-        judged, so it is recorded first.
+        judged, so it is recorded first. What has effects is not repeated.
         """
+        if self._request.has_effects:
+            return ()
         return ("candidate", "stable") if self._request.should_repeat else ("candidate",)
 
     async def replay(self, table: ArmTable, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from pipelines.front_door.requests.body import beside_the_loop
 from pipelines.router.open_requests import unix_time_s
 from pipelines.upstreams.answer import Answer
 from pipelines.upstreams.request import ForwardedRequest
@@ -67,8 +68,8 @@ class Reading:
             InvalidRequestError: It refuses the request.
         """
         request, upstream = self._request, self._upstream
-        content = request.content_for(upstream.endpoint.model)
-        held, is_passing = b"", False
+        content = await beside_the_loop(len(request.content), request.content_for, upstream.endpoint.model)
+        held, is_passing = bytearray(), False
         answer: Answer | None = None
         try:
             async with upstream.send("POST", request.path, content) as response:
@@ -83,15 +84,15 @@ class Reading:
                 async for data in response.content.iter_any():
                     if self._may_read is not None:
                         await self._may_read.wait()
-                    answer.read(data)
+                    await beside_the_loop(len(data) + answer.num_unread, answer.read, data)
                     held += data
                     is_passing = is_passing or (is_stream and answer.has_token and not answer.fault)
                     if is_passing:
-                        data, held = held, b""
+                        data, held = bytes(held), bytearray()
                         yield Piece(head, data)
                     elif answer.fault:
                         break
-                answer.end()
+                await beside_the_loop(answer.num_unread, answer.end)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             name = name_of(error)
             if not is_passing or answer is None:
@@ -99,12 +100,12 @@ class Reading:
                 raise self.fault.error from None
             answer.cut(name)
             self._check(answer)
-            yield Piece(head, held, is_last=True, is_cut=True)
+            yield Piece(head, bytes(held), is_last=True, is_cut=True)
             return
         self._check(answer)
         if self.fault is not None and answer.fault and not is_passing:
             raise self.fault.error
-        yield Piece(head, held, is_last=True)
+        yield Piece(head, bytes(held), is_last=True)
 
     def _check(self, answer: Answer) -> None:
         name = answer.fault

@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.requests.body import check_num_values
 
 RESPONSES = "/v1/responses"
 
@@ -39,8 +41,9 @@ class ForwardedRequest:
         """Read a body.
 
         Raises:
-            InvalidRequestError: It is no JSON object, or needs what one server keeps.
+            InvalidRequestError: It is no JSON object, takes long to read, or needs what one server keeps.
         """
+        check_num_values(content)
         try:
             body = json.loads(content)
         except (ValueError, RecursionError):
@@ -60,7 +63,9 @@ class ForwardedRequest:
                 limit="requests with the whole conversation: servers that take turns keep none in common",
                 remedy="send the conversation as input",
             )
-        return cls(path, content, body, session_id, arm)
+        made = cls(path, content, body, session_id, arm)
+        assert made.prompt_id  # computed here, which may be on another thread
+        return made
 
     @property
     def has_items(self) -> bool:
@@ -78,6 +83,13 @@ class ForwardedRequest:
         return self._is_greedy or isinstance(self.body.get("seed"), int)
 
     @property
+    def has_effects(self) -> bool:
+        """Whether it does something besides giving an answer: a server keeps it, or uses tools itself."""
+        store, tools = self.body.get("store"), self.body.get("tools")
+        is_kept = self.has_items if store is None else bool(store)
+        return is_kept or any(_is_hosted(tool) for tool in (tools if isinstance(tools, list) else ()))
+
+    @cached_property
     def prompt_id(self) -> str:
         """Hash of everything that determines an answer."""
         left_out = (*_NOT_OF_THE_ANSWER, "seed") if self._is_greedy else _NOT_OF_THE_ANSWER
@@ -98,3 +110,7 @@ class ForwardedRequest:
     @property
     def _is_greedy(self) -> bool:
         return self.body.get("temperature") == 0
+
+
+def _is_hosted(tool: Any) -> bool:
+    return not (isinstance(tool, dict) and tool.get("type") in ("function", "custom"))

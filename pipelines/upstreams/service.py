@@ -23,6 +23,7 @@ from pipelines.canary.run_files import arms_file, observations_file, state_file
 from pipelines.canary.start import canary_id_at, read_together, roll_out
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S
+from pipelines.deploy.triton.place import new_key
 from pipelines.errors import CanaryError, DraftproofError
 from pipelines.front_door.serving import listen
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
@@ -98,7 +99,7 @@ class Service:
             metrics = UpstreamMetrics(self._weights, lambda: self._latest_rollout()[1])
             routing: Routing[Piece] = Routing(self._arms, log, OpenRequests(), metrics.count)
             stack.push_async_callback(routing.close)
-            application = Application(routing, upstreams, front_door, metrics)
+            application = Application(routing, upstreams, front_door, metrics, new_key(self._run))
             await stack.enter_async_context(listen(application.application(), front_door, listening))
             print(f"listening on {front_door.url(listening.getsockname()[1])}", flush=True)
             rollout = threading.Thread(target=self._roll_out, name="rollout", daemon=True)

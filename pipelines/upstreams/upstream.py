@@ -14,6 +14,7 @@ from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestE
 from pipelines.validation.openai.server.endpoint import Endpoint
 
 _CONNECT_S = 10.0
+_REFUSED = "refused connections"
 _MOST_REFUSAL_BYTES = 1 << 20
 _MOST_MODELS, _LONGEST_NAME = 256, 256
 _OUR_KEY = (401, 403, 407)
@@ -21,13 +22,15 @@ _BUSY = (429, 503, 529)
 _CLIENTS_OWN = (400, 404, 405, 413, 414, 415, 422)
 
 _NOT_PASSED_ON = frozenset(
-    name.lower()
-    for name in (
-        *(hdrs.CONNECTION, hdrs.CONTENT_ENCODING, hdrs.CONTENT_LENGTH, hdrs.DATE, hdrs.KEEP_ALIVE),
-        *(hdrs.PROXY_AUTHENTICATE, hdrs.SERVER, hdrs.SET_COOKIE, hdrs.TE, hdrs.TRAILER),
-        *(hdrs.TRANSFER_ENCODING, hdrs.UPGRADE, hdrs.WWW_AUTHENTICATE),
+    (
+        *("connection", "content-encoding", "content-length", "date", "keep-alive", "server", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "via", "www-authenticate"),
+        # What browsers would take as this server's own word, and whose account it is.
+        *("alt-svc", "clear-site-data", "nel", "report-to", "strict-transport-security", "vary"),
+        *("openai-organization", "openai-project"),
     )
 )
+_NO_BEGINNINGS = ("access-control-", "content-security-policy", "cross-origin-", "proxy-", "set-cookie")
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,13 @@ class Fault:
         name: What went wrong, in words.
         error: The error that stands for it.
         response: What the server said instead, to be passed on; None without one, or if it quotes our key.
+        may_have_begun: Whether the server may have done something of what was asked.
     """
 
     name: str
     error: DraftproofError
     response: tuple[Head, bytes] | None = None
+    may_have_begun: bool = True
 
 
 class Upstream:
@@ -112,21 +117,27 @@ class Upstream:
         status = response.status
         said = await _read_up_to(_MOST_REFUSAL_BYTES, response.content)
         name = f"HTTP {status}"
+        may_have_begun = status >= 500
         if status in _OUR_KEY or self._quotes_key(said):
-            return self._fault(name, EngineFailedError)
+            return self._fault(name, EngineFailedError, may_have_begun=may_have_begun)
         kind: type[DraftproofError] = EngineFailedError
         if status in _BUSY:
             kind = ServerBusyError
         elif status in _CLIENTS_OWN:
             kind = InvalidRequestError
-        return self._fault(name, kind, (head_of(response), said))
+        return self._fault(name, kind, (head_of(response), said), may_have_begun=may_have_begun)
 
     def failure(self, name: str) -> Fault:
         """Return a fault after which there is nothing to pass on."""
-        return self._fault(name, EngineFailedError)
+        return self._fault(name, EngineFailedError, may_have_begun=name != _REFUSED)
 
     def _fault(
-        self, name: str, kind: type[DraftproofError], response: tuple[Head, bytes] | None = None
+        self,
+        name: str,
+        kind: type[DraftproofError],
+        response: tuple[Head, bytes] | None = None,
+        *,
+        may_have_begun: bool,
     ) -> Fault:
         error = kind(
             "an upstream server gave no answer",
@@ -134,7 +145,7 @@ class Upstream:
             limit="an answer of OpenAI's API",
             remedy="send the request again later",
         )
-        return Fault(name, error, response)
+        return Fault(name, error, response, may_have_begun)
 
     def _quotes_key(self, said: bytes) -> bool:
         return bool(self.endpoint.key) and self.endpoint.key.encode() in said
@@ -150,14 +161,19 @@ async def _read_up_to(most_bytes: int, content: aiohttp.StreamReader) -> bytes:
 
 def head_of(response: aiohttp.ClientResponse) -> Head:
     """Return what is passed on of status and headers."""
-    headers = {name: value for name, value in response.headers.items() if name.lower() not in _NOT_PASSED_ON}
+    hop = [each.strip().lower() for each in response.headers.get(hdrs.CONNECTION, "").split(",")]
+    headers = {
+        name: value
+        for name, value in response.headers.items()
+        if name.lower() not in (*_NOT_PASSED_ON, *hop) and not name.lower().startswith(_NO_BEGINNINGS)
+    }
     return Head(response.status, headers)
 
 
 def name_of(error: BaseException) -> str:
     """Name why a connection gave no whole response, without what the server said."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        return "refused connections"
+        return _REFUSED
     if isinstance(error, asyncio.TimeoutError):
         return "silence"
     return "a connection that broke"

@@ -267,7 +267,7 @@ class CompletionRequest:
         "",
         InputTensor(
             *("arm", "BYTES", "`stable`, `candidate` or `control`"),
-            "names the arm that answers, for testers; absent: chosen by weight",
+            "names the arm that answers; needs the right to choose it; absent: chosen by weight",
         ),
         openai=True,
     )

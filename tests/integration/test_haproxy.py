@@ -21,7 +21,7 @@ import pytest
 from pipelines.deploy.ports import Ports
 from tests.attacks import HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
 from tests.attacks.http import GENERATE, STREAM
-from tests.attacks.raw_http import generate_body, get, head, post
+from tests.attacks.raw_http import exchange, generate_body, get, head, post
 from tests.integration.conftest import wait_until
 from tests.support.haproxy import HAPROXY, IS_MISSING, Proxy, listens, proxies
 from tests.support.loopback_http import SilentHandler, served
@@ -236,6 +236,11 @@ def test_the_metrics_port_answers_metrics_health_and_nothing_else(recorded: tupl
         assert get(address, path).status == "404"
     assert post(address, "/metrics", b"{}").status == "404"
     assert {request[1] for request in seen.requests} == {"/metrics"}
+    for name, status in (("rebound.evil.example", "403"), ("evil@127.0.0.1", "403"), ("server:8102", "200")):
+        sent = f"GET /metrics HTTP/1.1\r\nHost: {name}\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n".encode()
+        assert exchange(address, [sent]).status == status, name
+    _, _, headers, _ = seen.requests[-1]
+    assert headers["host"] == "localhost" and "x-forwarded-for" not in headers
 
 
 def test_tls_ends_here_where_a_certificate_is_mounted(

@@ -66,6 +66,7 @@ class StandIn:
         lists_models: Whether it has a list of its models, or fails when it is asked for one.
         requests: Bodies of the requests for answers that came.
         headers: Headers of the same requests.
+        says: Headers of its answers in one piece, beside those that it needs.
     """
 
     url: str = ""
@@ -79,6 +80,7 @@ class StandIn:
     knows: Collection[str] = ()
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    says: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def prompts(self) -> list[Any]:
@@ -260,7 +262,9 @@ class _Handler(SilentHandler):
 
     def _send(self, status: int, document: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         kind = {"Content-Type": "application/json"}
-        self.send_whole(status, json.dumps(document).encode(), {**kind, **(headers or {})})
+        self.send_whole(
+            status, json.dumps(document).encode(), {**kind, **self.served.says, **(headers or {})}
+        )
 
 
 def _prompt_of(body: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipelines.atomic_file import whole_file
@@ -53,26 +53,15 @@ class TritonPlace:
         sockets = run_directory / "triton"
         if sockets.is_relative_to(REPOSITORY_ROOT):
             sockets = sockets.relative_to(REPOSITORY_ROOT)
-        place = cls(
-            sockets,
-            secrets.token_urlsafe(32),
-            f"{prefix_of(run_directory)}{secrets.token_hex(4)}_",
-        )
+        prefix = f"{prefix_of(run_directory)}{secrets.token_hex(4)}_"
+        place = cls(sockets, "", prefix)
         longest = max((place.grpc.removeprefix("unix:"), place.metrics), key=len)
         check_socket_path(longest, ServerStartError)
         try:
             place.clear()
-            with whole_file(run_directory / KEY_FILE) as made:
-                made.touch(0o600)
-                made.write_text(place.server_key + "\n", encoding="ascii")
         except OSError as error:
-            raise ServerStartError(
-                "the run directory is not writable",
-                values=str(error),
-                limit="must belong to the server's user, for sockets, keys and logs",
-                remedy="make that user its owner, or use another run directory",
-            ) from None
-        return place
+            raise _not_writable(error) from None
+        return replace(place, server_key=new_key(run_directory))
 
     @property
     def grpc(self) -> str:
@@ -134,6 +123,32 @@ def remove_shared_memory(prefix: str) -> None:
 def prefix_of(run_directory: Path) -> str:
     """Return the prefix of the regions of all servers of a run directory."""
     return f"draftproof_{hashlib.sha256(os.fsencode(run_directory.resolve())).hexdigest()[:12]}_"
+
+
+def new_key(run_directory: Path) -> str:
+    """Generate the key of a server, and write it to its file.
+
+    Raises:
+        ServerStartError: The directory is not writable.
+    """
+    key = secrets.token_urlsafe(32)
+    try:
+        run_directory.mkdir(parents=True, exist_ok=True)
+        with whole_file(run_directory / KEY_FILE) as made:
+            made.touch(0o600)
+            made.write_text(key + "\n", encoding="ascii")
+    except OSError as error:
+        raise _not_writable(error) from None
+    return key
+
+
+def _not_writable(error: OSError) -> ServerStartError:
+    return ServerStartError(
+        "the run directory is not writable",
+        values=str(error),
+        limit="must belong to the server's user, for sockets, keys and logs",
+        remedy="make that user its owner, or use another run directory",
+    )
 
 
 def read_key(run_directory: Path) -> str:

@@ -20,7 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
             removed = f"removed the key of {options.name} from {options.file}"
             print(f"{removed}; servers with this file refuse it from now on", file=sys.stderr)
         else:
-            print(add_key(options.file, options.name, options.max_requests, options.max_tokens))
+            limits = options.max_requests, options.max_tokens
+            print(add_key(options.file, options.name, *limits, may_choose_arm=options.may_choose_arm))
             print(f"added to {options.file}; this is the only time that it is shown", file=sys.stderr)
         return EXIT_PASS
 
@@ -40,6 +41,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
                 "--max-tokens",
                 type=_positive,
                 help="most tokens at a time, of prompts and longest answers (default: any)",
+            )
+            sub.add_argument(
+                "--may-choose-arm", action="store_true", help="let its requests name the arm that answers"
             )
     return parser.parse_args(arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,14 @@ from pathlib import Path
 from aiohttp import web
 
 from pipelines.atomic_file import version_of
-from pipelines.errors import InvalidRequestError, RateLimitError, ServerStartError, UnauthorizedError
+from pipelines.client.connection import KEY_HEADER as SERVER_KEY
+from pipelines.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    RateLimitError,
+    ServerStartError,
+    UnauthorizedError,
+)
 from pipelines.front_door.access.key_file import ApiKey, digest_of, read_keys
 from pipelines.wire.tensors import MAX_ID_BYTES
 
@@ -108,13 +116,15 @@ class KeyRing:
     Args:
         path: The file of keys; None if everybody may use the server. A file that is missing has no keys, so
             every request is refused until there is one.
+        server_key: The server's key, which operators send in a header of its own; "" for none.
 
     Raises:
         ServerStartError: The file is invalid.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, server_key: str = "") -> None:
         self._path = path
+        self._server_key = server_key.encode()
         self._anybody = Client(ApiKey("", ""))
         self._clients: tuple[Client, ...] = ()
         self._version: tuple[int, ...] | None = None
@@ -145,6 +155,23 @@ class KeyRing:
                 remedy="ask the operator of the server for a key",
             )
         return found[0]
+
+    def check_arm(self, request: web.Request, arm: str) -> None:
+        """Refuse a request that names an arm, unless its key has the right to or it is an operator's.
+
+        Raises:
+            ForbiddenError: It may not choose the arm.
+            UnauthorizedError: It has no valid key.
+        """
+        given = request.headers.get(SERVER_KEY, "").encode(errors="surrogateescape")
+        is_operator = bool(self._server_key) and hmac.compare_digest(given, self._server_key)
+        if not is_operator and not self.client(request).key.may_choose_arm:
+            raise ForbiddenError(
+                "this client may not choose the arm",
+                values=f"arm={arm!r:.100}",
+                limit=f"API keys with may_choose_arm, or the server's key in the header {SERVER_KEY}",
+                remedy="leave the arm out; the operator can add a key with --may-choose-arm",
+            )
 
     def _read_again(self, path: Path) -> None:
         version = version_of(path)

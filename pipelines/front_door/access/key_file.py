@@ -37,12 +37,14 @@ class ApiKey:
         sha256: Its digest, hexadecimal.
         max_requests: Most requests at a time; None for no limit.
         max_tokens: Most tokens at a time, of prompts and longest answers; None for no limit.
+        may_choose_arm: Whether its requests may name the arm that answers, whatever the weights of a rollout.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     max_requests: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
+    may_choose_arm: bool = False
 
     def has_digest(self, digest: str) -> bool:
         """Compare digests in a time that does not depend on where they differ."""
@@ -79,7 +81,9 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     return keys
 
 
-def add_key(path: Path, name: str, max_requests: int | None, max_tokens: int | None) -> str:
+def add_key(
+    path: Path, name: str, max_requests: int | None, max_tokens: int | None, *, may_choose_arm: bool = False
+) -> str:
     """Add a new key to a file, which is made if it is missing.
 
     Returns:
@@ -99,7 +103,8 @@ def add_key(path: Path, name: str, max_requests: int | None, max_tokens: int | N
                 remedy="remove it first, or choose another name",
             )
         key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
-        _write(path, (*keys, ApiKey(name, digest_of(key.encode()), max_requests, max_tokens)))
+        added = ApiKey(name, digest_of(key.encode()), max_requests, max_tokens, may_choose_arm)
+        _write(path, (*keys, added))
     return key
 
 

@@ -23,11 +23,11 @@ from pipelines.deploy.ports import DRAIN_S, Ports
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import DraftproofError, ServerStartError, ServerUnavailableError
 from pipelines.front_door.access.clients import KeyRing
-from pipelines.front_door.errors import error_response
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import GatewayCalls
+from pipelines.front_door.guarding import openai_application
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.serving import listen, log_to_standard_output, serve
@@ -80,7 +80,7 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with settings.listen(port) as listening:
         addresses = Addresses(settings.servers, settings.server_name)
-        async with listen(_waiting(), settings, listening.dup()):
+        async with listen(_waiting(settings), settings, listening.dup()):
             url = settings.url(listening.getsockname()[1])
             print(f"listening on {url}; waiting for a server", flush=True)
             found = await _describe(addresses, stopping)
@@ -143,20 +143,18 @@ async def _ask(address: str) -> tuple[ServedFiles, ServerIdentity] | None:
     return ServedFiles.of_wire(content, address), own
 
 
-def _waiting() -> web.Application:
+def _waiting(settings: FrontDoorSettings) -> web.Application:
     """Return an application that tells every client to come again."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
-        return error_response(
-            ServerUnavailableError(
-                "no server of the fleet has answered yet",
-                values="this front door has just started",
-                limit="at least one that is ready",
-                remedy="send the request again later",
-            )
+        raise ServerUnavailableError(
+            "no server of the fleet has answered yet",
+            values="this front door has just started",
+            limit="at least one that is ready",
+            remedy="send the request again later",
         )
 
-    application = web.Application()
+    application = openai_application(settings, open_paths=())
     application.router.add_route("*", "/{path:.*}", refuse)
     return application
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from pipelines.client.generation import Chunk
 from pipelines.deploy.identity import ServerIdentity
-from pipelines.errors import ServerStartError, ServerUnavailableError
+from pipelines.errors import InvalidRequestError, ServerStartError, ServerUnavailableError
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget, joined
 from pipelines.front_door.fleet.placement import Placement
@@ -137,8 +137,15 @@ class Fleet(Collector):
         """Send one request and stream its chunks, from as many servers as it takes.
 
         Raises:
-            DraftproofError: A server refused it, or no server answers.
+            DraftproofError: It names an arm, a server refused it, or no server answers.
         """
+        if request.arm:
+            raise InvalidRequestError(
+                "a front door of several servers cannot choose the arm",
+                values=f"arm={request.arm!r:.100}",
+                limit="no arm",
+                remedy="leave it out, or ask one of the servers itself",
+            )
         order = self._placement.order(list(self.servers.values()), request)
         if not order:
             raise ServerUnavailableError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import zlib
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 from backports import zstd
@@ -33,6 +34,7 @@ _ZLIB_HEADS = (b"\x08", b"\x18", b"\x28", b"\x38", b"\x48", b"\x58", b"\x68", b"
 _REMEDY = "send a JSON object with the fields that GET /openapi.json lists"
 
 _Body = TypeVar("_Body")
+_Result = TypeVar("_Result")
 _Fields = TypeVar("_Fields", bound=SamplingFields)
 
 
@@ -114,9 +116,15 @@ async def read_body(kind: type[_Body], content: bytes, calls: CallStyle | None =
     Raises:
         InvalidRequestError: It is not a JSON object, or a field is unknown, missing, wrong or not supported.
     """
-    is_quick = len(content) <= _QUICK_BYTES
-    body = parse_body(kind, content) if is_quick else await asyncio.to_thread(parse_body, kind, content)
+    body = await beside_the_loop(len(content), parse_body, kind, content)
     return await with_warnings(body, calls) if isinstance(body, SamplingFields) else body
+
+
+async def beside_the_loop(num_bytes: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Return the result of a function that reads bytes; many are read on another thread."""
+    if num_bytes <= _QUICK_BYTES:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
 
 
 async def with_warnings(body: _Fields, calls: CallStyle | None) -> _Fields:
@@ -134,8 +142,12 @@ def _unenforced(body: SamplingFields, calls: CallStyle | None) -> list[str]:
     return [f"the schema of {place} is not enforced whole: {reason}" for place, reason in found]
 
 
-def parse_body(kind: type[_Body], content: bytes) -> _Body:
-    """Fill a dataclass from a JSON body; arguments and errors are as for ``read_body``."""
+def check_num_values(content: bytes) -> None:
+    """Refuse a body that takes long to parse.
+
+    Raises:
+        InvalidRequestError: It has too many objects, lists and keys.
+    """
     num_values = sum(map(content.count, (b"{", b"[", b":")))
     if num_values > _MAX_VALUES:
         raise InvalidRequestError(
@@ -144,6 +156,11 @@ def parse_body(kind: type[_Body], content: bytes) -> _Body:
             limit=f"{_MAX_VALUES}, also inside texts",
             remedy="send fewer or shorter ones",
         )
+
+
+def parse_body(kind: type[_Body], content: bytes) -> _Body:
+    """Fill a dataclass from a JSON body; arguments and errors are as for ``read_body``."""
+    check_num_values(content)
     try:
         document = from_json(content, allow_inf_nan=False)
     except ValueError as error:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 from aiohttp import web
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 
-from pipelines.errors import DraftproofError, InternalError, InvalidRequestError
+from pipelines.errors import DraftproofError, ForbiddenError, InternalError, InvalidRequestError
 from pipelines.time_limit import within
 from pipelines.triton.gateway.json_messages import (
     generate_document,
@@ -23,13 +23,13 @@ from pipelines.triton.gateway.relay import CheckedRequest, Relay
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, quoted
 from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of, status_of
 from pipelines.triton.supervision.supervisor import Supervisor
+from pipelines.web_application import Handler, guarded_application
 
 _LOG = logging.getLogger(__name__)
 
 _BODY_TIMEOUT_S = 30.0  # for the largest body over a slow network
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _EVENTS = "text/event-stream; charset=utf-8"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
@@ -46,9 +46,18 @@ class HttpServer:
         self._supervisor = supervisor
         self._relay = relay
 
-    def application(self) -> web.Application:
-        """Return the application, to be run with ``handler_cancellation``."""
-        application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+    def application(self, hosts: Collection[str] = ()) -> web.Application:
+        """Return the application, to be run with ``handler_cancellation``.
+
+        Args:
+            hosts: Names by which the server is asked besides its addresses.
+        """
+        application = guarded_application(
+            errors_in_json,
+            hosts=hosts,
+            any_host=lambda request: request.path.startswith("/v2/health/"),
+            max_body_bytes=MAX_BODY_BYTES,
+        )
         router = application.router
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:1}"):
             router.add_get(f"{path}/ready", self._model_ready)
@@ -63,35 +72,6 @@ class HttpServer:
         router.add_post("/v2/repository/index", self._index)
         router.add_post("/v2/repository/models/{model}/{action:load|unload}", self._control)
         return application
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests from web pages and convert errors to responses.
-
-        Pages come from other sites, since this server has none. A matching host name proves nothing, because
-        it may resolve to this address (DNS rebinding).
-        """
-        try:
-            if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
-                raise web.HTTPForbidden
-            return await handler(request)
-        except DraftproofError as error:
-            return _error_response(error)
-        except web.HTTPException as error:  # from aiohttp: unknown path, body too large
-            return web.json_response({"error": _explained(request, error)}, status=error.status)
-        except grpc.aio.AioRpcError as error:
-            return _error_response(error_of(error))
-        except ConnectionError:
-            return web.Response(status=400)  # never delivered: the client has disconnected
-        except Exception:
-            _LOG.exception("%s %s", request.method, quoted(request.path))
-            return _error_response(
-                InternalError(
-                    "the server failed on this request",
-                    limit="this is a bug in Draftproof",
-                    remedy="the server's log has the traceback",
-                )
-            )
 
     async def _live(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -217,7 +197,36 @@ class HttpServer:
 
     def _check_operator(self, request: web.Request) -> None:
         if not self._is_operator(request):
-            raise web.HTTPForbidden
+            raise ForbiddenError(
+                "only operators may do this",
+                values=f"{request.method} {quoted(request.path)}",
+                limit=f"the header {KEY_HEADER}",
+                remedy="send the server's key, <run directory>/key",
+            )
+
+
+@web.middleware
+async def errors_in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a request, and convert errors to responses."""
+    try:
+        return await handler(request)
+    except DraftproofError as error:
+        return _error_response(error)
+    except web.HTTPException as error:  # from aiohttp: unknown path, body too large
+        return web.json_response({"error": _explained(request, error)}, status=error.status)
+    except grpc.aio.AioRpcError as error:
+        return _error_response(error_of(error))
+    except ConnectionError:
+        return web.Response(status=400)  # never delivered: the client has disconnected
+    except Exception:
+        _LOG.exception("%s %s", request.method, quoted(request.path))
+        return _error_response(
+            InternalError(
+                "the server failed on this request",
+                limit="this is a bug in Draftproof",
+                remedy="the server's log has the traceback",
+            )
+        )
 
 
 def _error_response(error: DraftproofError) -> web.Response:
@@ -229,7 +238,6 @@ def _error_response(error: DraftproofError) -> web.Response:
 def _explained(request: web.Request, error: web.HTTPException) -> str:
     """Explain an error of aiohttp, in the form of ``DraftproofError.to_wire``."""
     limits = {
-        403: ("only operators may do this, and web pages may not", f"the header {KEY_HEADER}"),
         404: ("path not found", "the inference paths of KServe's protocol"),
         405: ("method not allowed", "GET for metadata, POST for inference"),
         413: ("the body is too large", f"{MAX_BODY_BYTES} bytes"),

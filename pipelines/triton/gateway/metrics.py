@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipelines.triton.gateway.http_server import errors_in_json
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.triton import Triton
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.supervisor import Supervisor
+from pipelines.web_application import guarded_application
 
 _OF_A_MODEL = re.compile(rb'^(?:draftproof|spec_decode)_\w+\{[^}]*\bmodel="(?P<model>[^"]*)"')
 
 
 def application(
-    triton: Triton, supervisor: Supervisor, calls: OpenCalls, front_door: FrontDoorProcess | None
+    triton: Triton,
+    supervisor: Supervisor,
+    calls: OpenCalls,
+    front_door: FrontDoorProcess | None,
+    hosts: Collection[str] = (),
 ) -> web.Application:
-    """Return the application for the metrics port; ``front_door`` is None for a server without it."""
+    """Return the application for the metrics port.
+
+    Args:
+        triton: Connections to Triton.
+        supervisor: State of Triton and its models.
+        calls: Tracks open requests.
+        front_door: None for a server without it.
+        hosts: Names by which the server is asked besides its addresses.
+    """
     registry = CollectorRegistry()
     registry.register(GatewayMetrics(supervisor, calls, front_door))
 
@@ -30,7 +44,7 @@ def application(
         text = published + generate_latest(registry)
         return web.Response(body=text, headers={"Content-Type": "text/plain; charset=utf-8"})
 
-    metrics = web.Application()
+    metrics = guarded_application(errors_in_json, hosts=hosts)
     metrics.router.add_get("/metrics", answer)
     return metrics
 

@@ -117,6 +117,7 @@ class Relay:
 
         Raises:
             InvalidRequestError: The request is invalid or not allowed.
+            ForbiddenError: It needs the server's key.
             ServerUnavailableError: The model cannot answer now.
         """
 

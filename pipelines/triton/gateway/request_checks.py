@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
-from pipelines.errors import InvalidRequestError
+from pipelines.errors import ForbiddenError, InvalidRequestError
 from pipelines.triton.backend.header import OWN_PREFIX
 from pipelines.wire.tensors import MAX_ID_BYTES
 
@@ -76,8 +76,16 @@ def check_request(message: Any, *, is_operator: bool) -> None:
 
     Raises:
         InvalidRequestError: The request is invalid or not allowed.
+        ForbiddenError: It names an arm, and the client is no operator.
     """
     check_model(message.model_name, is_operator=is_operator)
+    if not is_operator and any(each.name == "arm" for each in message.inputs):
+        raise ForbiddenError(
+            "only operators may choose the arm",
+            values="an input arm, without the server's key",
+            limit="the header draftproof-key",
+            remedy="leave arm out; operators send the server's key, <run directory>/key",
+        )
     _check_id(message.id)
     _check_names("input", [each.name for each in message.inputs])
     _check_names("output", [each.name for each in message.outputs])

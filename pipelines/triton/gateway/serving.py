@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from grpc._cython import cygrpc  # type: ignore[import-untyped]
 
+from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.ports import Endpoint
 from pipelines.deploy.triton.place import TritonPlace
@@ -61,8 +62,9 @@ async def serve(
         supervisor = Supervisor(directory, endpoint, place, triton, calls, process, stopping)
         relay = Relay(triton, supervisor, calls, directory / "model_repository")
         ports, host = endpoint.ports, endpoint.address
+        hosts = FrontDoorSettings.read(endpoint.front_door).hosts
         try:
-            await listen(fronts, HttpServer(triton, supervisor, relay).application(), host, ports.http)
+            await listen(fronts, HttpServer(triton, supervisor, relay).application(hosts), host, ports.http)
             bracketed = f"[{host}]" if ":" in host else host
             methods = GrpcServer(triton, supervisor, relay, ServerIdentity.read(directory), directory)
             grpc_server = await methods.start(f"{bracketed}:{ports.grpc}")
@@ -71,7 +73,7 @@ async def serve(
             if ports.openai:
                 front_door = FrontDoorProcess(directory, endpoint, place, stopping)
                 fronts.push_async_callback(front_door.close)
-            published = metrics.application(triton, supervisor, calls, front_door)
+            published = metrics.application(triton, supervisor, calls, front_door, hosts)
             await listen(fronts, published, host, ports.metrics)
         except (OSError, RuntimeError) as error:
             raise ServerStartError(

@@ -17,6 +17,7 @@ from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
+    ForbiddenError,
     InvalidRequestError,
     ProcessEndedError,
     RepositoryError,
@@ -33,6 +34,7 @@ KEY_HEADER = "draftproof-key"
 
 _STATUSES = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT, 400),
+    (ForbiddenError, grpc.StatusCode.PERMISSION_DENIED, 403),
     (ServerBusyError, grpc.StatusCode.UNAVAILABLE, 503),
     (ServerUnavailableError, grpc.StatusCode.UNAVAILABLE, 503),
     (ProcessEndedError, grpc.StatusCode.UNAVAILABLE, 503),

@@ -56,7 +56,9 @@ def test_a_client_that_leaves_before_its_answer_frees_its_place(impatient: Serve
 
 
 def http_post(body: bytes, length: int | None = None) -> bytes:
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -92,7 +94,7 @@ def num_unsent(server: Server) -> int:
     ("sent", "received"),
     [
         (b"", b""),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n", b""),
         (http_post(b'{"prompt"', length=50), b"HTTP/1.1 408"),
     ],
     ids=["nothing", "half of the headers", "half of the body"],

@@ -96,7 +96,7 @@ class Running:
         self.model, self.router, self.port = Model(), Router(), port
         self.ended: asyncio.Queue[Exchange] = asyncio.Queue()
         parts: Any = (self.model, self.router, settings, SimpleNamespace(answer=unused))
-        self.door = FrontDoor(*parts, [self.ended.put_nowait])
+        self.door = FrontDoor(*parts, [self.ended.put_nowait], "the server's key")
 
     async def ask(self, path: str, key: str = "", **body: Any) -> str:
         url, headers = f"http://localhost:{self.port}{path}", {"Authorization": f"Bearer {key}"}
@@ -136,6 +136,30 @@ async def test_a_session_belongs_to_the_key_of_its_client(tmp_path: Path) -> Non
         first, second, third = (each.session_id for each in running.router.asked)
         assert first == third != second
         assert "mine" not in (first, second)
+
+
+async def test_the_arm_is_chosen_by_keys_with_this_right_and_by_operators(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    keys = [add_key(file, name, None, None, may_choose_arm=name == "tester") for name in ("alice", "tester")]
+    operator = {"draftproof-key": "the server's key"}
+    guess = {"draftproof-key": "a guess"}
+    for settings, headers, status in (
+        ({}, {}, 403),
+        ({}, guess, 403),
+        ({}, operator, 200),
+        ({"keys": str(file)}, {"X-Api-Key": keys[0]}, 403),
+        ({"keys": str(file)}, {"X-Api-Key": keys[0], **guess}, 403),
+        ({"keys": str(file)}, {"X-Api-Key": keys[0], **operator}, 200),
+        ({"keys": str(file)}, {"X-Api-Key": keys[1]}, 200),
+    ):
+        async with open_door(**settings) as running, ClientSession(headers=headers) as session:
+            url = f"http://localhost:{running.port}/v1/completions"
+            for arm, expected in (("candidate", status), ("", 200), (None, 200)):
+                body = {"prompt": [1], "max_tokens": 2, "arm": arm}
+                async with session.post(url, json=body) as reply:
+                    error = (await reply.json()).get("error", {"param": "arm"})
+                assert (reply.status, error["param"]) == (expected, "arm"), (settings, headers, arm)
+            assert [each.arm for each in running.router.asked] == ["candidate"] * (status == 200) + ["", ""]
 
 
 @pytest.mark.parametrize("stream", [False, True])

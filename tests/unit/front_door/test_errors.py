@@ -37,7 +37,7 @@ INSIDE = {
         (InvalidRequestError, 400, None),
         (ModelNotFoundError, 404, "model_not_found"),
         (UnauthorizedError, 401, "invalid_api_key"),
-        (ForbiddenError, 403, "origin_not_allowed"),
+        (ForbiddenError, 403, "not_allowed"),
         (RateLimitError, 429, "rate_limit_exceeded"),
         (ServerBusyError, 503, "overloaded"),
         (ServerUnavailableError, 503, "unavailable"),

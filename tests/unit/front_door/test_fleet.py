@@ -164,6 +164,12 @@ async def test_a_draining_server_gets_no_requests_and_loses_none() -> None:
         assert len(servers[0].asked) == 2
 
 
+async def test_a_fleet_has_no_arms() -> None:
+    async with fleet_of([StandInServer()]) as fleet:
+        with pytest.raises(InvalidRequestError, match="cannot choose the arm"):
+            await all_of(fleet, replace(REQUEST, arm="candidate"))
+
+
 async def test_a_full_queue_sends_few_requests_on() -> None:
     servers = [StandInServer(), StandInServer()]
     async with fleet_of(servers) as fleet:

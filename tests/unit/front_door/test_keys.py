@@ -173,10 +173,12 @@ def test_the_command_adds_and_removes_keys(file: Path, capsys: pytest.CaptureFix
     assert main(["add", "alice", "--file", str(file), "--max-requests", "3"]) == 0
     key = capsys.readouterr().out.strip()
     assert KeyRing(file).client(request_with(f"Bearer {key}")).key.max_requests == 3
+    assert main(["add", "tester", "--file", str(file), "--may-choose-arm"]) == 0
+    assert [key.may_choose_arm for key in read_keys(file)] == [False, True]
     assert main(["add", "alice", "--file", str(file)]) == 1
     assert main(["remove", "bob", "--file", str(file)]) == 1
     assert main(["remove", "alice", "--file", str(file)]) == 0
-    assert read_keys(file) == ()
+    assert [key.name for key in read_keys(file)] == ["tester"]
     file.unlink()
     with pytest.raises(DraftproofError, match=r"keys\.json"):
         remove_key(file, "alice")

@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
+    ForbiddenError,
     InvalidRequestError,
     ProcessEndedError,
     RequestCancelledError,
@@ -63,6 +64,27 @@ async def test_internal_models_are_open_to_operators_alone(gateway: Gateway, way
             await gateway.ask(way, model="speculative", key=key)
         assert gateway.key not in str(refused.value)
     assert gateway.triton.requests == []
+
+
+async def test_the_arm_is_chosen_by_operators_alone(gateway: Gateway) -> None:
+    message = request(model="router")
+    message.inputs.add(name="arm", datatype="BYTES", shape=[1, 1])
+    message.raw_input_contents.append(b"\7\0\0\0control")
+    found, error = await gateway.error_of(
+        gateway.stub.ModelInfer(message, metadata=gateway.metadata("guess"))
+    )
+    assert (found, type(error)) == ("PERMISSION_DENIED", ForbiddenError)
+    tensors = {"text_input": "hello", "max_tokens": 1, "arm": "control"}
+    given = [
+        {"name": name, "datatype": "INT32" if value == 1 else "BYTES", "shape": [1, 1], "data": [value]}
+        for name, value in tensors.items()
+    ]
+    async with gateway.session.post("/v2/models/router/infer", json={"inputs": given}) as reply:
+        refused = from_wire((await reply.json())["error"])
+    assert (reply.status, type(refused)) == (403, ForbiddenError)
+    assert gateway.triton.requests == []
+    await gateway.stub.ModelInfer(message, metadata=gateway.metadata(gateway.key))
+    assert [each.name for each in gateway.triton.requests[0].inputs] == ["text_input", "max_tokens", "arm"]
 
 
 @every_way

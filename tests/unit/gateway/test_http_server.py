@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import DraftproofError, InternalError, InvalidRequestError, RepositoryError, from_wire
+from pipelines.errors import (
+    DraftproofError,
+    ForbiddenError,
+    InternalError,
+    InvalidRequestError,
+    RepositoryError,
+    from_wire,
+)
 from pipelines.triton.gateway.http_server import HttpServer
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
 from pipelines.triton.gateway.triton import KEY_HEADER
@@ -97,7 +104,7 @@ async def test_pages_in_browsers_are_refused(gateway: Gateway, headers: dict[str
             status, error = await refusal(
                 gateway, "POST", path, data=json.dumps(HELLO), headers={**sent, **key}
             )
-            assert status == 403 and isinstance(error, InvalidRequestError)
+            assert status == 403 and isinstance(error, ForbiddenError)
     assert (await refusal(gateway, "GET", "/v2/health/ready", headers=sent))[0] == 403
     typed = {"Sec-Fetch-Site": "none"}  # the address was typed into the browser
     async with gateway.session.get("/v2/health/ready", headers=typed) as reply:

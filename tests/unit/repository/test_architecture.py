@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "time_left": set(),
     "time_limit": set(),
     "kserve_stream": {"time_limit"},
+    "web_application": {"errors"},
     "text": {"errors"},
     "speculation": {"errors"},
     "executor": {
@@ -52,10 +53,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "triton": {
         *("errors", "program", "asyncio_thread", "available_resources", "manifest", "kserve_stream"),
         *("atomic_file", "time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
-        "process",
+        *("process", "web_application"),
     },
     "front_door": {
-        *("socket_path", "wire"),
+        *("socket_path", "wire", "web_application"),
         *("errors", "program", "atomic_file", "manifest", "configuration", "client", "deploy", "text"),
         *("kserve_stream", "router", "time_limit"),
         "triton",  # ends what a killed gateway leaves
@@ -72,10 +73,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "canary": {
         *("errors", "program", "manifest", "deploy", "router", "bench"),
         *("atomic_file", "building", "configuration", "engine_memory"),
-        "socket_path",
+        *("socket_path", "web_application"),
     },
     "upstreams": {
-        *("errors", "program", "configuration", "deploy", "time_limit", "router", "canary"),
+        *(
+            "web_application",
+            "errors",
+            "program",
+            "configuration",
+            "deploy",
+            "time_limit",
+            "router",
+            "canary",
+        ),
         "front_door",  # who may ask, and how bytes are delivered
         "validation",  # the client of OpenAI's API
     },
@@ -131,7 +141,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     ),
     "aiohttp": (
         *("pipelines/triton/", "pipelines/front_door/", "pipelines/upstreams/"),
-        *("pipelines/canary/gates.py", "tests/"),
+        *("pipelines/canary/gates.py", "pipelines/web_application.py", "tests/"),
     ),
     "prometheus_client": (
         "pipelines/triton/gateway/metrics.py",

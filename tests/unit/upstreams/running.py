@@ -22,6 +22,7 @@ from pipelines.canary.controller.state import Store
 from pipelines.canary.judge.limits import read_limits
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.run_files import state_file
+from pipelines.deploy.triton.place import read_key
 from pipelines.errors import CanaryError
 from pipelines.upstreams.request import RESPONSES
 from pipelines.upstreams.settings import DEFAULT_PLAN
@@ -50,6 +51,10 @@ class Running:
         found = re.match(r"listening on (\S+)", line)
         assert found, line + (process.communicate(timeout=120)[0] or "")
         self.url = found[1]
+
+    def choosing(self, arm: str) -> dict[str, str]:
+        """Return the headers with which an operator chooses an arm."""
+        return {"X-Draftproof-Arm": arm, "draftproof-key": read_key(self.state)}
 
     def ask(self, prompt: str, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
         headers = fields.pop("headers", {})

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pipelines.router.observation import Difference
 from pipelines.upstreams.answer import Answer, first_difference
+from pipelines.upstreams.call import UpstreamCall
+from pipelines.upstreams.request import RESPONSES, ForwardedRequest
 
 
 def event(text: str | None = None, end: str | None = None, **more: Any) -> dict[str, Any]:
@@ -190,3 +193,27 @@ def test_the_first_difference_of_two_responses(
 def test_a_stream_that_says_something_else_than_its_end_differs() -> None:
     end = {"type": "response.completed", "response": response("ab")}
     assert first_difference(items(BEGIN, delta("ab"), end), items(BEGIN, delta("ax"), end)) == "text"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "has_effects"),
+    [
+        (RESPONSES, {}, True),
+        (RESPONSES, {"store": None}, True),
+        (RESPONSES, {"store": False}, False),
+        (RESPONSES, {"store": False, "tools": [{"type": "function"}, {"type": "custom"}]}, False),
+        (RESPONSES, {"store": False, "tools": [{"type": "function"}, {"type": "mcp"}]}, True),
+        (RESPONSES, {"store": False, "tools": ["web_search"]}, True),
+        ("/v1/chat/completions", {}, False),
+        ("/v1/chat/completions", {"store": True}, True),
+        ("/v1/chat/completions", {"tools": [{"type": "code_interpreter"}]}, True),
+        ("/v1/completions", {}, False),
+    ],
+)
+def test_what_does_something_besides_answering_is_not_repeated(
+    path: str, fields: dict[str, Any], has_effects: bool
+) -> None:
+    content = json.dumps({"temperature": 0, "stream": True, **fields}).encode()
+    call = UpstreamCall(ForwardedRequest.of(path, content, "", ""), {}, Mock(), Mock())
+    assert call.replay_arms == (() if has_effects else ("candidate", "stable"))
+    assert call.may_hedge("candidate") is not has_effects

@@ -20,7 +20,6 @@ from pipelines.upstreams.request import RESPONSES
 from tests.support.stand_in_openai import Faults, StandIn, stand_in_openai
 from tests.unit.upstreams.running import Running, figures, running
 
-_CANDIDATE = {"X-Draftproof-Arm": "candidate"}
 _ARMS = {
     "format": 1,
     "generation": 1,
@@ -85,7 +84,7 @@ def test_the_bytes_of_a_server_are_passed_on(path: str, stream: bool, pair: Pair
         body["prompt"] = "hello"
     old, url = pair.old, pair.service.url
     expected = httpx.post(f"{old.url}{path}", json=body, timeout=120, trust_env=False)
-    headers = {"X-Draftproof-Arm": "stable"}
+    headers = pair.service.choosing("stable")
     answer = httpx.post(f"{url}{path}", json=body, headers=headers, timeout=120, trust_env=False)
     assert (answer.status_code, without_ids(answer.content)) == (200, without_ids(expected.content))
     assert answer.headers["content-type"] == expected.headers["content-type"]
@@ -118,7 +117,10 @@ def test_a_response_that_needs_what_one_server_keeps_is_refused(kept: dict[str, 
 def test_operators_see_requests_faults_times_and_weights(pair: Pair) -> None:
     before = figures(pair.service)
     pair.new.faults = Faults(fails=1.0)
-    assert pair.service.ask("metrics", stream=True, headers=_CANDIDATE).status_code == 200
+    assert (
+        pair.service.ask("metrics", stream=True, headers=pair.service.choosing("candidate")).status_code
+        == 200
+    )
     assert pair.service.ask("x", path="/v1/unknown").status_code == 404
     after = figures(pair.service)
     added = {name: value - before.get(name, 0) for name, value in after.items()}
@@ -138,7 +140,7 @@ def test_what_a_server_refuses_is_passed_on(pair: Pair) -> None:
         assert answer.status_code == 400
         assert answer.json()["error"] == {"message": "max_tokens must be at least 1", "input": prompt}
     assert httpx.post(f"{service.url}/v1/completions", content=b"[", trust_env=False).status_code == 400
-    assert service.ask("x", headers={"X-Draftproof-Arm": "nobody"}).status_code == 400
+    assert service.ask("x", headers=service.choosing("nobody")).status_code == 400
     pair.old.faults = pair.new.faults = Faults(limits=1.0)
     limited = service.ask("hello")
     assert (limited.status_code, limited.headers["retry-after"]) == (429, "0")
@@ -160,7 +162,7 @@ def test_a_stream_ends_for_the_client_where_its_server_broke_it(pair: Pair) -> N
                 "POST",
                 f"{url}/v1/completions",
                 json=body,
-                headers={"X-Draftproof-Arm": "stable"},
+                headers=pair.service.choosing("stable"),
                 trust_env=False,
             ) as answer,
         ):
@@ -183,8 +185,75 @@ def test_the_stable_server_answers_what_the_candidate_does_not(
 ) -> None:
     pair.new.faults = faults
     for number in range(6):
-        answer = pair.service.ask(f"{number}", stream=stream, headers=_CANDIDATE)
+        answer = pair.service.ask(f"{number}", stream=stream, headers=pair.service.choosing("candidate"))
         assert (answer.status_code, answer.headers["x-draftproof-arm"]) == (200, "stable")
+
+
+@pytest.mark.parametrize("headers", [{}, {"draftproof-key": "a guess"}])
+def test_a_client_does_not_choose_its_server(headers: dict[str, str], pair: Pair) -> None:
+    refused = pair.service.ask("hello", headers={"X-Draftproof-Arm": "candidate", **headers})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "arm")
+
+
+def wait_for_the_candidate(pair: Pair) -> None:
+    """Wait until its breaker is closed, and one more failure does not open it."""
+    ends_at_s, headers, num_answers = time.monotonic() + 120, pair.service.choosing("candidate"), 0
+    while num_answers < 4:
+        assert time.monotonic() < ends_at_s
+        if pair.service.ask("x", headers=headers).headers["x-draftproof-arm"] == "candidate":
+            num_answers += 1
+        else:
+            time.sleep(0.2)
+
+
+_SEARCH = {"tools": [{"type": "web_search"}], "store": False}
+
+
+@pytest.mark.parametrize("faults", [Faults(fails=1.0), Faults(garbles=1.0), Faults(hangs=1.0, hang_s=2.0)])
+@pytest.mark.parametrize(
+    ("fields", "num_asked"),
+    [({"store": False}, 1), ({}, 0), ({"store": True}, 0), (_SEARCH, 0)],
+    ids=["kept nowhere", "kept", "kept by name", "hosted tool"],
+)
+def test_a_request_that_does_something_is_not_sent_to_a_second_server(
+    faults: Faults, fields: dict[str, Any], num_asked: int, pair: Pair
+) -> None:
+    wait_for_the_candidate(pair)
+    pair.new.faults = faults
+    before, options = len(pair.old.requests), {"stream": bool(faults.hangs), **fields}
+    answer = pair.service.ask("once", RESPONSES, headers=pair.service.choosing("candidate"), **options)
+    assert len(pair.old.requests) - before == num_asked
+    assert (answer.status_code == 200) == bool(num_asked)
+    assert num_asked or answer.status_code in (500, 502)
+
+
+def test_a_request_that_does_something_is_sent_on_where_nothing_has_begun(pair: Pair) -> None:
+    wait_for_the_candidate(pair)
+    pair.new.faults = Faults(limits=1.0)
+    answer = pair.service.ask("elsewhere", RESPONSES, headers=pair.service.choosing("candidate"))
+    assert (answer.status_code, answer.headers["x-draftproof-arm"]) == (200, "stable")
+
+
+def test_what_a_server_says_of_itself_stays_with_it(pair: Pair) -> None:
+    said = pair.old.says = {
+        **{"Access-Control-Allow-Origin": "*", "Vary": "Origin", "Set-Cookie": "a=b", "Alt-Svc": 'h3=":443"'},
+        **{"Strict-Transport-Security": "max-age=1", "OpenAI-Organization": "ours", "Connection": "X-Hop"},
+        **{"X-Hop": "1", "OpenAI-Project": "ours", "X-RateLimit-Remaining-Requests": "7"},
+    }
+    answer = pair.service.ask("hello", headers=pair.service.choosing("stable"))
+    pair.old.says = {}
+    got = {name.lower() for name in answer.headers}
+    assert got & {name.lower() for name in said} == {"x-ratelimit-remaining-requests"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" + b"[]," * 600_000 + b"1]", b'{"prompt": [' + b"{}," * 600_000 + b"1]}"]
+)
+def test_a_body_that_takes_long_to_read_is_refused(begin: bytes, pair: Pair) -> None:
+    content = begin + b"{}," * 600_000
+    refused = httpx.post(f"{pair.service.url}/v1/completions", content=content, timeout=120, trust_env=False)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["what"] == "the body has too many values"
 
 
 def shares(service: Running, number: int, session: str = "") -> Counter[str]:
@@ -195,10 +264,7 @@ def shares(service: Running, number: int, session: str = "") -> Counter[str]:
 
 
 def test_weights_and_sessions_choose_the_server(pair: Pair) -> None:
-    ends_at_s = time.monotonic() + 120
-    while pair.service.ask("x", headers=_CANDIDATE).headers["x-draftproof-arm"] != "candidate":
-        assert time.monotonic() < ends_at_s  # its breaker closes after a while
-        time.sleep(0.2)
+    wait_for_the_candidate(pair)
     by_arm = shares(pair.service, 40)
     assert min(by_arm["stable"], by_arm["candidate"]) > 5
     for session in ("a", "b", "c", "d"):
@@ -219,7 +285,9 @@ def test_keys_go_to_their_own_server_and_nowhere_else(tmp_path: Path) -> None:
             {"url": "http://127.0.0.1:1"},
         ) as service,
     ):
-        answer = service.ask("hello", headers={"Authorization": "Bearer of-the-client", **_CANDIDATE})
+        answer = service.ask(
+            "hello", headers={"Authorization": "Bearer of-the-client", **service.choosing("candidate")}
+        )
         assert (answer.status_code, answer.headers["x-draftproof-arm"]) == (200, "stable")
         assert server.headers[-1]["Authorization"] == "Bearer sk-very-secret"
         assert server.requests[-1]["model"] == "other-name"

@@ -59,7 +59,8 @@ def rolled_out(folder: Path, faults: Faults, path: str = COMPLETIONS) -> tuple[R
         stand_in_openai() as new,
         running(folder, {"url": old.url}, {"url": new.url}) as service,
     ):
-        with clients(service, path=path) as statuses:
+        kept = {"store": False} if path == RESPONSES else {}  # what a server keeps is not repeated
+        with clients(service, path=path, **kept) as statuses:
             has_begun(service)
             new.faults = faults
             record = ended(service)

@@ -1,0 +1,181 @@
+"""Tests of the guard against pages of other sites, and that all paths of all applications have it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from pipelines.canary.gates import gates_application
+from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.front_door.application import FrontDoor
+from pipelines.front_door.fleet.__main__ import _waiting
+from pipelines.triton.gateway import metrics
+from pipelines.triton.gateway.http_server import HttpServer, errors_in_json
+from pipelines.upstreams.application import Application
+from pipelines.web_application import guarded_application
+from tests.attacks.pages import FOREIGN_HOSTS, FOREIGN_PAGES, REBOUND_PAGES
+from tests.conftest import REPOSITORY_ROOT
+
+OPEN, CLOSED = FrontDoorSettings(), FrontDoorSettings(keys="/none/keys.json")
+
+
+def front_door(settings: FrontDoorSettings) -> web.Application:
+    stand_in: Any = Mock(answer=AsyncMock(side_effect=ValueError))
+    return FrontDoor(stand_in, stand_in, settings, stand_in, []).application()
+
+
+def upstreams(settings: FrontDoorSettings) -> web.Application:
+    stand_in: Any = Mock()
+    return Application(stand_in, {}, settings, stand_in).application()
+
+
+STAND_IN: Any = Mock(index=AsyncMock(), metrics=AsyncMock(return_value=""), unanswering=(), models=())
+# File that makes an application -> makes it, without and with API keys.
+APPLICATIONS: dict[str, tuple[Callable[[], web.Application], ...]] = {
+    "front_door/application.py": (lambda: front_door(OPEN), lambda: front_door(CLOSED)),
+    "front_door/fleet/__main__.py": (lambda: _waiting(OPEN), lambda: _waiting(CLOSED)),
+    "upstreams/application.py": (lambda: upstreams(OPEN), lambda: upstreams(CLOSED)),
+    "triton/gateway/http_server.py": (lambda: HttpServer(STAND_IN, STAND_IN, STAND_IN).application(),),
+    "triton/gateway/metrics.py": (lambda: metrics.application(STAND_IN, STAND_IN, STAND_IN, None),),
+    "canary/gates.py": (lambda: gates_application(STAND_IN),),
+}
+HEALTH = re.compile(r"/health|/v2/health/(live|ready)")
+REFUSED = ("a page of another site may not use this server", "the server is not known by this name")
+
+
+def test_there_are_no_other_applications() -> None:
+    makes = re.compile(r"(?<!def )\b(guarded_application|openai_application|web\.Application|http\.server)\(")
+    found: dict[str, set[str]] = {}
+    for path in (REPOSITORY_ROOT / "pipelines").rglob("*.py"):
+        if names := set(makes.findall(path.read_text(encoding="utf-8"))):
+            found[str(path.relative_to(REPOSITORY_ROOT / "pipelines"))] = names
+    assert found.pop("web_application.py") == {"web.Application"}
+    assert found.pop("front_door/guarding.py") == {"guarded_application"}
+    assert found.keys() == APPLICATIONS.keys()
+    assert set().union(*found.values()) == {"guarded_application", "openai_application"}
+
+
+def paths_of(application: web.Application) -> Iterator[tuple[str, str]]:
+    """Yield method and an example of the path of each route."""
+    for route in application.router.routes():
+        assert route.resource is not None
+        method = "POST" if route.method == "*" else route.method
+        yield method, re.sub(r"\{\w+\}", "1", route.resource.canonical)
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+async def test_no_path_of_any_application_answers_pages_of_other_sites(name: str) -> None:
+    for make in APPLICATIONS[name]:
+        application = make()
+        async with TestClient(TestServer(application)) as client:
+
+            async def ask(method: str, path: str, client: Any = client, **headers: str) -> tuple[int, str]:
+                async with client.request(method, path, headers=headers) as reply:
+                    return reply.status, "" if method == "HEAD" else await reply.text()
+
+            for method, path in (*paths_of(application), ("GET", "/nothing"), ("OPTIONS", "/metrics")):
+                for headers in (*FOREIGN_PAGES, *REBOUND_PAGES[1:3]):
+                    status, text = await ask(method, path, **headers)
+                    assert status == 403 and (method == "HEAD" or REFUSED[0] in text), (path, headers)
+                for host in FOREIGN_HOSTS:
+                    status, text = await ask(method, path, Host=host)
+                    reason = {403: REFUSED[1], 503: "No server of the fleet has answered yet"}.get(status, "")
+                    is_refused = status == 401 or (reason != "" and (method == "HEAD" or reason in text))
+                    assert is_refused != bool(HEALTH.fullmatch(path)), (method, path, host, status)
+                status, text = await ask(method, path)
+                assert not any(each in text for each in REFUSED), (method, path)
+
+
+ALLOWED = "https://chat.example.org"
+HERE, OWN, EVIL = "127.0.0.1:9000", "http://127.0.0.1:9000", "http://evil.example"
+
+
+async def asked(headers: dict[str, str], method: str = "GET", **options: Any) -> tuple[int, dict[str, str]]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response()
+
+    application = guarded_application(errors_in_json, **options)
+    application.router.add_get("/", answer)
+    async with (
+        TestClient(TestServer(application)) as client,
+        client.request(method, "/", headers=headers) as reply,
+    ):
+        return reply.status, dict(reply.headers)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "site", "is_answered"),
+    [
+        (HERE, "", "", True),
+        ("models.example.org", "", "", True),
+        ("MODELS.example.org:443", "", "", True),
+        (HERE, "", "none", True),
+        (HERE, OWN, "same-origin", True),
+        ("localhost:9000", "http://localhost:9000", "", True),
+        ("[::1]:9000", "https://[::1]:9000", "same-origin", True),
+        (HERE, "", "same-origin", True),
+        ("any.example.org", ALLOWED, "cross-site", True),
+        # The server's own page behind a name that the operator allows.
+        ("chat.example.org", "", "same-origin", True),
+        ("chat.example.org", ALLOWED, "same-origin", True),
+        ("models.example.org", "https://models.example.org", "same-origin", True),
+        (HERE, "https://evil.example", "", False),
+        (HERE, "null", "", False),
+        (HERE, "http://127.0.0.1:8080", "", False),
+        (HERE, "", "cross-site", False),
+        (HERE, "", "same-site", False),
+        (HERE, OWN, "cross-site", False),
+        # A name that was made to resolve to this server.
+        ("evil.example", EVIL, "same-origin", False),
+        ("evil.example", "", "same-origin", False),
+        ("evil.example", "", "", False),
+        ("[::1", "http://[::1", "", False),
+        (HERE, ALLOWED + ".", "", False),
+        ("chat.example.org", "", "same-site", False),
+        ("chat.example.org:9000", "", "same-origin", False),
+        ("evil@127.0.0.1", "", "", False),
+        ("evil@127.0.0.1", "http://evil@127.0.0.1", "same-origin", False),
+    ],
+)
+async def test_programs_own_pages_and_allowed_ones_are_answered_and_others_refused(
+    host: str, origin: str, site: str, is_answered: bool
+) -> None:
+    sent = {"Host": host, "Origin": origin, "Sec-Fetch-Site": site}
+    headers = {name: value for name, value in sent.items() if value}
+    options = {"origins": [ALLOWED], "hosts": ["models.example.org"]}
+    assert (await asked(headers, has_pages=True, **options))[0] == (200 if is_answered else 403)
+    is_own = origin not in ("", ALLOWED) or site == "same-origin"
+    without_pages = is_answered and (not is_own or origin == ALLOWED)
+    assert (await asked(headers, **options))[0] == (200 if without_pages else 403)
+
+
+async def test_only_allowed_pages_may_read_and_ask_before() -> None:
+    sent = "authorization,content-type,x-stainless-arch"  # by OpenAI's client
+    before = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": sent}
+    status, found = await asked({"Origin": ALLOWED, **before}, "OPTIONS", origins=[ALLOWED])
+    assert (status, found["Access-Control-Allow-Headers"]) == (204, sent)
+    status, found = await asked({"Origin": ALLOWED}, origins=[ALLOWED])
+    assert (status, found["Access-Control-Allow-Origin"], found["Vary"]) == (200, ALLOWED, "Origin")
+    assert "X-Request-Id" in found["Access-Control-Expose-Headers"]
+    for origin, origins in ((EVIL, [ALLOWED]), (ALLOWED, [])):
+        for method in ("GET", "OPTIONS"):
+            status, found = await asked({"Origin": origin, **before}, method, origins=origins)
+            assert status == 403 and "Access-Control-Allow-Origin" not in found
+
+
+@pytest.mark.parametrize(
+    "header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via", "x-forwarded-host"]
+)
+async def test_what_a_proxy_on_this_machine_passes_on_is_no_scrape_of_this_machine(header: str) -> None:
+    for make in (front_door, upstreams):
+        async with TestClient(TestServer(make(CLOSED))) as client:
+            async with client.get("/metrics", headers={header: "for=192.0.2.1"}) as reply:
+                assert reply.status == 401
+            async with client.get("/metrics") as reply:
+                assert reply.status != 401
