@@ -39,7 +39,7 @@ docs_python = $(or $(DOCS_PYTHON),$(shell for p in $(docs_candidates); do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; echo $$p; exit; done))
 # Half a minute of two cores that the first engine need not wait for.
 compile_operators = $(venv) -c 'from build.operators.library import *; has_compiler() and compiled_parts()' 2>/dev/null
-pip_install = $(venv) -m pip install --disable-pip-version-check --no-input --only-binary :all:
+pip_install = $(venv) -m pip install --quiet --disable-pip-version-check --no-input --only-binary :all:
 locked = --no-deps --require-hashes
 
 ##@ General

@@ -149,11 +149,12 @@ def _stop(options: argparse.Namespace) -> int:
     if server is not None:
         print("stopped" if server.stop() else "killed, because it did not stop in time")
         return 0
+    was_served = directory.exists()
     Server.clear(directory)
-    print(f"no server of recipe {directory.name} is running")
+    print(f"no server of recipe {directory.name} is running" + ("" if was_served else ", or ever was here"))
     for other in Server.all_running():
         print(f"one of {other.directory.name} is: {other.stop_command}")
-    return 0
+    return int(not was_served)
 
 
 def _draft_length(options: argparse.Namespace) -> int:

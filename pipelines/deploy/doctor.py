@@ -48,7 +48,8 @@ def print_findings(findings: Sequence[Finding]) -> int:
     """Print a table and a summary; return 0 if ``draftproof demo`` works, otherwise 1."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        mark = "MISSING" if finding.stops else "note   " if finding.remedy else "ok     "
+        found = "-      " if finding.is_absent else "ok     "
+        mark = "MISSING" if finding.stops else "note   " if finding.remedy else found
         print(f"{mark} {finding.name:<{width}}  {finding.value}")
         if finding.remedy:
             print(f"        {'':<{width}}  -> {finding.remedy}")
@@ -162,7 +163,7 @@ def _shared_python() -> Finding:
 
 
 def _free_ports(ports: Ports) -> Finding:
-    value = f"HTTP {ports.http}, gRPC {ports.grpc}, metrics {ports.metrics}"
+    value = f"OpenAI {ports.openai}, HTTP {ports.http}, gRPC {ports.grpc}, metrics {ports.metrics}"
     try:
         ports.check_free()
     except DraftproofError as error:

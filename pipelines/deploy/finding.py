@@ -14,9 +14,11 @@ class Finding:
         value: What was found.
         remedy: What to do; empty if nothing is wrong.
         stops: Commands that do not work because of it; empty for a note.
+        is_absent: Whether it is something that is not here and that few need.
     """
 
     name: str
     value: str
     remedy: str = ""
     stops: tuple[str, ...] = ()
+    is_absent: bool = False

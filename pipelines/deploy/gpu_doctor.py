@@ -52,8 +52,9 @@ def gpu_findings(root: Path = Path("/")) -> list[Finding]:
     else:
         findings = [*map(_gpu, gpus), *_driver(gpus), _ranks(len(gpus))]
         findings.append(_container(root, complete=builder is not None and triton is not None))
-    findings.append(Finding("trtllm-build", builder or _NO_BUILDER))
-    findings.append(Finding("NVIDIA's Triton", str(triton.binary) if triton else "not installed here"))
+    findings.append(Finding("trtllm-build", builder or _NO_BUILDER, is_absent=builder is None))
+    path = str(triton.binary) if triton else "not installed here"
+    findings.append(Finding("NVIDIA's Triton", path, is_absent=triton is None))
     if builder is None:
         lacks.append("no trtllm-build")
     if triton is None:
