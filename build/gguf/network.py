@@ -190,10 +190,6 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     for name in ("attention.value_length", "rope.dimension_count"):
         if settings.get(name, head) != head and "partial_rotary_factor" not in further:
             raise file.fail("heads have parts of different sizes", f"{name}={settings.get(name)}", f"{head}")
-    count = settings.integer("block_count")
-    layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
-    if layers != {*map(str, range(count))}:
-        raise file.fail("layers are missing, or left over", f"{len(layers)} layers", f"block_count={count}")
     vocab_size = _stored(file, _EMBEDDING).shape[0]
     num_tokens = len(file.value("tokenizer.ggml.tokens", list, []))
     if num_tokens != vocab_size:
@@ -205,7 +201,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     return {
         "model_type": architecture.model_type,
         "dtype": "float32",
-        "num_hidden_layers": count,
+        "num_hidden_layers": settings.integer("block_count"),
         "hidden_size": hidden,
         "intermediate_size": settings.integer("feed_forward_length"),
         "num_attention_heads": heads,
@@ -338,6 +334,10 @@ def _engine_bits(file: GgufFile) -> float:
 
 def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:
     architecture, settings = _architecture(file), file.settings()
+    count = settings.integer("block_count")
+    layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if layers != {*map(str, range(count))}:
+        raise file.fail("layers are missing, or left over", f"{len(layers)} layers", f"block_count={count}")
     heads = settings.integer("attention.head_count")
     paired = {"attn_q": heads, "attn_k": settings.integer("attention.head_count_kv", heads)}
     for name, stored in file.tensors.items():
