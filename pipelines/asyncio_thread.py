@@ -56,7 +56,7 @@ class AsyncioThread:
             self._loop.run_until_complete(main)
         except asyncio.CancelledError:
             self._loop.run_until_complete(self._let_tasks_end())
-        except Exception:
+        except BaseException:  # such as a panic of a library in Rust
             _LOG.exception("the thread %s died", self._thread.name)
             self._cancel_all()  # coroutines that wait for this thread would wait forever
             self._loop.run_until_complete(self._let_tasks_end())

@@ -56,6 +56,7 @@ _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
 """Time that each token of a step adds for each byte of the weights, as on a single busy core."""
 
 _CROWDS = 2, 9, 64, 128  # rows of the steps that are compared
+_NUM_NAMED = 8  # rows in an error
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,17 @@ class StepEngine(Protocol):
 
     Attributes:
         config: Its description.
+        is_busy: Whether a step that was given up still runs, and writes into its blocks and slots.
         states: Hidden states after a step, until the next one: of a target with ``feature_layers`` those of
             all tokens, float32 [t, size]; of a trained head its own of ``logits_rows``, float32 [n, hidden].
     """
 
     config: EngineConfig
     states: npt.NDArray[np.float32] | None
+
+    @property
+    def is_busy(self) -> bool:
+        """See above."""
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """Compute one step and return logits, float32 [n, vocab_size]."""
@@ -179,7 +185,7 @@ class Engine:
 
     Raises:
         EngineLoadError: Files are missing, changed, built for another OpenVINO, or do not compile; or a
-            target is not exact.
+            target is not exact; or it computes numbers that are not finite.
     """
 
     def __init__(
@@ -193,6 +199,7 @@ class Engine:
         import openvino
 
         self.config = config or EngineConfig.read(files)
+        self._directory = files.directory
         installed = openvino.__version__.split("-")[0]
         if installed.split(".")[:2] != self.config.openvino_version.split(".")[:2]:
             raise EngineLoadError(
@@ -240,9 +247,16 @@ class Engine:
             for network in filter(None, (self._network, self._row_network)):
                 network.cancel()  # it reads the weights, which are unmapped with this object
             raise _cannot_run(files, error) from error
-        if self.max_num_tokens == _CROWDS[0]:
-            raise _is_not_exact(files)
+        if self.max_num_tokens is not None and self.max_num_tokens <= _CROWDS[0]:
+            raise _is_not_exact(files, self.max_num_tokens)
         self._weights.release()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step that was given up still runs."""
+        if self._late is not None and self._late.has_ended():
+            self._late = None
+        return self._late is not None
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """Compute one step and write its keys and values.
@@ -277,12 +291,10 @@ class Engine:
         is_row = len(inputs.input_ids) == len(inputs.logits_rows) == 1
         is_row &= inputs.features is None or not len(inputs.features)
         network = self._row_network if is_row and self._row_network else self._network
-        if self._late and not self._late.has_ended():
+        if self.is_busy:
             raise RuntimeError("an earlier step is still running")
-        self._late = None
         logits = network.compute(with_sequences(inputs, self.config.num_threads), timeout_s)
         if logits is None:
-            # Further steps fail until this one is done, so it cannot overwrite the blocks of other requests.
             self._late = network
             raise TimeoutError(f"a step took more than {timeout_s:.1f} s")
         if self.config.feature_layers:
@@ -300,7 +312,7 @@ class Engine:
         limit_s = max(STEP_TIMEOUT_S.values())
         tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), as_rows=False, num_logits=7, slot=NO_SLOT)
         together = pack([tokens], self.config.kv_block_size)
-        expected = self._run(together, limit_s)[-1].copy()
+        expected = self._finite(self._run(together, limit_s), together)[-1].copy()
         found = self._run(dataclasses.replace(together, logits_rows=together.logits_rows[-1:]), limit_s)[0]
         self._repeats_lone_row = bool(np.ptp(expected) == 0) or not np.array_equal(found, expected)
         if self.config.linear == "draftproof":
@@ -325,11 +337,32 @@ class Engine:
         limit_s = max(STEP_TIMEOUT_S.values())
         expected = None
         for exact, count in zip((0, *_CROWDS), _CROWDS, strict=False):
-            logits = self._run(pack([row] * count, self.config.kv_block_size), limit_s)
+            inputs = pack([row] * count, self.config.kv_block_size)
+            logits = self._finite(self._run(inputs, limit_s), inputs)
             expected = logits[0].copy() if expected is None else expected
             if (logits != expected).any():
                 return exact
         return None
+
+    def _finite(self, logits: npt.NDArray[np.float32], inputs: StepInputs) -> npt.NDArray[np.float32]:
+        """Return the logits of a trial step, of which each row must have a best token.
+
+        Raises:
+            EngineLoadError: A row has none.
+        """
+        best = logits.max(axis=1)  # NaN if any number of the row is
+        bad = np.flatnonzero(~np.isfinite(best))
+        if not len(bad):
+            return logits
+        rows = bad[:_NUM_NAMED].tolist()
+        raise EngineLoadError(
+            "the engine computes numbers that are not finite",
+            values=f"{self._directory}: the largest logit is {best[bad[0]]} in {len(bad)} of {len(logits)} rows: "
+            f"{rows}, of the tokens {inputs.input_ids[inputs.logits_rows[rows]].tolist()}",
+            limit="a finite largest logit in each row",
+            remedy="check the checkpoint and its quantization: weights or scales may be damaged or have "
+            "overflowed; then run 'draftproof engines'",
+        )
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy the keys and values of one block to another."""
@@ -342,10 +375,13 @@ class Engine:
             tensor[destination] = tensor[source]
 
 
-def _is_not_exact(files: EngineFiles) -> EngineLoadError:
+def _is_not_exact(files: EngineFiles, num_exact: int) -> EngineLoadError:
+    crowd = (
+        f"a row other bits among {_CROWDS[1]} rows than among two" if num_exact else "equal rows other bits"
+    )
     return EngineLoadError(
         "an answer of this target would depend on what else it computes",
-        values=f"{files.directory}: OpenVINO gives a row other bits among {_CROWDS[1]} rows than among two",
+        values=f"{files.directory}: OpenVINO gives {crowd}",
         limit="the same bits in every step, without which a draft could change the output",
         remedy="install g++ where engines are built, set 'linear: draftproof' for the target in the recipe, "
         "and run 'draftproof engines'",
@@ -355,7 +391,7 @@ def _is_not_exact(files: EngineFiles) -> EngineLoadError:
 def _cannot_run(files: EngineFiles, error: Exception) -> EngineLoadError:
     return EngineLoadError(
         "the engine does not run on this machine",
-        values=f"{files.directory}: {str(error).splitlines()[0]}",
+        values=f"{files.directory}: {next(iter(str(error).splitlines()), repr(error))}",
         limit="the network needs an x86-64 processor with AVX2",
         remedy="run 'draftproof doctor', then remove the engine and run 'draftproof engines'",
     )

@@ -214,6 +214,11 @@ class Executor:
             continued a proposal.
         """
         self._last = None
+        if self.engine.is_busy:
+            # A step that was given up still writes into its blocks and slots, so nobody may take one yet.
+            _LOG.error("all requests of a %s fail: a step that was given up has not ended", self.config.role)
+            self.fail_all()
+            return True
         work = self._plan()
         if not work:
             return True
@@ -266,32 +271,32 @@ class Executor:
         except Exception:  # any error of the runtime: these requests fail, the others continue
             _LOG.exception("an engine step of %d requests failed", len(work))
             for item in work:
-                item.lane.fail(item.sequence, step_failed(item.sequence, self.config.role))
+                self._fail(item.lane, item.sequence)
             return False
         seconds = time.perf_counter() - started_s
         self.engine_time_s += seconds
         self.num_steps += 1
         self.pace.note(work, seconds)
         share_s = (time.process_time() - started_cpu_s) / sum(len(item.chunk.token_ids) for item in work)
-        self._keep_states(work)
-        end = 0
+        logits_end = states_end = 0
         for item in work:
-            item.lane.cpu_s += share_s * len(item.chunk.token_ids)
-            begin, end = end, end + item.chunk.num_logits
-            item.lane.take(item, logits[begin:end])
+            num_tokens, num_logits = len(item.chunk.token_ids), item.chunk.num_logits
+            num_states = num_logits if self.config.reads_features else num_tokens
+            logits_end, states_end = logits_end + num_logits, states_end + num_states
+            item.lane.cpu_s += share_s * num_tokens
+            try:
+                if self.config.feature_layers and num_states:
+                    assert self.engine.states is not None
+                    states = self.engine.states[states_end - num_states : states_end]
+                    item.sequence.take_states(item.chunk, states)
+                item.lane.take(item, logits[logits_end - num_logits : logits_end])
+            except BaseException:  # a bug, or a panic of a library in Rust: the other requests continue
+                _LOG.exception("request %s raised an unexpected error", item.sequence.request.request_id)
+                self._fail(item.lane, item.sequence)
         return True
 
-    def _keep_states(self, work: list[Work]) -> None:
-        """Give the requests of a step the hidden states that an engine of a head or for a head returns."""
-        if not self.config.feature_layers:
-            return
-        assert self.engine.states is not None
-        end = 0
-        for item in work:
-            count = item.chunk.num_logits if self.config.reads_features else len(item.chunk.token_ids)
-            begin, end = end, end + count
-            if count:
-                item.sequence.take_states(item.chunk, self.engine.states[begin:end])
+    def _fail(self, lane: Lane, sequence: Sequence) -> None:
+        lane.fail(sequence, step_failed(sequence, self.config.role))
 
     def learn_cost(self, seconds: float, *, is_first: bool) -> None:
         """Update the step costs from the last call of ``step``.
@@ -307,7 +312,7 @@ class Executor:
         """End all requests with an error and discard what they computed."""
         for lane in self.lanes:
             for sequence in (*lane.running, *lane.waiting):
-                lane.fail(sequence, step_failed(sequence, self.config.role))
+                self._fail(lane, sequence)
 
     def count_cached(self, token_ids: TokenIds) -> int:
         """Return how many leading tokens of a prompt are cached; 0 if they are translated first."""

@@ -13,6 +13,7 @@ output. With attention of our own both forms have the same bits, and the tokens 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -67,6 +68,9 @@ class CachedBlock:
     Attributes:
         token_ids: int32, tokens whose keys and values the block holds; only a leaf may be partially filled.
         num_prompt: Number of leading tokens that were computed as prompt; 0 if both forms have the same bits.
+        children: Nodes behind it, by their keys.
+        by_order: The same by ``num_prompt``, sorted by their tokens. So the one that shares most of the beginning
+            of a text stands beside that text's place.
     """
 
     block: int
@@ -74,12 +78,16 @@ class CachedBlock:
     num_prompt: int
     parent: CachedBlock | None
     children: dict[tuple[bytes, int], CachedBlock] = field(default_factory=dict)
-    openings: dict[int, list[CachedBlock]] = field(default_factory=dict)
+    by_order: dict[int, list[CachedBlock]] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[bytes, int]:
         """Key of the node among its siblings."""
         return (self.token_ids.tobytes(), self.num_prompt)
+
+
+def _tokens_of(node: CachedBlock) -> list[int]:
+    return node.token_ids.tolist()
 
 
 @dataclass
@@ -197,20 +205,22 @@ class KvCache:
 
     def _reuse_part(self, table: BlockTable, wanted: TokenIds, num_prompt: int) -> int:
         """Continue in a leaf or a copy of a block that begins like ``wanted``; returns positions gained."""
-        if not len(wanted):
-            return 0
+        wanted = wanted[: self.block_size]
+        prompt_here = self._prompt_part(num_prompt, self.block_size)
         best, best_length, best_is_leaf = None, 0, False
-        for node in table.last_node.openings.get(int(wanted[0]), ()):
-            length = count_accepted(node.token_ids, wanted)
-            prompt_here = self._prompt_part(num_prompt, self.block_size)
-            if node.num_prompt != prompt_here:
-                length = min(length, node.num_prompt, prompt_here)
-            if num_prompt - length == 1:
-                length -= 1
-            # On a tie, prefer a block that ends there, which needs no copy.
-            is_leaf = length == len(node.token_ids) < self.block_size
-            if length > best_length or (is_leaf and length == best_length and not best_is_leaf):
-                best, best_length, best_is_leaf = node, length, is_leaf
+        for nodes in table.last_node.by_order.values():
+            place = bisect_left(nodes, wanted.tolist(), key=_tokens_of)
+            for node in nodes[max(place - 1, 0) : place + 1]:
+                length = count_accepted(node.token_ids, wanted)
+                if node.num_prompt != prompt_here:
+                    length = min(length, node.num_prompt, prompt_here)
+                if num_prompt - length == 1:
+                    length -= 1
+                # On a tie, prefer a block that ends there, which needs no copy.
+                leaf = table.last_node.children.get((wanted[:length].tobytes(), node.num_prompt))
+                is_leaf = leaf is not None and length < self.block_size
+                if length > best_length or (is_leaf and length == best_length and not best_is_leaf):
+                    best, best_length, best_is_leaf = leaf if is_leaf else node, length, is_leaf
         if best is None:
             return 0
         self._use(best.block)
@@ -326,14 +336,15 @@ class KvCache:
     def _remember(self, node: CachedBlock) -> None:
         assert node.parent is not None
         node.parent.children[node.key] = node
-        node.parent.openings.setdefault(int(node.token_ids[0]), []).append(node)
+        siblings = node.parent.by_order.setdefault(node.num_prompt, [])
+        insort(siblings, node, key=_tokens_of)
         self._node_of[node.block] = node
 
     def _forget(self, node: CachedBlock) -> None:
         assert node.parent is not None
         del node.parent.children[node.key]
-        siblings = node.parent.openings[int(node.token_ids[0])]
-        siblings.remove(node)
+        siblings = node.parent.by_order[node.num_prompt]
+        del siblings[bisect_left(siblings, _tokens_of(node), key=_tokens_of)]
         if not siblings:
-            del node.parent.openings[int(node.token_ids[0])]
+            del node.parent.by_order[node.num_prompt]
         self._node_of[node.block] = None

@@ -141,4 +141,4 @@ def _shortened(item: Work, most: int) -> Work:
     if kept < MIN_CHUNK_TOKENS:
         return item
     num_logits = kept if chunk.num_logits == count else 0  # of all tokens, or of the last one
-    return replace(item, chunk=replace(chunk, token_ids=chunk.token_ids[:kept], num_logits=num_logits))
+    return replace(item, chunk=chunk.first(kept, num_logits))

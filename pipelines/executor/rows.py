@@ -148,10 +148,8 @@ def _keep(item: Work, worths: Worths, count: int) -> Work:
         return item
     chunk = item.chunk
     item.sequence.leave_out(num_left_out)
-    fitted = replace(
-        chunk, token_ids=chunk.token_ids[:-num_left_out], num_logits=chunk.num_logits - num_left_out
-    )
-    return replace(item, chunk=fitted)
+    kept = chunk.first(len(chunk.token_ids) - num_left_out, chunk.num_logits - num_left_out)
+    return replace(item, chunk=kept)
 
 
 @dataclass(frozen=True)

@@ -345,7 +345,7 @@ def looking_ahead(sequences: SequenceOf[Sequence]) -> Iterator[None]:
 
 def _look_ahead(sequences: SequenceOf[Sequence]) -> None:
     for sequence in sequences:
-        with suppress(Exception):  # the choice will fail in the same way, for this request alone
+        with suppress(BaseException):  # the choice will fail in the same way, for this request alone
             num_ready = sequence.sampler.look_ahead(sequence.draft_ids, _LOOK_AHEAD_S / len(sequences))
             if num_ready < len(sequence.draft_ids):
                 sequence.leave_out(len(sequence.draft_ids) - num_ready)

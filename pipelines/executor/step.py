@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.errors import InternalError
 from pipelines.executor.kv_cache import SCRATCH_BLOCK
 from pipelines.speculation.token_ids import TokenIds
 
@@ -38,6 +39,11 @@ class Chunk:
     features: npt.NDArray[np.float32] | None = None
     hidden: npt.NDArray[np.float32] | None = None
     slot: int | None = None
+
+    def first(self, count: int, num_logits: int) -> Chunk:
+        """Return the first ``count`` tokens with all that belongs to them."""
+        features = None if self.features is None else self.features[:count]
+        return replace(self, token_ids=self.token_ids[:count], num_logits=num_logits, features=features)
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,11 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
 
     Returns:
         The arguments; logits come back in the order of the chunks.
+
+    Raises:
+        InternalError: A chunk has more or less of something than its tokens need.
     """
+    _check(chunks, block_size)
     token_ids: list[int] = []
     positions: list[int] = []
     past_lens: list[int] = []
@@ -153,6 +163,23 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         slots=None if None in slots else np.array(slots, np.int32),
     )
     return with_tokens(inputs, num_tokens)
+
+
+def _check(chunks: SequenceOf[Chunk], block_size: int) -> None:
+    kinds = set()
+    for chunk in chunks:
+        count = len(chunk.token_ids)
+        states = [len(each) for each in (chunk.features, chunk.hidden) if each is not None]
+        kinds.add((bool(states), chunk.slot is None))
+        is_whole = 0 <= chunk.num_logits <= count and count > 0 and states in ([], [count])
+        if not is_whole or len(chunk.blocks) * block_size < chunk.start + count or len(kinds) > 1:
+            raise InternalError(
+                "the chunks of a step do not fit together",
+                values=f"{count} tokens from position {chunk.start} on, {states} states, slot {chunk.slot}, "
+                f"{chunk.num_logits} logits, {len(chunk.blocks)} blocks of {block_size}",
+                limit="states and slots for all tokens of a step or for none, and a block for each position",
+                remedy="report it: this is a bug in Draftproof",
+            )
 
 
 def _read_by_head(chunks: SequenceOf[Chunk]) -> dict[str, Any]:

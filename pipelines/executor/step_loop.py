@@ -55,7 +55,9 @@ class StepLoop(AsyncioThread):
             is_first = executor is not previous and executor is not self._executors[-1]
             try:
                 await self._step(executor, is_first=is_first)
-            except Exception:  # a bug in Draftproof: the running requests fail, later ones are served
+            except asyncio.CancelledError:
+                raise
+            except BaseException:  # a bug, or a panic in Rust: these requests fail, later ones are served
                 _LOG.exception(
                     "a step of %d requests raised an unexpected error", executor.counts.num_running
                 )

@@ -28,6 +28,8 @@ _AT_ONCE = 16
 class TableEngine:
     """An engine that caches tokens where a network caches keys and values."""
 
+    is_busy = False
+
     def __init__(self, table: Table, role: str) -> None:
         self.config = replace(recording_config(role), vocab_size=table.vocab_size)
         self._table = table

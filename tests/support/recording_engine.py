@@ -78,6 +78,7 @@ class RecordingEngine:
         attention: str = "openvino",
     ) -> None:
         self.config = recording_config(role, attention=attention)
+        self.is_busy = False
         self.num_steps = 0
         self.num_computed: Counter[int] = Counter()
         self.fail_next = False

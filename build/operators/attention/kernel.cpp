@@ -2,8 +2,8 @@
 //
 // A row's bits depend on its own query and context alone: the context is cut at fixed positions into parts,
 // and these into segments. Positions are added in order, segments are joined in order to parts, and parts
-// in order. Which rows share a read of the cache, and which thread computes what, changes none of that. It
-// needs finite numbers in the cache: a row multiplies values that only other rows of its tile see by 0.
+// in order. Which rows share a read of the cache, and which thread computes what, changes none of that. A
+// number that is not finite reaches only the rows that attend to its position.
 
 #include "attention/kernel.h"
 
@@ -213,10 +213,11 @@ private:
             });
         }
         const Levels<Number> of_keys(keys_at, begin, end), of_values(values_at, begin, end);
+        int begins[kTile], ends[kTile];  // of the positions that a row attends to
         for (int row = 0; row < tile.num_rows; ++row) {
             float* weights = scores + row * kSegment;
-            const int row_begin = plan_.begin_of(tile, row) - start;
-            const int row_end = plan_.end_of(tile, row) - start;
+            const int row_begin = begins[row] = plan_.begin_of(tile, row) - start;
+            const int row_end = ends[row] = plan_.end_of(tile, row) - start;
             of_keys.to_scores(weights, working.query_sums[row], first * kBlock, last * kBlock);
             if (layer_.softcap > 0) cap(weights, layer_.softcap, first * kBlock, last * kBlock);
             const Softmax found = exponentials(weights, row_begin, row_end, first * kBlock, last * kBlock);
@@ -227,16 +228,34 @@ private:
         }
         for (int index = first; index < last; ++index) {
             if (index + 1 < last) prefetch(step_.value_cache, indices[index + 1], tile.kv_head);
-            const int from = std::max(begin - index * kBlock, 0), to = std::min(end - index * kBlock, kBlock);
             with_numbers(values_at(index), tile, working.numbers, [&](const auto* values) {
-                by_rows([&](int row, auto num) {
+                const int offset = index * kBlock;
+                auto add = [&](int row, auto num, int from, int to) {
                     constexpr int most = columns_for(num());
+                    if (from >= to) return;
                     for (int column = 0; column < size_; column += most * kLanes)
                         with_constant<most>(std::min(most, (size_ - column) / kLanes), [&](auto columns) {
-                            add_weighted<num(), columns()>(scores + row * kSegment + index * kBlock, from, to,
-                                                           values + column, size_,
+                            add_weighted<num(), columns()>(scores + row * kSegment + offset, from - offset,
+                                                           to - offset, values + column, size_,
                                                            result.weighted + row * size_ + column);
                         });
+                };
+                by_rows([&](int row, auto num) {
+                    // Rows share the positions that all of them attend to. Others would count 0 times a value
+                    // that is perhaps not finite.
+                    constexpr std::integral_constant<int, 1> alone;
+                    const int stop = std::min(end, offset + kBlock);
+                    int all_begin = offset, all_end = stop;
+                    for (int each = row; each < row + num(); ++each) {
+                        all_begin = std::max(all_begin, begins[each]);
+                        all_end = std::min(all_end, ends[each]);
+                    }
+                    all_begin = std::min(all_begin, stop), all_end = std::max(all_begin, all_end);
+                    for (int each = row; each < row + num(); ++each)
+                        add(each, alone, std::max(begins[each], offset), std::min(ends[each], all_begin));
+                    add(row, num, all_begin, all_end);
+                    for (int each = row; each < row + num(); ++each)
+                        add(each, alone, std::max(begins[each], all_end), std::min(ends[each], stop));
                 });
             });
         }

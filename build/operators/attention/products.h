@@ -131,18 +131,24 @@ public:
     }
 
     // Turn weights of values into those of integers; return what all columns get in addition, the sum of the
-    // weights times the lowest values.
+    // weights times the lowest values. A position of weight 0 counts for nothing, whatever it holds.
     float to_weights(float* weights, int first, int last) const {
         if constexpr (!is_integer<Number>) return 0;
         Lanes offset = every(0);
         for (int at = first; at < last; at += kLanes) {
-            offset = multiply_add(load(weights + at), load(lowest_ + at), offset);
-            store(weights + at, multiply(load(weights + at), load(scales_ + at)));
+            const Lanes weight = load(weights + at);
+            offset = multiply_add(weight, where_weighted(weight, load(lowest_ + at)), offset);
+            store(weights + at, multiply(weight, where_weighted(weight, load(scales_ + at))));
         }
         return sum(offset);
     }
 
 private:
+    // The least weight that is not 0 is larger than the least normal number.
+    static Lanes where_weighted(Lanes weight, Lanes numbers) {
+        return where_less(weight, every(std::numeric_limits<float>::min()), every(0), numbers);
+    }
+
     float scales_[is_integer<Number> ? kSegment : 1] = {};
     float lowest_[is_integer<Number> ? kSegment : 1] = {};
 };

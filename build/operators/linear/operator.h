@@ -68,6 +68,7 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         ov::Shape shape = inputs[0].get_shape();
+        OPENVINO_ASSERT(!shape.empty() && shape.back() > 0, "rows of the shape ", shape, " have no numbers");
         const size_t num_inputs = shape.back(), num_rows = ov::shape_size(shape) / num_inputs;
         shape.back() = num_outputs_;
         outputs[0].set_shape(shape);
@@ -117,6 +118,8 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const ov::Shape shape = inputs[0].get_shape(), chosen = inputs[1].get_shape();
+        OPENVINO_ASSERT(shape.size() == 3 && chosen.size() == 2 && shape[1] > 0 && shape[2] > 0, "rows of ", shape,
+                        " cannot be multiplied with a choice of ", chosen);
         const size_t num_inputs = shape.back(), num_rows = ov::shape_size(chosen);
         outputs[0].set_shape({chosen[0], chosen[1], static_cast<size_t>(num_outputs_)});
         const auto* experts = inputs[1].data<const int32_t>();

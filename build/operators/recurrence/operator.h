@@ -5,6 +5,7 @@
 #include <openvino/op/op.hpp>
 
 #include "recurrence/kernel.h"
+#include "sequences.h"
 
 namespace {
 
@@ -90,9 +91,9 @@ public:
         const size_t num_sequences = inputs[6].get_size();
         OPENVINO_ASSERT(logs[0] == inputs[4].get_shape()[0], logs[0], " logs, but ", inputs[4].get_shape()[0],
                         " states");
-        OPENVINO_ASSERT(inputs[7].get_size() == num_sequences + 1 && inputs[8].get_size() == num_sequences,
-                        num_sequences, " sequences have ", inputs[7].get_size(), " begins and ",
+        OPENVINO_ASSERT(inputs[8].get_size() == num_sequences, num_sequences, " sequences have ",
                         inputs[8].get_size(), " slots");
+        check_begins(inputs[7], num_sequences, inputs[0].get_size() / layer.width());
         DeltaStep step{};
         step.projected = inputs[0].data<const float>();
         step.states = table(4);

@@ -7,11 +7,10 @@ was followed. There one equal token is enough to go on; anywhere else it takes a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 
 import numpy as np
 
-from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, MIN_MATCH
+from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, MIN_MATCH, Places
 from pipelines.speculation.token_ids import TokenIds
 
 NEAR = 32
@@ -33,9 +32,7 @@ class PredictionLookup:
 
     def __init__(self, token_ids: TokenIds) -> None:
         self._tokens: list[int] = token_ids.tolist()
-        self._places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-        for place in range(MIN_MATCH, len(self._tokens)):
-            self._places[tuple(self._tokens[place - MIN_MATCH : place])].append(place)
+        self._places = Places(token_ids[:-1])
         self._last: tuple[int, ...] = ()  # of the answer
         self._followed = 0  # the place after the last match of at least MIN_MATCH tokens
         self._place = self.match_length = 0
@@ -70,7 +67,7 @@ class PredictionLookup:
     def _find(self) -> None:
         """Go to the place after the longest match; of equal ones the next after the last one followed."""
         near = range(self._followed + 1, min(self._followed + NEAR + 1, len(self._tokens)))
-        found = self._places.get(self._last[-MIN_MATCH:], [])
+        found = self._places.after(self._last[-MIN_MATCH:])
         middle = bisect_right(found, self._followed)
         far = found[max(middle - _NUM_COMPARED, 0) : middle + _NUM_COMPARED]
         self._place = max((*near, *far), key=self._merit, default=0)

@@ -1,9 +1,9 @@
 """Generates noise that depends on the position in the output and not on the model that draws it.
 
-Source: Philox 4x64-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (numpy's
-    ``Philox``). A counter-based generator has no state, so the noise of a position does not depend on when,
-    how often or by which
-model it is computed.
+Source: Philox 4x64-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+
+A counter-based generator (numpy's ``Philox``) has no state, so the noise of a position does not depend on
+when, how often or by which model it is computed.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from pipelines.errors import EngineLoadError, RepositoryError
+from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles, engine_digest, read_manifest
@@ -67,6 +68,14 @@ def test_another_engine_in_the_place_of_the_one_that_was_rendered_is_not_loaded(
     EngineFiles(engine).check_all()  # it is intact in itself
     with pytest.raises(EngineLoadError, match=f"holds another engine .*; digest .*; digest {digest}; run "):
         Executor.load(engine, LIMITS, digest)
+
+
+def test_an_engine_that_fails_without_a_message_is_refused_with_the_cause(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "_try_lone_row", MagicMock(side_effect=TimeoutError()))
+    with pytest.raises(EngineLoadError, match=r"does not run on this machine; .*: TimeoutError\(\);"):
+        Executor.load(engine, LIMITS)
 
 
 @pytest.mark.parametrize(

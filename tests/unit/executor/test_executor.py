@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,11 +23,13 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
+from pipelines.executor.step import StepInputs
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
-from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
+from pipelines.speculation.sampling.sampler import Sampler
 from tests.support.examples import examples
 from tests.support.recording_engine import (
     NUM_BLOCKS,
@@ -242,6 +245,60 @@ def test_a_failing_step_fails_its_requests_and_no_others(num_steps_before: int) 
     assert target.counts.num_free_blocks == target.counts.num_blocks
 
 
+class LateEngine(RecordingEngine):
+    """Gives a step up at its time limit; it writes its keys and ends after somebody has asked for it."""
+
+    late: StepInputs | None = None
+
+    def __init__(self, num_blocks: int, num_steps_before: int) -> None:
+        super().__init__(num_blocks, attention="draftproof")
+        self._num_left = num_steps_before
+
+    @property
+    def is_busy(self) -> bool:
+        late, self.late = self.late, None
+        if late is not None:
+            super().step(late)
+        return late is not None
+
+    @is_busy.setter
+    def is_busy(self, value: bool) -> None:
+        pass
+
+    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        if self.is_busy:
+            raise RuntimeError("an earlier step is still running")
+        self._num_left -= 1
+        if not self._num_left:
+            self.late = inputs
+            raise TimeoutError("a step took more than 0.0 s")
+        return super().step(inputs)
+
+
+def test_nobody_gets_a_block_of_a_step_that_still_runs() -> None:
+    late, short, copying = [7] * 90, [8] * 13, [1, 2, 3, 4, 5, *range(6, 16), *range(1, 16)]
+    target = make_executor(LateEngine(26, num_steps_before=13), 26, max_num_tokens=8)
+
+    async def scenario() -> tuple[list[Any], list[list[int]]]:
+        await target.complete(request([1, 2, 3, 4, 5, 14], 1))
+        given_up = [asyncio.ensure_future(target.complete(request(late, 4)))]
+        while target.counts.num_free_blocks > 3:
+            await asyncio.sleep(0)
+        # They wait for the blocks of the last chunk of the first one, and one would copy into them.
+        given_up += [asyncio.ensure_future(target.complete(request(text, 4))) for text in (short, copying)]
+        failed = await asyncio.gather(*given_up, return_exceptions=True)
+        assert target.counts.num_free_blocks == target.counts.num_blocks
+        again = [await target.complete(request(text, 4)) for text in (late, short, copying)]
+        return failed, [each.token_ids.tolist() for each in again]
+
+    failed, again = run([target], scenario)
+    expected = [alone(request(text, 4), "draftproof") for text in (late, short, copying)]
+    answers = [each.token_ids.tolist() for each in failed if isinstance(each, Output)]
+    assert answers == expected[len(failed) - len(answers) :], "over the keys of another text"
+    assert [type(each) for each in failed] == [EngineFailedError] * 3
+    assert again == expected
+
+
 def test_a_passed_deadline_ends_the_request() -> None:
     target = make_executor(RecordingEngine(NUM_BLOCKS))
     late = replace(request([1, 2, 3]), deadline_s=time.monotonic() - 1)
@@ -288,8 +345,52 @@ def test_stopping_the_loop_ends_what_runs_and_frees_its_blocks() -> None:
     assert target.counts.num_free_blocks == target.counts.num_blocks
 
 
+class PanicException(BaseException):
+    """As a library in Rust raises it."""
+
+
+DEFECTS = (ValueError, PanicException)
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_in_the_choice_of_one_request_fails_it_alone(
+    defect: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    choose = Sampler.choose
+
+    def choose_or_fail(sampler: Sampler, logits: npt.NDArray[np.float32]) -> int:
+        if sampler._request_id == "bad" and sampler.num_output == 3:
+            raise defect("a defect")
+        return choose(sampler, logits)
+
+    monkeypatch.setattr(Sampler, "choose", choose_or_fail)
+    asked = request([1, 2, 3])
+
+    async def scenario() -> list[Any]:
+        bad = replace(asked, request_id="bad")
+        return await asyncio.gather(*map(target.complete, (asked, bad, asked)), return_exceptions=True)
+
+    first, failed, second = run([target], scenario)
+    assert isinstance(failed, EngineFailedError)
+    assert first.token_ids.tolist() == second.token_ids.tolist() == alone(asked)
+    assert target.counts.num_free_blocks == target.counts.num_blocks
+
+
+def test_a_defect_of_a_grammar_that_looks_ahead_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_ahead(*_: Any) -> int:
+        raise PanicException("a defect")
+
+    monkeypatch.setattr(Sampler, "has_grammar", property(lambda _: True))
+    monkeypatch.setattr(Sampler, "look_ahead", look_ahead)
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    answer = run([target], lambda: target.complete(request([1, 2, 3])))
+    assert answer.token_ids.tolist() == alone(request([1, 2, 3]))
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_one(
-    monkeypatch: pytest.MonkeyPatch,
+    defect: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make_executor(RecordingEngine(NUM_BLOCKS))
     asked = request([1, 2, 3])
@@ -297,7 +398,7 @@ def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_on
 
     def learn_cost(seconds: float, *, is_first: bool) -> None:
         if next(steps, False):
-            raise ValueError("math domain error")
+            raise defect("math domain error")
 
     monkeypatch.setattr(target, "learn_cost", learn_cost)
 
@@ -311,18 +412,20 @@ def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_on
     assert target.counts.num_free_blocks == target.counts.num_blocks
 
 
-def test_nobody_waits_for_a_loop_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_nobody_waits_for_a_loop_that_died(
+    defect: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(**_: Any) -> None:
+        raise defect("a defect")
+
     target = make_executor(RecordingEngine(NUM_BLOCKS))
-    monkeypatch.setattr(target, "fail_all", _die)
-    monkeypatch.setattr(target, "step", _die)
+    monkeypatch.setattr(target, "fail_all", die)
+    monkeypatch.setattr(target, "step", die)
     loop = StepLoop([target])
     loop.start()
     with pytest.raises(CancelledError):
-        loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=120)
-
-
-def _die() -> None:
-    raise RuntimeError("a defect")
+        loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=20)
 
 
 @pytest.mark.parametrize("limits", [{"max_num_tokens": 3}, {"max_seq_len": 512}])

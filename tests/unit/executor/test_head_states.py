@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pipelines.errors import InternalError
 from pipelines.executor.executor import Executor
 from pipelines.executor.lane import Lane
 from pipelines.executor.states import ReturnedStates
-from pipelines.executor.step import StepInputs
+from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.speculation.draft_length.draft_plan import DraftPlan, FixedDraftLength
 from pipelines.speculation.loop import Round, _UnreadStates, speculate
 from pipelines.speculation.request import MAX_STATES, GenerationRequest, Output
@@ -186,6 +187,38 @@ def test_concurrent_requests_share_the_steps_of_a_head(length: type[FixedDraftLe
     for asked, rounds in zip(requests, answer(executors, *requests, length=length), strict=True):
         assert tokens_of(rounds) == alone(asked, "draftproof")
         assert sum(part.num_accepted_tokens for part in rounds) > 4
+
+
+def test_a_prompt_in_short_chunks_reads_its_own_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    executors = make_executor(Head(), max_num_tokens=64), make_executor(StatesTarget(), max_num_tokens=128)
+    # The head stays so slow that a step has part of a long prompt and part of another behind it.
+    monkeypatch.setattr(executors[0].pace, "_units_per_s", 40.0)
+    monkeypatch.setattr(executors[0].pace, "note", lambda work, seconds: None)
+    prompts = PROMPT, PROMPT[::-1] * 5, PROMPT * 3, PROMPT[4:] * 5
+    requests = [request(prompt, 16) for prompt in prompts]
+    for asked, rounds in zip(requests, answer(executors, *requests), strict=True):
+        assert tokens_of(rounds) == alone(asked, "draftproof")
+        assert sum(part.num_accepted_tokens for part in rounds) > 4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"features": np.zeros((3, 2), np.float32)},
+        {"features": None, "hidden": np.zeros((1, 2), np.float32)},
+        {"features": None},
+        {"num_logits": 3},
+        {"start": 7},
+        {"slot": 0},
+        {"token_ids": np.zeros(0, np.int32), "num_logits": 0},
+    ],
+)
+def test_a_chunk_with_more_or_less_than_its_tokens_need_is_not_packed(changed: dict[str, Any]) -> None:
+    states = np.zeros((2, 2), np.float32)
+    whole = Chunk(np.array([5, 6], np.int32), 6, (1, 2), as_rows=True, num_logits=2, features=states)
+    pack([whole, whole], BLOCK_SIZE)
+    with pytest.raises(InternalError, match="do not fit together"):
+        pack([whole, replace(whole, **changed)], BLOCK_SIZE)
 
 
 def test_a_further_turn_continues_the_context_of_the_one_before() -> None:

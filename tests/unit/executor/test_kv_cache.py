@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pipelines.executor.kv_cache import BlockPool, BlockTable, KvCache
+from pipelines.speculation.token_ids import TokenIds, count_accepted
 from tests.support.examples import examples
 from tests.support.recording_engine import held_blocks
 
@@ -158,6 +159,26 @@ def test_of_both_caches_the_block_that_was_unused_for_longest_is_taken(quotas: t
     assert ask(first, 2) == 0  # takes blocks that only the first cache used, before the second
     assert ask(second, 1) == 4 * BLOCK_SIZE
     assert ask(first, 1) < 4 * BLOCK_SIZE
+
+
+def test_a_request_is_not_compared_with_every_text_that_begins_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KvCache(BlockPool(1100), BLOCK_SIZE, lambda *_: None, has_one_form=True)
+    compared = []
+
+    def count(*tokens: TokenIds) -> int:
+        compared.append(tokens)
+        return count_accepted(*tokens)
+
+    monkeypatch.setattr("pipelines.executor.kv_cache.count_accepted", count)
+    for number in range(1000):
+        text = np.array([1, number // 100, number % 100, number, 5], np.int32)
+        table, _ = cache.start(text, len(text))
+        assert cache.grow(table, len(text))
+        cache.release(table, text, len(text), len(text))
+    compared.clear()
+    _, num_cached = cache.start(np.array([1, 7, 30, 5, 5, 5], np.int32), 6)
+    assert num_cached == 3
+    assert len(compared) <= 2
 
 
 KvCacheMachine.TestCase.settings = examples(60, stateful_step_count=60)

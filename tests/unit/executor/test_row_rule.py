@@ -8,13 +8,16 @@ fail.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from build.checkpoints.checkpoint import EMBEDDING
+from build.checkpoints.tensor_file import Tensor
 from pipelines.available_resources import has_avx2_alone
 from pipelines.errors import EngineLoadError
 from pipelines.executor.engine import Engine, EngineConfig
@@ -24,7 +27,14 @@ from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import QUANTIZERS, build_checkpoint_engine
 from tests.support.compiler import needs_compiler
-from tests.support.tiny_engines import build_tiny_pair
+from tests.support.tiny_engines import (
+    build_tiny_engine,
+    build_tiny_pair,
+    hybrid,
+    like_gpt_oss,
+    random_weights,
+    tiny_config,
+)
 
 NUM_BLOCKS = 200
 BLOCKS_EACH = 8
@@ -290,3 +300,75 @@ def test_rows_are_compared_when_a_target_is_loaded(
     else:
         with pytest.raises(EngineLoadError, match="other bits among 9 rows than among two"):
             Engine(EngineFiles(target), 2)
+
+
+@pytest.mark.parametrize(
+    ("added", "problem"),
+    [
+        (lambda count: np.arange(count), "gives equal rows other bits"),
+        (lambda count: np.full(count, np.nan), r"logit is nan in 7 of 7 rows: \[0, 1, 2, 3, 4, 5, 6\]"),
+        (lambda count: np.where(np.arange(count) == 5, np.inf, 0), r"is inf in 1 of 7 rows: \[5\], .* \[5\]"),
+        (lambda count: np.full(count, np.nan if count == 64 else 0), "logit is nan in 64 of 64 rows"),
+    ],
+)
+def test_a_target_that_computes_no_exact_numbers_is_refused_as_such(
+    added: Callable[[int], Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, target = build_tiny_pair(tmp_path, hidden_size=64)
+    run = Engine._run
+
+    def broken(engine: Engine, inputs: StepInputs, timeout_s: float) -> Logits:
+        logits = run(engine, inputs, timeout_s)
+        return logits + added(len(logits))[:, np.newaxis].astype(np.float32)
+
+    monkeypatch.setattr(Engine, "_run", broken)
+    with pytest.raises(EngineLoadError, match=problem):
+        Executor.load(target, ExecutorLimits(1, 64, 32, 0, 4))
+
+
+_BAD_TOKEN = 1999
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        ("openvino, openvino, float32", "dense"),
+        *(
+            pytest.param(f"draftproof, {linear}, {dtype}", kind, marks=needs_compiler)
+            for linear, dtype, kind in (
+                ("openvino", "float16", "dense"),
+                ("draftproof", "int8", "dense"),
+                ("draftproof", "float32", "gpt_oss"),
+                ("draftproof", "float32", "hybrid"),
+            )
+        ),
+    ],
+)
+def test_a_draft_token_that_is_no_number_changes_no_row_before_it(
+    form: str, kind: str, tmp_path: Path
+) -> None:
+    """Nor any later one, if it is rejected."""
+    attention, linear, kv_cache_dtype = form.split(", ")
+    settings = {"attention": attention, "linear": linear, "kv_cache_dtype": kv_cache_dtype}
+    config = tiny_config(share_embedding_table=False)
+    weights = random_weights(config)
+    table = weights[EMBEDDING].to_float32().copy()
+    table[_BAD_TOKEN] = np.nan
+    weights = {**weights, EMBEDDING: Tensor.from_float32(table, weights[EMBEDDING].dtype)}
+    change = {"dense": None, "gpt_oss": like_gpt_oss, "hybrid": hybrid}[kind]
+    built = build_tiny_engine(tmp_path, config, weights, change=change, **settings)
+    engine = Engine(EngineFiles(built), 4)
+    ids = np.random.default_rng(0).integers(1, _BAD_TOKEN, 60).astype(np.int32)
+    slot = 0 if engine.config.state_bytes else None
+
+    def step(tokens: Any, start: int, *, as_rows: bool) -> Logits:
+        chunk = Chunk(np.array(tokens, np.int32), start, (1, 2), as_rows, len(tokens), slot=slot)
+        return engine.step(pack([chunk], engine.config.kv_block_size)).copy()
+
+    found = []
+    for draft_id in (5, _BAD_TOKEN):
+        step(ids[:40], 0, as_rows=False)
+        together = step([*ids[40:43], draft_id, 7, 8], 40, as_rows=True)
+        found.append(np.concatenate((together[:3], step([6], 43, as_rows=True))))
+    assert np.isnan(together[3:]).all()
+    assert np.array_equal(*found)

@@ -96,6 +96,7 @@ def test_what_a_step_reads_stays_as_it_is_until_the_step_has_ended(draft_dir: Pa
     request, engine._network._request = engine._network._request, HangingRequest()
     with pytest.raises(TimeoutError):
         engine.step(inputs)
+    assert engine.is_busy
     with pytest.raises(RuntimeError, match="still running"):
         engine.step(dataclasses.replace(inputs, input_ids=inputs.input_ids + 1))
     with pytest.raises(RuntimeError, match="still running"):
@@ -103,6 +104,7 @@ def test_what_a_step_reads_stays_as_it_is_until_the_step_has_ended(draft_dir: Pa
     for name, (array, content) in arrays.items():
         assert engine._network._inputs[name] is array and np.array_equal(array, content)
     engine._network._request = FailedRequest()
+    assert not engine.is_busy
     with pytest.raises(RuntimeError, match="asked to start"):  # a step that has failed is over
         engine.step(inputs)
     engine._network._request = request

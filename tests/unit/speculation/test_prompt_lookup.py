@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.speculation.lookup.lookup_draft import LookupDraft
 from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, PromptLookup
 
 
@@ -29,6 +32,17 @@ def test_text_with_a_period_is_continued_with_it() -> None:
     text = lookup([5, 6, 7, 8] * 3)
     assert text.match_length == MAX_MATCH
     assert text.propose(6).tolist() == [5, 6, 7, 8, 5, 6]
+
+
+def test_a_long_prompt_is_indexed_at_once() -> None:
+    """All requests wait meanwhile: they share a thread."""
+    text = np.random.default_rng(0).integers(0, 30_000, 100_000).astype(np.int32)
+    times = []
+    for _ in range(3):
+        began_s = time.thread_time()
+        LookupDraft(text, prediction_ids=text)
+        times.append(time.thread_time() - began_s)
+    assert min(times) < 0.1
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 9))

@@ -213,3 +213,31 @@ def test_a_value_beyond_float16_changes_no_row_before_it(calls: ctypes.CDLL) -> 
     kernel.step(Piece(tokens.part(0, 30), 0, table(0), as_rows=False))
     found = kernel.step(Piece(tokens.part(30, 40), 30, table(0), as_rows=True))[0]
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "as_rows"), [(0, False), (0, True), (40, False)])
+def test_a_number_that_is_not_finite_reaches_only_rows_that_see_it(
+    calls: ctypes.CDLL, window: int, as_rows: bool, dtype: str, bad: float
+) -> None:
+    """A rejected draft token may have such keys and values; the rows before it are accepted."""
+    shape = Shape(2, 3, 64, window=window, dtype=dtype)
+    tokens = Tokens.draw(shape, 330, np.random.default_rng(4))
+    begin, at = 250, 270
+
+    def outputs() -> Floats:
+        kernel = new_kernel(calls, shape, is_wide=has_wide_lanes())
+        prompt = kernel.step(Piece(tokens.part(0, begin), 0, table(0), as_rows=False))[0]
+        rows = kernel.step(Piece(tokens.part(begin, len(tokens)), begin, table(0), as_rows))[0]
+        return np.concatenate([prompt, rows])
+
+    expected = outputs()
+    for array in (tokens.query, tokens.key, tokens.value):
+        array[at, :, 0] = bad
+    found = outputs()
+    is_blind = np.arange(len(tokens)) < at
+    if window:
+        is_blind |= np.arange(len(tokens)) >= at + window
+    assert np.array_equal(found[is_blind], expected[is_blind])
+    assert np.isnan(found[at]).all()
