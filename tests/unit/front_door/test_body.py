@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.endpoints.completions import CompletionBody
+from pipelines.front_door.messages.style import QWEN_XML
 from pipelines.front_door.requests.body import parse_body, read_body
 from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.wire.request import CompletionRequest
+from tests.attacks.guides import chain_of_references, slow_to_read_function, with_schema, with_tools
 
 
 def ticks_beside(work: Callable[[], Any]) -> int:
@@ -89,3 +92,17 @@ def test_the_effort_of_reasoning_turns_thoughts_off(fields: Any, variables: Any)
 def test_a_body_of_very_many_values_is_refused_before_it_is_read(content: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="too many values"):
         parse_body(CompletionBody, content)
+
+
+@pytest.mark.parametrize("body", [with_schema(chain_of_references()), with_tools({}, chain_of_references())])
+async def test_a_schema_that_would_end_the_process_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="too deeply"):
+        await read_body(ChatBody, json.dumps(body).encode())
+
+
+async def test_functions_that_are_slow_to_read_are_read_for_a_limited_time() -> None:
+    content = json.dumps(with_tools(*[slow_to_read_function(1000)] * 14)).encode()
+    began_s = time.process_time()
+    warnings = (await read_body(ChatBody, content, QWEN_XML)).warnings
+    assert any("took too long" in each for each in warnings) and len(warnings) <= 100
+    assert time.process_time() - began_s < 5

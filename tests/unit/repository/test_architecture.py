@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "time_left": set(),
     "time_limit": set(),
     "kserve_stream": {"time_limit"},
-    "text": {"errors"},
+    "text": {"errors", "time_limit"},
     "speculation": {"errors"},
     "executor": {
         *("errors", "asyncio_thread", "available_resources", "engine_memory", "manifest"),
