@@ -36,7 +36,7 @@ class Part:
 PARTS = (
     Part("speculation", 2_080, ("pipelines/speculation/",)),
     Part("executor", 1_990, ("pipelines/executor/",)),
-    Part("text", 1_230, ("pipelines/text/",)),
+    Part("text", 1_420, ("pipelines/text/",)),
     Part("wire", 1_220, ("pipelines/wire/",)),
     Part("router", 3_710, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
     Part("triton", 3_410, ("pipelines/triton/", "model_repository/")),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipelines.errors import DraftproofError
 from pipelines.executor.engine import Engine, StepEngine
+from pipelines.executor.grammars import looking_ahead, with_renewed_grammars
 from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
 from pipelines.executor.limits import (
@@ -28,9 +29,8 @@ from pipelines.executor.limits import (
 )
 from pipelines.executor.prompt_pace import PromptPace, is_short
 from pipelines.executor.recurrent_states import StateSlots
-from pipelines.executor.renewed_grammars import with_renewed_grammars
 from pipelines.executor.rows import NOTHING, RowBudget, RowSteps, fit_to_budget, next_rows
-from pipelines.executor.sequence import Sequence, looking_ahead
+from pipelines.executor.sequence import Sequence
 from pipelines.executor.step import WARM_UP_ROW, StepInputs, pack, size_with_prompts
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.request import GenerationRequest, Output

@@ -95,7 +95,7 @@ CHAT: dict[str, Callable[[], Body]] = {
     "24 patterns in a function": lambda: with_tools(patterns_under_all_of()),
     "5,000 optional properties": lambda: with_schema(optional_properties()),
     "a const of 250 KB": lambda: with_schema({"const": words(250_000)}),
-    "functions that are slow to read": lambda: with_tools(*[slow_to_read_function()] * 14),
+    "functions that are slow to read": lambda: with_tools(*[slow_to_read_function()] * 5),
 }
 """Name -> body for ``/v1/chat/completions``."""
 

@@ -73,7 +73,7 @@ async def test_a_hostile_guide_is_refused_with_its_reason(
 
 async def test_memory_is_limited(trials: GuideTrials) -> None:
     """Some of the 200 patterns are one allocation of gigabytes, some machines take too long to get there."""
-    with pytest.raises(InvalidRequestError, match="memory|takes more than"):
+    with pytest.raises(InvalidRequestError, match=r"memory|takes more than"):
         await trials.ask(schema(hostile.patterns_under_all_of(200)), "guide")
 
 

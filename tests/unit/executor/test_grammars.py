@@ -1,4 +1,4 @@
-"""Tests of answers whose grammars run out of room: they depend on the output alone, not on drafts and others."""
+"""Tests of answers whose grammars run out of room: neither drafts nor other requests end them."""
 
 from __future__ import annotations
 
