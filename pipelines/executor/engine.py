@@ -357,8 +357,8 @@ class Engine:
         rows = bad[:_NUM_NAMED].tolist()
         raise EngineLoadError(
             "the engine computes numbers that are not finite",
-            values=f"{self._directory}: the largest logit is {best[bad[0]]} in {len(bad)} of {len(logits)} rows: "
-            f"{rows}, of the tokens {inputs.input_ids[inputs.logits_rows[rows]].tolist()}",
+            values=f"{self._directory}: the largest logit is {best[bad[0]]} in {len(bad)} of {len(logits)} "
+            f"rows: {rows}, of the tokens {inputs.input_ids[inputs.logits_rows[rows]].tolist()}",
             limit="a finite largest logit in each row",
             remedy="check the checkpoint and its quantization: weights or scales may be damaged or have "
             "overflowed; then run 'draftproof engines'",

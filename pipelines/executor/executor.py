@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from pipelines.errors import DraftproofError
 from pipelines.executor.engine import Engine, StepEngine
+from pipelines.executor.grammars import looking_ahead, with_renewed_grammars
 from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
 from pipelines.executor.limits import (
@@ -28,7 +30,7 @@ from pipelines.executor.limits import (
 from pipelines.executor.prompt_pace import PromptPace, is_short
 from pipelines.executor.recurrent_states import StateSlots
 from pipelines.executor.rows import NOTHING, RowBudget, RowSteps, fit_to_budget, next_rows
-from pipelines.executor.sequence import Sequence, looking_ahead
+from pipelines.executor.sequence import Sequence
 from pipelines.executor.step import WARM_UP_ROW, StepInputs, pack, size_with_prompts
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.request import GenerationRequest, Output
@@ -164,6 +166,12 @@ class Executor:
             RequestTimeoutError: The request's deadline passed.
             EngineFailedError: A step failed.
         """
+        answered = with_renewed_grammars(lambda each: self._generate(each, lane_number), request)
+        async with aclosing(answered) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _generate(self, request: GenerationRequest, lane_number: int) -> AsyncGenerator[Output, None]:
         self.check(request)
         if self.config.reads_features:
             check_states(request)

@@ -69,8 +69,8 @@ class CachedBlock:
         token_ids: int32, tokens whose keys and values the block holds; only a leaf may be partially filled.
         num_prompt: Number of leading tokens that were computed as prompt; 0 if both forms have the same bits.
         children: Nodes behind it, by their keys.
-        by_order: The same by ``num_prompt``, sorted by their tokens. So the one that shares most of the beginning
-            of a text stands beside that text's place.
+        by_order: The same by ``num_prompt``, sorted by their tokens. So the one that shares most of the
+            beginning of a text stands beside that text's place.
     """
 
     block: int
@@ -87,7 +87,8 @@ class CachedBlock:
 
 
 def _tokens_of(node: CachedBlock) -> list[int]:
-    return node.token_ids.tolist()
+    token_ids: list[int] = node.token_ids.tolist()
+    return token_ids
 
 
 @dataclass

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from collections.abc import Sequence as SequenceOf
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -32,11 +28,6 @@ MIN_STEP_TOKENS = 4
 
 _MOST_LOGITS = 1 << 22
 """Logits of a chunk, 16 MiB: OpenVINO keeps room for the most that it has returned."""
-
-_LOOK_AHEAD_S = 0.05
-"""Time of a step for the masks behind draft tokens, shared by its requests; a usual mask takes 50 us."""
-
-_LOOK_AHEAD_THREAD = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
 
 class Sequence:
@@ -323,29 +314,3 @@ class Sequence:
         if self.request.num_log_probs is None:
             return None
         return LogProbs.of(logits[: len(token_ids)], token_ids, self.request.num_log_probs)
-
-
-@contextmanager
-def looking_ahead(sequences: SequenceOf[Sequence]) -> Iterator[None]:
-    """Compute what grammars allow on another thread while the engine computes logits; wait at the end.
-
-    A request whose grammar is too slow verifies fewer of its draft tokens, so that others need not wait.
-
-    Args:
-        sequences: Requests that get logits from the step.
-    """
-    guided = [each for each in sequences if each.sampler.has_grammar]
-    running = _LOOK_AHEAD_THREAD.submit(_look_ahead, guided) if guided else None
-    try:
-        yield
-    finally:
-        if running is not None:
-            running.result()
-
-
-def _look_ahead(sequences: SequenceOf[Sequence]) -> None:
-    for sequence in sequences:
-        with suppress(BaseException):  # the choice will fail in the same way, for this request alone
-            num_ready = sequence.sampler.look_ahead(sequence.draft_ids, _LOOK_AHEAD_S / len(sequences))
-            if num_ready < len(sequence.draft_ids):
-                sequence.leave_out(len(sequence.draft_ids) - num_ready)

@@ -7,8 +7,11 @@ counts.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +26,16 @@ from pipelines.errors import (
 )
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftLength, KeepDrafting, Proposal
 from pipelines.speculation.log_probs import LogProbs
-from pipelines.speculation.request import MAX_STATES, GenerationRequest, Output, TargetStates
+from pipelines.speculation.request import MAX_STATES, GenerationRequest, Grammar, Output, TargetStates
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 TOKEN_SOURCES = ("target", "draft_model", "lookup", "grammar")
 """Sources of output tokens, by their numbers in ``Round.token_sources``."""
+
+_FORCED_S = 0.05
+"""Time of a round for forced tokens; a usual grammar takes 50 us."""
+
+_FORCED_THREADS = ThreadPoolExecutor(2, thread_name_prefix="forced tokens")
 
 EngineCall = Callable[[GenerationRequest], Awaitable[Output]]
 """A proposal of the draft or a verification by the target: takes a request and returns its whole output."""
@@ -151,6 +159,8 @@ class _Loop:
     def __post_init__(self) -> None:
         self.known = self.request.input_ids
         self.states = _UnreadStates()
+        grammar = None if self.use_draft_logits else self.request.grammar
+        self.forced = None if grammar is None else _ForcedTokens(grammar)
 
     @property
     def _num_remaining(self) -> int:
@@ -158,7 +168,7 @@ class _Loop:
 
     async def propose(self) -> Proposal:
         """Draft the tokens of a round: forced ones, then as ``lengths`` decides."""
-        forced = self._forced_tokens()
+        forced = await self._forced_tokens()
         max_draft_len = self.lengths.max_draft_len
         plan = self.lengths.next_round(self._num_remaining - len(forced)) if self.num_emitted else NO_DRAFT
         num_wanted = min(plan.max_tokens, max_draft_len - len(forced))
@@ -226,12 +236,11 @@ class _Loop:
             await self.open_stream.aclose()
             self.open_stream = None
 
-    def _forced_tokens(self) -> TokenIds:
-        grammar = self.request.grammar
+    async def _forced_tokens(self) -> TokenIds:
         limit = min(self.lengths.max_draft_len, self._num_remaining - 1)
-        if grammar is None or self.use_draft_logits or not self.num_emitted or not limit:
+        if self.forced is None or not self.num_emitted or not limit:
             return NO_TOKENS
-        return grammar.forced_after(self.known[self.request.num_prompt_tokens :])[:limit]
+        return (await self.forced.after(self.known[self.request.num_prompt_tokens :]))[:limit]
 
     async def _call_draft(
         self, forced: TokenIds, num_tokens: int, keep_drafting: KeepDrafting | None
@@ -267,6 +276,41 @@ class _Loop:
             return_states=self.lengths.max_draft_len > 0,
             **fields,
         )
+
+
+class _ForcedTokens:
+    """The tokens that a grammar forces, computed on another thread and used over many rounds.
+
+    A forced text may be long, so that its tokens take longer than a round: then they help a later one.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._begin = 0  # tokens of the output before ``_ids``
+        self._ids = NO_TOKENS
+        self._running: asyncio.Future[TokenIds] | None = None
+
+    async def after(self, output_ids: TokenIds) -> TokenIds:
+        """Return the tokens that must follow an output, int32 [n]; none if that takes too long."""
+        if self._running is None:
+            if len(kept := self._rest(output_ids)):
+                return kept
+            self._begin = len(output_ids)
+            loop = asyncio.get_running_loop()
+            self._running = loop.run_in_executor(_FORCED_THREADS, self._grammar.forced_after, output_ids)
+        await asyncio.wait((self._running,), timeout=_FORCED_S)
+        if not self._running.done():
+            return NO_TOKENS
+        running, self._running, self._ids = self._running, None, NO_TOKENS
+        with suppress(InvalidRequestError):  # the target's choice fails in the same way, also without drafts
+            self._ids = running.result()
+        return self._rest(output_ids)
+
+    def _rest(self, output_ids: TokenIds) -> TokenIds:
+        """Return the tokens behind an output, if it has the others."""
+        written = output_ids[self._begin :]
+        is_kept = np.array_equal(self._ids[: len(written)], written)
+        return self._ids[len(written) :] if is_kept else NO_TOKENS
 
 
 class _UnreadStates:

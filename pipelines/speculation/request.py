@@ -258,6 +258,17 @@ class GrammarState(Protocol):
 class Grammar(Protocol):
     """The grammar of one request."""
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether ``after`` and its states fail for lack of room, which ``renew`` makes."""
+
+    def renew(self) -> None:
+        """Make room; may take seconds, so on another thread.
+
+        Raises:
+            InvalidRequestError: That has taken too long already.
+        """
+
     def after(self, output_ids: TokenIds) -> GrammarState:
         """Return the state after an output, int32 [n].
 
@@ -266,4 +277,7 @@ class Grammar(Protocol):
         """
 
     def forced_after(self, output_ids: TokenIds) -> TokenIds:
-        """Return the tokens that must follow an output, int32 [n]; empty if there is a choice."""
+        """Return the tokens that must follow an output, int32 [n]; empty if there is a choice.
+
+        May take long, so on another thread.
+        """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,36 +22,63 @@ TokenIds = npt.NDArray[np.int32]
 _Found = TypeVar("_Found")
 
 
-class FindMatcher(Protocol):
-    """See ``RequestGrammar``."""
+_MOST_MASK_S = 0.1
+"""Time of a mask on the processor; a step waits for it. Trials refuse guides that begin so slowly."""
 
-    def __call__(self, *, with_room: bool = False) -> Any:
-        """Return a matcher of llguidance."""
+_MOST_RENEWING_S = 10.0
 
 
 class RequestGrammar:
     """The grammar of one request, whose states share one matcher.
 
-    All outputs of a guide share the states of its lexer, whose number is limited. When others have used them
-    up, a request continues with a new matcher.
+    Outputs of a guide share the states of its lexer, whose number is limited. When these are used up, the
+    request goes on with a lexer of its own, and with another when that one is used up: so others with the
+    guide, or rejected drafts, do not decide whether an answer goes on.
 
     Args:
-        find_matcher: Returns a matcher at the beginning; ``with_room``, one whose lexer is not used up.
+        origin: A matcher of llguidance at the beginning.
+        new_origin: Returns another, with a lexer of its own; may take seconds.
         vocab_size: Logits per position.
         num_tokens: Tokens of the vocabulary, at most ``vocab_size``.
     """
 
-    def __init__(self, find_matcher: FindMatcher, vocab_size: int, num_tokens: int) -> None:
+    def __init__(self, origin: Any, new_origin: Callable[[], Any], vocab_size: int, num_tokens: int) -> None:
         self.vocab_size = vocab_size
         self.num_tokens = num_tokens
-        self._find_matcher = find_matcher
-        self._origin = find_matcher()
-        self._masks = _Place(self._origin)
-        self._forced = _Place(self._origin)  # never goes back, unlike the other
+        self._new_origin = new_origin
+        self._renewing_s = 0.0
+        self._begin(origin)
+
+    def _begin(self, origin: Any) -> None:
+        self._origin = origin
+        self._masks = _Place(origin)
+        self._forced = _Place(origin)  # never goes back, unlike the other
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the lexer has no more room, so that ``renew`` helps."""
+        return is_used_up(self._origin)
+
+    def renew(self) -> None:
+        """Go on with a lexer of its own; takes as long as compiling the guide, so not while a step waits.
+
+        Raises:
+            InvalidRequestError: That has taken too long already.
+        """
+        if self._renewing_s > _MOST_RENEWING_S:
+            raise InvalidRequestError(
+                "the answer uses up the lexer of its guide again and again",
+                values=f"compiling the guide anew took {self._renewing_s:.1f} s",
+                limit=f"at most {_MOST_RENEWING_S:g} s for one answer",
+                remedy="send a simpler schema or grammar",
+            )
+        began_s = time.perf_counter()
+        self._begin(self._new_origin())
+        self._renewing_s += time.perf_counter() - began_s
 
     def another(self) -> RequestGrammar:
         """Return the grammar of another request with the same guide."""
-        return RequestGrammar(self._find_matcher, self.vocab_size, self.num_tokens)
+        return RequestGrammar(self._origin, self._new_origin, self.vocab_size, self.num_tokens)
 
     def after(self, output_ids: TokenIds) -> RequestGrammarState:
         """Return the state after an output, int32 [n].
@@ -68,7 +95,7 @@ class RequestGrammar:
 
     def mask_after(self, output_ids: TokenIds) -> npt.NDArray[np.bool_]:
         """Return ``mask_of`` after an output, int32 [n]; errors as ``after``."""
-        return self._ask(self._masks, output_ids, mask_of)
+        return self._ask(self._masks, output_ids, _quick_mask_of)
 
     def forced_after(self, output_ids: TokenIds) -> TokenIds:
         """Return the tokens that must follow an output, int32 [n]; empty if there is a choice."""
@@ -80,13 +107,8 @@ class RequestGrammar:
         try:
             return ask(place.matcher_after(output_ids))
         except InvalidRequestError:
-            place.begin(self._origin)
-            if not is_used_up(self._origin):
-                raise
-        self._origin = self._find_matcher(with_room=True)
-        self._masks.begin(self._origin)
-        self._forced.begin(self._origin)
-        return ask(place.matcher_after(output_ids))
+            place.begin(self._origin)  # an error is for good
+            raise
 
 
 class RequestGrammarState:
@@ -222,6 +244,14 @@ def mask_of(matcher: Any) -> npt.NDArray[np.bool_]:
     if matcher.is_error():
         raise _failed(matcher.get_error())
     return mask.view(np.bool_)
+
+
+def _quick_mask_of(matcher: Any) -> npt.NDArray[np.bool_]:
+    began_s = time.thread_time()
+    mask = mask_of(matcher)
+    if (spent_s := time.thread_time() - began_s) > _MOST_MASK_S:
+        raise _failed(f"what may follow here takes {spent_s:.2f} s to compute, at most {_MOST_MASK_S} s")
+    return mask
 
 
 def is_used_up(origin: Any) -> bool:

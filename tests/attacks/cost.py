@@ -7,12 +7,12 @@ those before. Every body is sent once, by a client that leaves after some second
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
@@ -20,7 +20,12 @@ from tests.attacks import guides, pages
 
 LEAVES_AFTER_S = 12.0
 _ALONE_S = 2.0
-_STREAM = {"prompt": "def area(radius):\n", "max_tokens": 400, "temperature": 0, "stream": True, "ignore_eos": True}
+_STREAM = {
+    **{"prompt": "def area(radius):
+", "max_tokens": 400, "temperature": 0},
+    **{"stream": True, "ignore_eos": True},
+}
+_USUAL = b'{"prompt": "a", "max_tokens": 2}'
 
 Attack = tuple[str, str, Callable[[], bytes]]
 """Name, path, and what builds the body."""
@@ -36,6 +41,7 @@ class Cost:
         seconds: Until the reply, or until the client left.
         share: Tokens per second of the other stream, divided by those before.
         silence_s: Longest time without a token of the other stream.
+        num_broken: Streams of the other client that ended without their end.
         is_alive: Whether a usual request is answered afterwards.
     """
 
@@ -44,6 +50,7 @@ class Cost:
     seconds: float
     share: float
     silence_s: float
+    num_broken: int
     is_alive: bool
 
 
@@ -63,6 +70,7 @@ class OtherClient:
     def __init__(self, url: str) -> None:
         self._url = url
         self._times: list[float] = []
+        self.num_broken = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -78,7 +86,7 @@ class OtherClient:
         """Return tokens per second and the longest silence, seconds, of a time."""
         times = [each for each in self._times if begin_s <= each <= end_s]
         marks = [begin_s, *times, end_s]
-        longest = max(after - before for before, after in zip(marks, marks[1:], strict=False))
+        longest = max(after - before for before, after in itertools.pairwise(marks))
         return len(times) / (end_s - begin_s), longest
 
     def _run(self) -> None:
@@ -86,6 +94,7 @@ class OtherClient:
             try:
                 self._stream()
             except httpx.HTTPError:
+                self.num_broken += 1
                 time.sleep(0.05)
 
     def _stream(self) -> None:
@@ -109,8 +118,8 @@ def cost_of(url: str, attack: Attack, other: OtherClient) -> Cost:
     time.sleep(max(0.5 - (replied_s - sent_s), 0.0))
     alone, _ = other.between(began_s, sent_s)
     beside, silence_s = other.between(sent_s, time.monotonic())
-    is_alive = _reply(url, "/v1/completions", b'{"prompt": "a", "max_tokens": 2}') == "200"
-    return Cost(name, reply, replied_s - sent_s, beside / alone if alone else 0.0, silence_s, is_alive)
+    is_alive = _reply(url, "/v1/completions", _USUAL) == "200"
+    return Cost(name, reply, replied_s - sent_s, beside / alone if alone else 0.0, silence_s, other.num_broken, is_alive)
 
 
 def _reply(url: str, path: str, content: bytes) -> str:
@@ -126,7 +135,7 @@ def rows(costs: list[Cost]) -> list[str]:
     """Return the costs as rows of a table in Markdown."""
     return [
         f"| {each.name} | {each.reply} | {each.seconds:.1f} s | {each.share:.0%} | {each.silence_s:.2f} s | "
-        f"{'yes' if each.is_alive else 'no'} |"
+        f"{each.num_broken} |"
         for each in costs
     ]
 
@@ -135,9 +144,12 @@ def main() -> None:
     """Run all attacks and print the table; then write it as JSON if a file is named."""
     parser = argparse.ArgumentParser(description="Measure what hostile requests cost another client.")
     parser.add_argument("--url", required=True, help="the front door's address")
-    parser.add_argument("--recover-s", type=float, default=30.0, help="seconds to wait for a server that died")
+    parser.add_argument(
+        "--recover-s", type=float, default=30.0, help="wait for a server that died"
+    )
     options = parser.parse_args()
-    print("| Request | Reply | after | speed of the other stream | its longest silence | alive |\n|---|---|---|---|---|---|")
+    print("| Request | Reply | after | speed of the other stream | its longest silence | broken streams |")
+    print("|---|---|---|---|---|---|")
     for attack in attacks():
         with OtherClient(options.url) as other:
             cost = cost_of(options.url, attack, other)
@@ -148,7 +160,10 @@ def main() -> None:
 
 def _wait(url: str, within_s: float) -> None:
     ends_s = time.monotonic() + within_s
-    while time.monotonic() < ends_s and _reply(url, "/v1/completions", b'{"prompt": "a", "max_tokens": 2}') != "200":
+    while (
+        time.monotonic() < ends_s
+        and _reply(url, "/v1/completions", _USUAL) != "200"
+    ):
         time.sleep(0.5)
 
 

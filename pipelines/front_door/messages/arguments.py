@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import re
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
@@ -25,6 +26,8 @@ _VALUES = frozenset({"enum", "const"})
 _READ = _ABOUT | _VALUES | {"$ref", "anyOf", "oneOf"}
 _LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}  # of numbers
 _OF_BARE = _READ | _OF_ALL | _LIMITS | {"items"}
+MOST_WARNINGS = 100
+MOST_READING_S = 0.2
 _MOST_PARTS = 200  # that a value may be one of
 
 _SPACES, _BARE = re.compile(r"\s*"), re.compile(r"[^{}\[\],:<]*")
@@ -284,27 +287,48 @@ def _walk(
         waiting += [(name, each) for each in inner]
 
 
-def unenforced_by(style: CallStyle | None, function: Function) -> list[str]:
-    """Return what of a function's schema the grammar of tags or bare keys leaves out; [] if it is refused."""
+def unenforced_by(style: CallStyle | None, function: Function, limit_s: float = MOST_READING_S) -> list[str]:
+    """Return what of a function's schema the grammar of tags or bare keys leaves out; [] if it is refused.
+
+    Args:
+        style: How the model writes calls.
+        function: The function.
+        limit_s: Time for it on the processor, in seconds; then the last text says that it was over.
+    """
     if style is None or not (style.tags or style.quote) or len(schema_of(function)) > MAX_GUIDE_BYTES:
         return []
+    return list(itertools.islice(_unenforced_by(style, function, limit_s), MOST_WARNINGS))
+
+
+def _unenforced_by(style: CallStyle, function: Function, limit_s: float) -> Iterator[str]:
+    end_s = time.thread_time() + limit_s
     root, known = parameters_of(function), _OF_BARE if style.quote else _READ
     named = properties_of(root) or {"others": root.get("additionalProperties")}
-    found = [f"{keyword} of the arguments" for keyword in sorted(_left_out(root, root, _ABOUT | _OF_ALL))]
+    for keyword in sorted(_left_out(root, root, _ABOUT | _OF_ALL)):
+        yield f"{keyword} of the arguments"
     of_reference = functools.cache(lambda reference: _told({"$ref": reference}, root))
 
     def told(schema: JsonValue) -> tuple[frozenset[str], frozenset[str]]:
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         return of_reference(reference) if isinstance(reference, str) else _told(schema, root)
 
-    of_names = {name: told(schema) for name, schema in named.items()}
-    texts = {name: named[name] for name, (types, _) in of_names.items() if "string" in types}
-    if style.tags:
-        found += [f"{keyword} of {name[:64]}" for name in texts for keyword in sorted(of_names[name][1])]
+    texts = {}
+    for name, schema in named.items():
+        if time.thread_time() > end_s:
+            yield f"{name[:64]} and what follows it took too long to read"
+            return
+        types, unread = told(schema)
+        if "string" in types:
+            texts[name] = schema
+            for keyword in sorted(unread) if style.tags else ():
+                yield f"{keyword} of {name[:64]}"
     walked = _walk(named.items(), root, is_deep=True) if style.quote else _walk(texts.items(), root)
     for name, part in walked:
-        found += [f"{keyword} of {name[:64]}" for keyword in sorted(_left_out(part, root, known))]
-    return found
+        if time.thread_time() > end_s:
+            yield f"{name[:64]} and what follows it took too long to read"
+            return
+        for keyword in sorted(_left_out(part, root, known)):
+            yield f"{keyword} of {name[:64]}"
 
 
 def _told(schema: JsonValue, root: Schema) -> tuple[frozenset[str], frozenset[str]]:

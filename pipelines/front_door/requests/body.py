@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
@@ -14,11 +16,12 @@ from pydantic_core import from_json, to_json
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.messages.arguments import unenforced_by
+from pipelines.front_door.messages.arguments import MOST_READING_S, MOST_WARNINGS, unenforced_by
 from pipelines.front_door.messages.style import CallStyle
 from pipelines.front_door.requests.fields import settle
 from pipelines.front_door.requests.sampling import SamplingFields
-from pipelines.text.guides import unenforced
+from pipelines.text.guide_trials import GuideTrials
+from pipelines.text.guides import MAX_GUIDE_BYTES
 from pipelines.time_limit import within
 
 _QUICK_BYTES = 16 << 10  # take less than a millisecond; larger bodies are read on another thread
@@ -32,6 +35,9 @@ _ZSTD_OPTIONS: dict[int, int] = {
 _ZLIB_HEADS = (b"\x08", b"\x18", b"\x28", b"\x38", b"\x48", b"\x58", b"\x68", b"\x78")
 
 _REMEDY = "send a JSON object with the fields that GET /openapi.json lists"
+
+_TRIALS = GuideTrials()
+_WARNING_THREAD = ThreadPoolExecutor(1, thread_name_prefix="warnings")
 
 _Body = TypeVar("_Body")
 _Result = TypeVar("_Result")
@@ -129,17 +135,35 @@ async def beside_the_loop(num_bytes: int, work: Callable[..., _Result], *argumen
 
 async def with_warnings(body: _Fields, calls: CallStyle | None) -> _Fields:
     """Return a request with warnings of what no grammar enforces of its schemas."""
-    if next(body.schemas, None) is not None:
-        left_out = await asyncio.to_thread(_unenforced, body, calls)
-        body = dataclasses.replace(body, warnings=(*body.warnings, *left_out))
-    return body
+    if next(body.schemas, None) is None:
+        return body
+    loop = asyncio.get_running_loop()
+    schemas, left_out = await loop.run_in_executor(_WARNING_THREAD, _read_schemas, body, calls)
+    found: list[list[str]] = []
+    if schemas:
+        answer = await _TRIALS.ask({"schemas": [schema for _, schema in schemas]}, schemas[0][0])
+        found = answer["warnings"]
+    of_form = [
+        _warning(place, reason)
+        for (place, _), reasons in zip(schemas, found, strict=True)
+        for reason in reasons
+    ]
+    return dataclasses.replace(body, warnings=(*body.warnings, *of_form, *left_out)[:MOST_WARNINGS])
 
 
-def _unenforced(body: SamplingFields, calls: CallStyle | None) -> list[str]:
-    found = [(place, reason) for place, schema in body.schemas for reason in unenforced(schema)]
+def _read_schemas(body: SamplingFields, calls: CallStyle | None) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the schemas that are tried, and warnings of functions."""
+    warnings: list[str] = []
+    end_s = time.thread_time() + MOST_READING_S
     for each in body.functions:
-        found += [(f"the function {each.name[:64]}", reason) for reason in unenforced_by(calls, each)]
-    return [f"the schema of {place} is not enforced whole: {reason}" for place, reason in found]
+        if len(warnings) < MOST_WARNINGS:
+            left_out = unenforced_by(calls, each, end_s - time.thread_time())
+            warnings += [_warning(f"the function {each.name[:64]}", reason) for reason in left_out]
+    return [each for each in body.schemas if len(each[1]) <= MAX_GUIDE_BYTES], warnings
+
+
+def _warning(place: str, reason: str) -> str:
+    return f"the schema of {place} is not enforced whole: {reason}"
 
 
 def check_num_values(content: bytes) -> None:

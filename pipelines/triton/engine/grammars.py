@@ -1,26 +1,23 @@
-"""Compiles the guides of requests for an engine, some at a time and each within a time limit."""
+"""Compiles the guides of requests for an engine, each after a trial in another process."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.executor.executor import Executor
 from pipelines.manifest import EngineFiles
 from pipelines.text.grammar import RequestGrammar
-from pipelines.text.guides import GrammarCompiler, Guide
+from pipelines.text.guide_trials import GuideTrials
+from pipelines.text.guides import GUIDE_TYPES, GrammarCompiler, Guide, check_guide
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.wire.engine_request import GenerationCall
 
 _NUM_THREADS = 2
 """So that one large schema does not hold up all others; llguidance lets go of Python's lock."""
-
-_MAX_COMPILING = 32
-_LIMIT_S = 10.0
 
 
 class Grammars:
@@ -36,8 +33,8 @@ class Grammars:
         self._files = files
         self._compiler = GrammarCompiler(vocabulary, vocab_size, self._load_encode)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="guides")
-        self._compiling: dict[Guide, asyncio.Future[RequestGrammar]] = {}
-        self._begun: set[Guide] = set()
+        self._trials = GuideTrials(self._compiler.tokens)
+        self._compiling: dict[Guide, _Shared] = {}
 
     @classmethod
     def of(cls, parameters: ModelParameters, executor: Executor, *, role: str = "") -> Grammars:
@@ -50,7 +47,7 @@ class Grammars:
         """Return a call whose request has the grammar of its guide, if it has one.
 
         Raises:
-            InvalidRequestError: The guide is wrong, or takes too long.
+            InvalidRequestError: The guide is wrong, or exceeds a limit of trials.
             ServerBusyError: Too many guides wait, or this one waited too long.
         """
         guide = call.guide
@@ -60,35 +57,25 @@ class Grammars:
         return replace(call, request=replace(call.request, grammar=grammar))
 
     async def _compiled(self, guide: Guide) -> RequestGrammar:
+        """Wait for a guide with all others that do; when the last of them leaves, its trial ends."""
         if guide not in self._compiling:
-            if len(self._compiling) >= _MAX_COMPILING:
-                raise _busy(f"{len(self._compiling)} guides wait", f"at most {_MAX_COMPILING}")
-            loop = asyncio.get_running_loop()
-            compiling = loop.run_in_executor(self._threads, self._compile, guide)
-            self._compiling[guide] = compiling
-            compiling.add_done_callback(lambda done: self._forget(guide, done))
-        compiling = self._compiling[guide]
-        await asyncio.wait((compiling,), timeout=_LIMIT_S)  # goes on for later requests
-        if compiling.done():
-            return compiling.result().another()
-        if guide not in self._begun:
-            raise _busy(f"it waited {_LIMIT_S:g} s for others", f"{_NUM_THREADS} at a time")
-        raise InvalidRequestError(
-            "the guide takes too long to compile",
-            values=f"guided_decoding_guide_type={guide.kind}, {len(guide.text)} characters",
-            limit=f"{_LIMIT_S:g} s",
-            remedy="send a simpler schema or grammar",
-        )
+            self._compiling[guide] = _Shared(asyncio.ensure_future(self._try_and_compile(guide)))
+        shared = self._compiling[guide]
+        shared.num_waiting += 1
+        try:
+            await asyncio.wait((shared.task,))
+            return shared.task.result().another()
+        finally:
+            shared.num_waiting -= 1
+            if not shared.num_waiting:
+                shared.task.cancel()
+                self._compiling.pop(guide, None)
 
-    def _compile(self, guide: Guide) -> RequestGrammar:
-        self._begun.add(guide)
-        return self._compiler.compile(guide)
-
-    def _forget(self, guide: Guide, done: asyncio.Future[RequestGrammar]) -> None:
-        del self._compiling[guide]
-        self._begun.discard(guide)
-        if not done.cancelled():
-            done.exception()  # has been raised, unless nobody waited for it any more
+    async def _try_and_compile(self, guide: Guide) -> RequestGrammar:
+        check_guide(guide)
+        question = {"kind": GUIDE_TYPES[guide.kind], "text": guide.text}
+        await self._trials.ask(question, f"guided_decoding_guide_type={guide.kind}")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._compiler.compile, guide)
 
     def _load_encode(self) -> Callable[[str], list[int]]:
         from pipelines.text.prompt_tokenizer import PromptTokenizer  # engines need no tokenizer otherwise
@@ -97,10 +84,9 @@ class Grammars:
         return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
 
-def _busy(values: str, limit: str) -> ServerBusyError:
-    return ServerBusyError(
-        "too many new guides are being compiled",
-        values=values,
-        limit=limit,
-        remedy="send the request again later",
-    )
+@dataclass
+class _Shared:
+    """A guide that is tried and compiled, and how many requests wait for it."""
+
+    task: asyncio.Task[RequestGrammar]
+    num_waiting: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from pipelines.errors import InvalidRequestError
 from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.endpoints.completions import CompletionBody
 from pipelines.front_door.endpoints.tokens import TokenizeBody, tokenize
+from pipelines.front_door.messages.style import QWEN_XML
 from pipelines.front_door.requests.body import ENCODINGS, decompressed, parse_body, read_body
 from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.wire.request import CompletionRequest
+from tests.attacks.guides import chain_of_references, slow_to_read_function, with_schema, with_tools
 from tests.unit.front_door.test_anthropic import ASKED, open_door
 
 
@@ -165,3 +168,17 @@ async def test_compressed_requests_are_answered_and_others_told_what_is_taken() 
         for encodings in (["br"], ["gzip, gzip"], ["gzip", "zstd"]):
             status, text = await send(gzip.compress(content), *encodings)
             assert status == 415 and ", ".join(ENCODINGS) in text
+
+
+@pytest.mark.parametrize("body", [with_schema(chain_of_references()), with_tools({}, chain_of_references())])
+async def test_a_schema_that_would_end_the_process_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="too deeply"):
+        await read_body(ChatBody, json.dumps(body).encode())
+
+
+async def test_functions_that_are_slow_to_read_are_read_for_a_limited_time() -> None:
+    content = json.dumps(with_tools(*[slow_to_read_function(1000)] * 14)).encode()
+    began_s = time.process_time()
+    warnings = (await read_body(ChatBody, content, QWEN_XML)).warnings
+    assert any("took too long" in each for each in warnings) and len(warnings) <= 100
+    assert time.process_time() - began_s < 5

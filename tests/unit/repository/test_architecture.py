@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "time_limit": set(),
     "kserve_stream": {"time_limit"},
     "web_application": {"errors"},
-    "text": {"errors"},
+    "text": {"errors", "time_limit"},
     "speculation": {"errors"},
     "executor": {
         *("errors", "asyncio_thread", "available_resources", "engine_memory", "manifest"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import EngineFailedError
+from pipelines.speculation import loop
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, FixedDraftLength, Proposal
 from pipelines.speculation.lookup.prompt_lookup import PromptLookup
 from pipelines.speculation.loop import TOKEN_SOURCES, Round, speculate
@@ -218,3 +221,54 @@ async def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
     assert len(rounds) < len(output) / 2
     assert not any(part.num_by_model for part in rounds)
     assert sum(part.num_accepted_tokens for part in rounds) == len(output) - len(rounds)
+
+
+@dataclass
+class ForcedText:
+    """A grammar that forces the whole output; counts its calls, which wait if they must."""
+
+    output: list[int]
+    may_end: threading.Event = field(default_factory=threading.Event)
+    num_calls: int = 0
+
+    def forced_after(self, output_ids: TokenIds) -> TokenIds:
+        self.num_calls += 1
+        assert self.may_end.wait(60)
+        return ids(self.output[len(output_ids) :])
+
+
+def run_forced(grammar: ForcedText, output: list[int], on_round: Callable[[int], None]) -> list[Round]:
+    async def collect() -> list[Round]:
+        request = GenerationRequest("test", ids(PROMPT), len(output), grammar=grammar)  # type: ignore[arg-type]
+        rounds: list[Round] = []
+        async for part in speculate(request, ScriptedDraft([]), ScriptedTarget(output), FixedDraftLength(4)):
+            rounds.append(part)
+            on_round(len(rounds))
+        return rounds
+
+    return asyncio.run(collect())
+
+
+def test_the_tokens_of_a_forced_text_are_computed_once() -> None:
+    """Else a text of 250 KB is cut into tokens in each round, before all other requests."""
+    output = list(range(1, 42))
+    grammar = ForcedText(output)
+    grammar.may_end.set()
+    rounds = run_forced(grammar, output, lambda number: None)
+    assert tokens(rounds) == output and grammar.num_calls == 1
+    assert sum(part.num_forced for part in rounds) == len(output) - len(rounds)
+
+
+def test_rounds_go_on_without_forced_tokens_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_FORCED_S", 0.001)
+    output = list(range(1, 42))
+    grammar = ForcedText(output)
+
+    def end_after_ten(number: int) -> None:
+        if number == 10:
+            monkeypatch.setattr(loop, "_FORCED_S", 60.0)
+            grammar.may_end.set()
+
+    rounds = run_forced(grammar, output, end_after_ten)
+    assert tokens(rounds) == output and grammar.num_calls == 1
+    assert not any(part.num_forced for part in rounds[:10]) and rounds[10].num_forced == 4

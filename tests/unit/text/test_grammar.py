@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
+from pipelines.text import grammar as grammar_module
 from pipelines.text import guides as guides_module
-from pipelines.text.grammar import RequestGrammarState
+from pipelines.text.grammar import RequestGrammar, RequestGrammarState
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.prompt_tokenizer import PromptTokenizer
+from tests.attacks.guides import chain_of_references, chain_of_rules
 from tests.support.examples import examples
 from tests.support.tiny_engines import DEMO_TOKENIZER
 
@@ -114,7 +118,7 @@ def test_forced_text_is_written_in_the_tokenizers_own_tokens() -> None:
 def test_control_without_a_tokenizer_masks_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The brace is forced, the mask is that of the text after it, and none of its tokens could follow."""
     monkeypatch.setattr(guides_module._Tokens, "__call__", lambda self, text: [])
-    with pytest.raises(InvalidRequestError, match="taken back"):
+    with pytest.raises(InvalidRequestError, match="cannot be followed"):
         new_compiler().compile(GUIDES[0])
 
 
@@ -150,6 +154,7 @@ def test_special_tokens_and_the_columns_behind_the_vocabulary_are_never_allowed(
         (Guide("ebnf_grammar", "\n" * 5000), "5000 bytes"),  # would take minutes with Python's lock held
         (Guide("json_schema", "[" * 200_000), "recursion"),
         (Guide("lark_grammar", 'start: t\nt[stop="\\n"]: /.*/'), "taken back"),
+        (Guide("choice", json.dumps(["x" * 200_000])), "a mask takes"),
     ],
 )
 def test_a_wrong_guide_is_refused_with_its_place(guide: Guide, found: str) -> None:
@@ -180,40 +185,79 @@ def test_masks_behind_draft_tokens_are_computed_until_the_time_is_over() -> None
     assert state.look_ahead(drafted, 60.0) == len(drafted)
 
 
-def test_an_output_that_uses_up_the_lexer_harms_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of a matcher share the states of its lexer, which this expression doubles with every "a"."""
-    monkeypatch.setattr(guides_module, "_MAX_LEXER_STATES", 1500)
-    monkeypatch.setattr(guides_module, "_MOST_SECONDS_IN_A_STEP", 60.0)
-    compiler = new_compiler()
-    guide = Guide("regex", "[ax]*a[ax]{14}b[ax]*")
-    hostile, other = (compiler.compile(guide).after(ids([])) for _ in range(2))
-    letters = [encode(letter)[0] for letter in "ax"]
+HARD = Guide("regex", "[ax]*a[ax]{14}b[ax]*")
+"""Its lexer needs more states with every "a"."""
 
-    def write(state: RequestGrammarState, seed: int, count: int) -> None:
-        for choice in np.random.default_rng(seed).integers(0, 2, count).tolist():
-            assert state.allowed()[letters].all()
-            state.push(letters[choice])
+LETTERS = [encode(letter)[0] for letter in "ax"]
 
-    write(other, 1, 20)
+
+def write(state: RequestGrammarState, count: int, seed: int) -> None:
+    for choice in np.random.default_rng(seed).integers(0, 2, count).tolist():
+        assert state.allowed()[LETTERS].all()
+        state.push(LETTERS[choice])
+
+
+def use_up(grammar: RequestGrammar) -> None:
     with pytest.raises(InvalidRequestError, match="too many states"):
-        write(hostile, 2, 3000)
-    write(other, 3, 200)
-    write(compiler.compile(guide).after(ids([])), 4, 200)
+        write(grammar.after(ids([])), 3000, seed=2)
+    assert grammar.is_used_up
 
 
-def test_a_guide_that_compiles_slowly_is_not_compiled_again_while_others_wait(
+def test_a_request_whose_guide_others_have_used_up_goes_on_with_a_lexer_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guides_module, "_MAX_LEXER_STATES", 1500)
-    monkeypatch.setattr(guides_module, "_MOST_SECONDS_IN_A_STEP", 0.0)
+    monkeypatch.setattr(guides_module, "_MOST_SHARED_STATES", 1500)
+    monkeypatch.setattr(guides_module, "MAX_LEXER_STATES", 1500)
     compiler = new_compiler()
-    guide = Guide("regex", "[ax]*a[ax]{14}b[ax]*")
-    state = compiler.compile(guide).after(ids([]))
-    letters = [encode(letter)[0] for letter in "ax"]
-    with pytest.raises(InvalidRequestError, match="used up its lexer"):
-        for choice in np.random.default_rng(1).integers(0, 2, 3000).tolist():
-            assert state.allowed()[letters].all()
-            state.push(letters[choice])
-    assert compiler.remembered(guide) is None, "the next request waits for a new lexer, and no other request"
-    assert compiler.compile(guide).after(ids([])).allowed().any()
-    assert compiler.remembered(guide) is not None
+    hostile, other = (compiler.compile(HARD) for _ in range(2))
+    state = other.after(ids([]))
+    write(state, 20, seed=1)
+    use_up(hostile)
+    assert other.is_used_up and compiler.remembered(HARD) is None
+    other.renew()
+    write(state, 200, seed=3)
+    hostile.renew()
+    use_up(hostile)
+    write(state, 20, seed=4)
+    write(compiler.compile(HARD).after(ids([])), 200, seed=5)
+
+
+def test_a_guide_is_not_renewed_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "_MOST_RENEWING_S", 0.0)
+    grammar = new_compiler().compile(HARD)
+    grammar.renew()
+    with pytest.raises(InvalidRequestError, match="again and again"):
+        grammar.renew()
+
+
+def test_remembered_guides_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    guides = [Guide("choice", json.dumps([letter * 1000])) for letter in "abc"]
+    monkeypatch.setattr(guides_module, "_MOST_REMEMBERED_BYTES", 2 * guides_module._num_bytes(guides[0]))
+    compiler = new_compiler()
+    for guide in guides:
+        compiler.compile(guide)
+    assert [compiler.remembered(guide) is not None for guide in guides] == [False, True, True]
+
+
+def test_what_passes_a_trial_does_not_overflow_the_stack_of_any_thread_that_compiles() -> None:
+    """Twice the chains that trials let through, asked for by a thread with a small stack."""
+    usual = threading.stack_size(1 << 20)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            for guide in (
+                Guide("json_schema", json.dumps(chain_of_references(900))),
+                Guide("lark_grammar", chain_of_rules(2000)),
+            ):
+                grammar = threads.submit(COMPILER.compile, guide).result()
+                assert grammar.after(ids([])).allowed().any()
+    finally:
+        threading.stack_size(usual)
+
+
+def test_a_mask_that_takes_too_long_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, other = (COMPILER.compile(GUIDES[2]).after(ids(encode("1"))) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_module, "_MOST_MASK_S", -1.0)
+        with pytest.raises(InvalidRequestError, match="what may follow here takes"):
+            slow.allowed()
+    assert other.allowed().any()

@@ -1,4 +1,4 @@
-"""Tests of compiling guides for requests: some at a time, each within a time limit, each guide once."""
+"""Tests of compiling guides for requests: each after a trial, each once, for as long as somebody waits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.errors import InvalidRequestError
 from pipelines.speculation.request import GenerationRequest
 from pipelines.text.guides import GrammarCompiler, Guide
-from pipelines.triton.engine import grammars as grammars_module
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.wire.engine_request import GenerationCall
 from tests.support.recording_engine import VOCAB_SIZE, letters
@@ -43,11 +42,32 @@ def compiler() -> Iterator[SlowCompiler]:
     compiler.may_end.set()
 
 
+class Trials:
+    """Lets every guide pass but "bad"; counts those that are cancelled."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.num_cancelled = 0
+
+    async def ask(self, question: dict[str, str], place: str) -> None:
+        if question["text"] == "bad":
+            raise InvalidRequestError("refused", values=place, limit="", remedy="")
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+
 @pytest.fixture
-def grammars(compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch) -> Grammars:
-    monkeypatch.setattr(grammars_module, "_LIMIT_S", 60.0)
+def trials() -> Trials:
+    return Trials()
+
+
+@pytest.fixture
+def grammars(compiler: SlowCompiler, trials: Trials) -> Grammars:
     found = Grammars(None, letters(), VOCAB_SIZE)  # type: ignore[arg-type]
-    found._compiler = compiler
+    found._compiler, found._trials = compiler, trials  # type: ignore[assignment]
     return found
 
 
@@ -56,64 +76,47 @@ def call(text: str) -> GenerationCall:
     return GenerationCall(request, False, None, False, "", guide=Guide("regex", text))
 
 
-async def error_of(grammars: Grammars, text: str) -> BaseException | None:
-    (found,) = await asyncio.gather(grammars.compile(call(text)), return_exceptions=True)
-    return found if isinstance(found, BaseException) else None
+async def test_what_a_trial_refuses_is_never_compiled(grammars: Grammars, compiler: SlowCompiler) -> None:
+    with pytest.raises(InvalidRequestError, match="refused"):
+        await grammars.compile(call("bad"))
+    assert not compiler.num_begun
 
 
-async def begin(grammars: Grammars, compiler: SlowCompiler, *texts: str) -> list[asyncio.Future[Any]]:
-    """Ask for guides, and return when a thread compiles each."""
-    asked = [asyncio.ensure_future(grammars.compile(call(text))) for text in texts]
-    while not all(compiler.num_begun[text] for text in texts):
-        await asyncio.sleep(0.01)
-    return asked
-
-
-async def test_a_guide_that_takes_too_long_is_the_clients_fault_and_one_that_waits_is_not(
-    grammars: Grammars, compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch
+async def test_a_guide_is_compiled_once_for_all_that_ask(
+    grammars: Grammars, compiler: SlowCompiler, trials: Trials
 ) -> None:
-    begun = await begin(grammars, compiler, "a", "b")
-    monkeypatch.setattr(grammars_module, "_LIMIT_S", 0.2)
-    *slow, waiting = [await error_of(grammars, text) for text in ("a", "b", "c")]
+    trials.may_end.set()
     compiler.may_end.set()
-    await asyncio.gather(*begun)
-    assert all(isinstance(each, InvalidRequestError) and "too long" in each.what for each in slow)
-    assert isinstance(waiting, ServerBusyError) and "waited 0.2 s" in waiting.values
-
-
-async def test_few_guides_wait_and_others_are_told_at_once(
-    grammars: Grammars, compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammars_module, "_MAX_COMPILING", 3)
-    crowd = [asyncio.ensure_future(error_of(grammars, text)) for text in "abc"]
-    await asyncio.sleep(0)
-    refused = await error_of(grammars, "d")
-    compiler.may_end.set()
-    await asyncio.gather(*crowd)
-    assert isinstance(refused, ServerBusyError) and "3 guides wait" in refused.values
-
-
-async def test_a_guide_is_compiled_once_for_all_that_ask_and_goes_on_for_later_ones(
-    grammars: Grammars, compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = await begin(grammars, compiler, "[ab]*")
-    with monkeypatch.context() as patch:
-        patch.setattr(grammars_module, "_LIMIT_S", 0.2)
-        assert isinstance(await error_of(grammars, "[ab]*"), InvalidRequestError)
     crowd = [asyncio.ensure_future(grammars.compile(call("[ab]*"))) for _ in range(3)]
-    await asyncio.sleep(0)
-    compiler.may_end.set()
     found = {id((await each).request.grammar) for each in crowd}
     assert len(found) == 3, "each request has a grammar of its own"
-    await asyncio.gather(*begun)
     assert compiler.num_begun == {"[ab]*": 1}
 
 
-async def test_a_compiled_guide_does_not_wait_for_others(grammars: Grammars, compiler: SlowCompiler) -> None:
+async def test_a_trial_ends_when_the_last_that_waits_leaves(
+    grammars: Grammars, compiler: SlowCompiler, trials: Trials
+) -> None:
+    crowd = [asyncio.ensure_future(grammars.compile(call("[ab]*"))) for _ in range(2)]
+    for each in crowd:
+        await asyncio.sleep(0.01)
+        assert not trials.num_cancelled
+        each.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    assert trials.num_cancelled == 1 and not grammars._compiling
+    trials.may_end.set()
+    compiler.may_end.set()
+    assert (await grammars.compile(call("[ab]*"))).request.grammar is not None
+
+
+async def test_a_compiled_guide_does_not_wait_for_others(
+    grammars: Grammars, compiler: SlowCompiler, trials: Trials
+) -> None:
+    trials.may_end.set()
     compiler.may_end.set()
     await grammars.compile(call("[ab]*"))
     compiler.may_end.clear()
-    crowd = [asyncio.ensure_future(error_of(grammars, text)) for text in ("c", "d", "e")]
+    crowd = [asyncio.ensure_future(grammars.compile(call(text))) for text in ("c", "d", "e")]
     await asyncio.sleep(0)
     assert (await grammars.compile(call("[ab]*"))).request.grammar is not None
     compiler.may_end.set()

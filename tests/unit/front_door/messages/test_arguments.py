@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from pipelines.front_door.messages.message import CallArguments, read_arguments
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import GEMMA_4, MINICPM, QWEN_XML, CallStyle, Thinking
 from pipelines.front_door.messages.tools import Calling, Function
+from tests.attacks.guides import slow_to_read_function
 from tests.unit.front_door.messages.cases import TOOLS, message_style, written
 from tests.unit.front_door.messages.test_message_grammar import follows, guide_of_answer
 
@@ -193,3 +195,13 @@ def test_long_chains_of_references_have_a_grammar() -> None:
     calling = Calling((Function(name="f", parameters=parameters),), "auto")  # type: ignore[arg-type]
     guide = guide_of_answer(message_style(GEMMA_4), Thinking.NONE, calling, None)
     assert follows(guide, written(GEMMA_4, ("f", '{"a": {"a": {}}}'))) == "whole"
+
+
+@pytest.mark.parametrize("style", [QWEN_XML, GEMMA_4], ids=lambda style: style.name)
+def test_warnings_of_a_schema_are_bounded_in_time_and_number(style: CallStyle) -> None:
+    slow = Function(name="f", parameters=slow_to_read_function())
+    began_s = time.thread_time()
+    assert unenforced_by(style, slow)[-1].endswith("took too long to read")
+    assert time.thread_time() - began_s < 5 * arguments.MOST_READING_S
+    named: JsonValue = {f"a{number}": {"type": "string", "maxLength": 3} for number in range(500)}
+    assert len(unenforced_by(style, Function(name="f", parameters={"properties": named}))) == 100
