@@ -21,8 +21,7 @@ from tests.attacks import guides, pages
 LEAVES_AFTER_S = 12.0
 _ALONE_S = 2.0
 _STREAM = {
-    **{"prompt": "def area(radius):
-", "max_tokens": 400, "temperature": 0},
+    **{"prompt": "def area(radius):", "max_tokens": 400, "temperature": 0},
     **{"stream": True, "ignore_eos": True},
 }
 _USUAL = b'{"prompt": "a", "max_tokens": 2}'
@@ -119,7 +118,8 @@ def cost_of(url: str, attack: Attack, other: OtherClient) -> Cost:
     alone, _ = other.between(began_s, sent_s)
     beside, silence_s = other.between(sent_s, time.monotonic())
     is_alive = _reply(url, "/v1/completions", _USUAL) == "200"
-    return Cost(name, reply, replied_s - sent_s, beside / alone if alone else 0.0, silence_s, other.num_broken, is_alive)
+    share = beside / alone if alone else 0.0
+    return Cost(name, reply, replied_s - sent_s, share, silence_s, other.num_broken, is_alive)
 
 
 def _reply(url: str, path: str, content: bytes) -> str:
@@ -144,9 +144,7 @@ def main() -> None:
     """Run all attacks and print the table; then write it as JSON if a file is named."""
     parser = argparse.ArgumentParser(description="Measure what hostile requests cost another client.")
     parser.add_argument("--url", required=True, help="the front door's address")
-    parser.add_argument(
-        "--recover-s", type=float, default=30.0, help="wait for a server that died"
-    )
+    parser.add_argument("--recover-s", type=float, default=30.0, help="wait for a server that died")
     options = parser.parse_args()
     print("| Request | Reply | after | speed of the other stream | its longest silence | broken streams |")
     print("|---|---|---|---|---|---|")
@@ -160,10 +158,7 @@ def main() -> None:
 
 def _wait(url: str, within_s: float) -> None:
     ends_s = time.monotonic() + within_s
-    while (
-        time.monotonic() < ends_s
-        and _reply(url, "/v1/completions", _USUAL) != "200"
-    ):
+    while time.monotonic() < ends_s and _reply(url, "/v1/completions", _USUAL) != "200":
         time.sleep(0.5)
 
 
