@@ -170,14 +170,14 @@ def _check(chunks: SequenceOf[Chunk], block_size: int) -> None:
     for chunk in chunks:
         count = len(chunk.token_ids)
         states = [len(each) for each in (chunk.features, chunk.hidden) if each is not None]
-        kinds.add((bool(states), chunk.slot is None))
+        kinds.add(bool(states))
         is_whole = 0 <= chunk.num_logits <= count and count > 0 and states in ([], [count])
         if not is_whole or len(chunk.blocks) * block_size < chunk.start + count or len(kinds) > 1:
             raise InternalError(
                 "the chunks of a step do not fit together",
-                values=f"{count} tokens from position {chunk.start} on, {states} states, slot {chunk.slot}, "
+                values=f"{count} tokens from position {chunk.start} on, {states} states, "
                 f"{chunk.num_logits} logits, {len(chunk.blocks)} blocks of {block_size}",
-                limit="states and slots for all tokens of a step or for none, and a block for each position",
+                limit="states for all tokens of a step or for none, and a block for each position",
                 remedy="report it: this is a bug in Draftproof",
             )
 

@@ -209,7 +209,6 @@ def test_a_prompt_in_short_chunks_reads_its_own_states(monkeypatch: pytest.Monke
         {"features": None},
         {"num_logits": 3},
         {"start": 7},
-        {"slot": 0},
         {"token_ids": np.zeros(0, np.int32), "num_logits": 0},
     ],
 )
