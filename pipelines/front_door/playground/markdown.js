@@ -1,4 +1,4 @@
-// Shows what models write as Markdown: paragraphs, headings, lists, fenced and inline code, bold and italic.
+// Shows what models write as Markdown: paragraphs, headings, lists, tables, code, links, bold and italic.
 // Everything works on places in the text, and `leaf(begin, end)` makes the nodes: text never becomes markup.
 "use strict";
 
@@ -6,8 +6,9 @@ const FENCE = /^(\s*)(`{3,}(?!.*`)|~{3,})/; // ```a``` in one line is code in a 
 const HEADING = /^(#{1,6})\s+(?=\S)/;
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(?=\S)/;
 const RULE = /^\s*([-*_])(?:\s*\1){2,}\s*$/;
-// The bound keeps marks that nothing closes from each searching the whole text.
-const INLINE = /(`+)([^`]|[^`][^]*?[^`])\1(?!`)|\*\*(?=\S)((?:`[^`]*`|[^`]){0,2000}?(?:[^`\s]|`[^`]*`))\*\*(?!\*)|\*([^\s*]|[^\s*][^*]*[^\s*])\*(?!\*)/g;
+const COLUMNS = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/; // the line below the head of a table
+// The bounds keep marks that nothing closes from each searching the whole text.
+const INLINE = /(`+)([^`]|[^`][^]*?[^`])\1(?!`)|\[([^\]\n]{1,500})\]\((https?:\/\/[^\s()<>]{1,2000})\)|\*\*(?=\S)((?:`[^`]*`|[^`]){0,2000}?(?:[^`\s]|`[^`]*`))\*\*(?!\*)|\*([^\s*]|[^\s*][^*]*[^\s*])\*(?!\*)/g;
 
 function linesOf(text) {
   let begin = 0;
@@ -18,17 +19,31 @@ function linesOf(text) {
   });
 }
 
-// Appends bold, italic and code, and the text between them.
+// Returns begin and end of each cell of a line that starts at a place.
+function cellsOf(line, place) {
+  const cells = [];
+  const edge = /^\s*\|/.exec(line)?.[0].length ?? 0;
+  for (const match of line.trimEnd().slice(edge).matchAll(/((?:\\.|[^\\|]|\\$)*)(?:\||$)/g)) {
+    const begin = place + edge + match.index + match[1].length - match[1].trimStart().length;
+    cells.push([begin, begin + match[1].trim().length]);
+  }
+  return cells.slice(0, -1); // the last match is the empty one at the end
+}
+
+// Appends bold, italic, links and code, and the text between them.
 function addInline(parent, text, begin, end, leaf) {
   let place = begin;
   for (const match of text.slice(begin, end).matchAll(INLINE)) {
-    const [whole, ticks, code, bold] = match;
+    const [whole, ticks, code, label, address, bold] = match;
     const mark = ticks?.length ?? (bold === undefined ? 1 : 2);
-    const child = document.createElement(ticks ? "code" : mark === 2 ? "strong" : "em");
+    const child = document.createElement(ticks ? "code" : address ? "a" : mark === 2 ? "strong" : "em");
     const at = begin + match.index;
     parent.append(leaf(place, at), child);
     place = at + whole.length;
-    if (code === undefined) addInline(child, text, at + mark, place - mark, leaf);
+    if (address) {
+      Object.assign(child, { href: address, target: "_blank", rel: "noopener noreferrer" });
+      addInline(child, text, at + 1, at + 1 + label.length, leaf);
+    } else if (code === undefined) addInline(child, text, at + mark, place - mark, leaf);
     else child.append(leaf(at + mark, place - mark));
   }
   parent.append(leaf(place, end));
@@ -47,6 +62,11 @@ function markdown(text, leaf) {
     return lists.at(-1)?.item ?? root;
   };
   const isBlock = (line) => !line.trim() || [FENCE, HEADING, ITEM, RULE].some((form) => form.test(line));
+  const isTable = (number) => {
+    const [head, below] = [lines[number], lines[number + 1]];
+    if (!head.line.includes("|") || !below || !COLUMNS.test(below.line.trim())) return false;
+    return cellsOf(head.line, 0).length === cellsOf(below.line, 0).length;
+  };
 
   for (let number = 0; number < lines.length; number += 1) {
     const { line, begin, end } = lines[number];
@@ -61,6 +81,21 @@ function markdown(text, leaf) {
         const left = Math.min(indent, inside.line.length - inside.line.trimStart().length);
         code.append(leaf(inside.begin + left, inside.end), "\n");
       }
+    } else if (isTable(number)) {
+      const table = add(add(parentAt(indent), "div"), "table");
+      table.parentNode.className = "table";
+      const sides = lines[number + 1].line.replace(/^\s*\||\|\s*$/g, "").split("|").map((each) => each.trim());
+      const addRow = ({ line: row, begin: at }, tag) => {
+        const made = add(table, "tr");
+        for (const [index, [from, to]] of cellsOf(row, at).slice(0, sides.length).entries()) {
+          const cell = add(made, tag);
+          if (sides[index].endsWith(":")) cell.align = sides[index].startsWith(":") ? "center" : "right";
+          addInline(cell, text, from, to, leaf);
+        }
+      };
+      addRow(lines[number], "th");
+      for (number += 2; number < lines.length && lines[number].line.includes("|"); number += 1) addRow(lines[number], "td");
+      number -= 1;
     } else if (RULE.test(line)) {
       add(parentAt(0), "hr");
     } else if ((match = HEADING.exec(line))) {
@@ -80,7 +115,7 @@ function markdown(text, leaf) {
       addInline(open.item, text, begin + match[0].length, end, leaf);
     } else {
       let last = end;
-      while (number + 1 < lines.length && !isBlock(lines[number + 1].line)) last = lines[++number].end;
+      while (number + 1 < lines.length && !isBlock(lines[number + 1].line) && !isTable(number + 1)) last = lines[++number].end;
       addInline(add(parentAt(indent), "p"), text, begin + indent, last, leaf);
     }
   }

@@ -2,6 +2,12 @@
 // An answer shows who wrote its tokens, and beside it what the target alone answers, if one asks for that.
 "use strict";
 
+const ENDINGS = {
+  stop: "ended by itself",
+  length: "cut off at the most tokens",
+  stopped: "stopped by you",
+  error: "ended by an error",
+};
 const SOURCES = ["draft_model", "lookup", "grammar", "target"];
 const element = (id) => document.getElementById(id);
 let model = null; // as GET /v1/models describes it
@@ -35,7 +41,7 @@ async function send(path, content, signal) {
     throw new Error("The server does not answer. Start it again with 'draftproof serve'.");
   });
   if (response.ok) return response;
-  if (response.status === 401) element("settings").open = true; // the field of the key is there
+  if (response.status === 401) showSettings(true); // the field of the key is there
   const said = await response.json().catch(() => null);
   throw new Error(said?.error?.message ?? `The server answered ${response.status} ${response.statusText}.`);
 }
@@ -152,13 +158,14 @@ class Answer {
       this.thinking.lastChild.textContent = this.thoughts;
       shown.prepend(this.thinking);
     }
+    for (const pre of shown.querySelectorAll("pre")) pre.before(copyButton());
     atEnd(() => this.body.replaceChildren(shown));
   }
 
   summary() {
     const { began, first } = this.times;
     const seconds = (time) => `${((time - began) / 1000).toFixed(2)} s`;
-    if (first === undefined) return this.reason || `computing the prompt, ${seconds(performance.now())}`;
+    if (first === undefined) return ENDINGS[this.reason] || this.reason || `computing the prompt, ${seconds(performance.now())}`;
     const cached = this.usage?.prompt_tokens_details?.cached_tokens;
     const parts = [
       `${this.tokens} tokens`,
@@ -166,11 +173,29 @@ class Answer {
       `first token after ${seconds(first)}`,
       cached && `${cached} of ${this.usage.prompt_tokens} prompt tokens cached`,
       `${(100 - (100 * this.counts.target) / this.tokens).toFixed(0)} % from drafts`,
-      this.speculation && `draft_acceptance_rate ${this.speculation.draft_acceptance_rate.toFixed(2)}`,
-      this.reason && `finish_reason ${this.reason}`,
+      this.speculation && `${(100 * this.speculation.draft_acceptance_rate).toFixed(0)} % of the draft tokens accepted`,
+      this.reason && (ENDINGS[this.reason] ?? this.reason),
     ];
     return parts.filter(Boolean).join(" · ");
   }
+}
+
+// Returns the button of the code behind it; its label is a style, so that it is no part of the answer's text.
+function copyButton() {
+  const button = make("button", "copy");
+  button.type = "button";
+  button.ariaLabel = button.dataset.label = "Copy";
+  button.addEventListener("click", async () => {
+    const code = button.nextElementSibling;
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.ariaLabel = button.dataset.label = "Copied";
+    } catch { // without TLS pages have no clipboard, except on this machine
+      getSelection().selectAllChildren(code);
+      button.ariaLabel = button.dataset.label = "Selected: press Ctrl+C";
+    }
+  });
+  return button;
 }
 
 // Runs work that can be stopped; says what went wrong.
@@ -212,6 +237,8 @@ function request(said) {
     ...(model.chat ? { messages: [...before, ...conversation, { role: "user", content: said }] } : { prompt: said }),
     max_tokens: number("max_tokens"),
     temperature: number("temperature"),
+    top_p: number("top_p"),
+    top_k: number("top_k"),
     seed: number("seed") ?? Math.floor(Math.random() * 2 ** 53),
     structured_outputs: json && { json },
     stream: true,
@@ -275,11 +302,19 @@ function compared(answer, alone, isPart) {
   return Number.isFinite(ratio) ? `The same text, ${ratio.toFixed(2)} times the tokens per second.` : "The same text.";
 }
 
+function showSettings(isShown) {
+  element("settings").hidden = !isShown;
+  element("show-settings").ariaExpanded = String(isShown);
+  if (isShown) element("settings").scrollIntoView({ block: "nearest" });
+}
+
 async function showModel(signal) {
   if (model) return;
   model = (await (await send("v1/models", null, signal)).json()).data[0];
   element("model").textContent = model.id;
-  element("temperature").placeholder = model.default_sampling_params?.temperature ?? "";
+  for (const [name, value] of Object.entries(model.default_sampling_params ?? {})) {
+    if (element(name)) element(name).placeholder = value;
+  }
   if (model.chat) return;
   document.body.classList.add("completion");
   element("prompt-label").textContent = "Text to continue";
@@ -292,11 +327,17 @@ element("form").addEventListener("submit", (event) => {
   attempt(ask);
 });
 element("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  const isTouched = matchMedia("(pointer: coarse)").matches; // a keyboard on glass has no Shift+Enter
+  if (isTouched && !(event.ctrlKey || event.metaKey)) return;
   event.preventDefault();
   attempt(ask);
 });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.isComposing) running?.abort();
+});
 element("stop").addEventListener("click", () => running?.abort());
+element("show-settings").addEventListener("click", () => showSettings(element("settings").hidden));
 element("clear").addEventListener("click", () => {
   running?.abort();
   conversation = [];

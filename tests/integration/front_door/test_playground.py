@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -50,10 +51,11 @@ def fill(browser: Browser, **values: Any) -> None:
         browser.value(f"document.getElementById('{field}').value = {json.dumps(value)}")
 
 
-def press_ctrl_enter(browser: Browser) -> None:
-    browser.value("""document.getElementById("prompt").focus();
-        document.activeElement.dispatchEvent(
-            new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true, bubbles: true }))""")
+def press(browser: Browser, key: str, **modifiers: bool) -> bool:
+    """Press a key in the field of the message; returns whether the browser does what it usually does."""
+    given = json.dumps({"key": key, "bubbles": True, "cancelable": True, **modifiers})
+    browser.value("document.getElementById('prompt').focus()")
+    return bool(browser.value(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {given}))"))
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
@@ -71,7 +73,7 @@ def test_a_chat_keeps_its_history_and_the_focus(page: Browser, door: Server) -> 
         window.fetch = (path, options) => { bodies.push(options.body); return asked(path, options); }""")
     for number, said in enumerate(("Hello", "<b>again</b>"), start=1):
         fill(page, prompt=said)
-        press_ctrl_enter(page)
+        press(page, "Enter")
         wait_for(page, f"document.querySelectorAll('.compare').length === {number}")
         wait_for(page, IS_DONE)
         assert page.value("document.activeElement.id") == "prompt"
@@ -96,13 +98,15 @@ def test_a_chat_keeps_its_history_and_the_focus(page: Browser, door: Server) -> 
 
 def test_who_wrote_each_token_and_the_target_alone(page: Browser) -> None:
     fill(page, prompt=MESSAGE, max_tokens=90)
-    press_ctrl_enter(page)
+    press(page, "Enter")
     wait_for(page, "!!document.querySelector('.compare')")
     page.value("document.querySelector('.compare').click()")
     wait_for(page, "document.querySelector('.verdict').textContent")
     assert "The same text" in texts(page, ".verdict")[0]
     one, other = texts(page, "section .text")
     assert one == other
+    end = r"\d+ % of the draft tokens accepted · (ended by itself|cut off at the most tokens)"
+    assert re.search(f"{end}$", texts(page, ".figures")[0])
     sources = page.value(
         "[...document.querySelectorAll('section')].map(section => "
         "[...new Set([...section.querySelectorAll('span')].map(each => each.className))])"
@@ -118,13 +122,13 @@ def test_what_a_schema_forces_is_coloured(page: Browser) -> None:
     schema = {"properties": {"a_long_name_of_a_field": {"enum": [1, 2]}}, "additionalProperties": False}
     schema |= {"type": "object", "required": list(schema["properties"])}
     fill(page, prompt=MESSAGE, max_tokens=200, schema=json.dumps(schema))
-    press_ctrl_enter(page)
+    press(page, "Enter")
     wait_for(page, "!!document.querySelector('.compare')")
     forced = "".join(texts(page, ".text .grammar"))
     assert len(forced) > 8 and set(forced) <= set(json.dumps(schema))
     assert json.loads(texts(page, "section .text")[0])["a_long_name_of_a_field"] in (1, 2)
     fill(page, prompt=MESSAGE, schema="{")
-    press_ctrl_enter(page)
+    press(page, "Enter")
     wait_for(page, f"{ERROR}.textContent.startsWith('structured_outputs.json is not JSON: ')")
 
 
@@ -137,31 +141,80 @@ def test_stop_keeps_the_answer_and_an_error_keeps_the_message(page: Browser) -> 
         }); observer.observe(document.getElementById("conversation"), { childList: true, subtree: true })""")
     long = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 240}
     fill(page, prompt=MESSAGE, max_tokens=480, schema=json.dumps(long))
-    press_ctrl_enter(page)
+    press(page, "Enter")
     wait_for(page, f"{IS_DONE} && !!document.querySelector('.compare')")
-    assert "finish_reason stopped" in texts(page, ".figures")[0]
+    assert texts(page, ".figures")[0].endswith(" % from drafts · stopped by you")
     assert page.value("conversation.length") == 2 and page.value(f"{ERROR}.hidden")
     page.value("document.querySelector('.compare').click()")
     wait_for(page, "document.querySelector('.verdict').textContent")
     assert "The same text" in texts(page, ".verdict")[0]
     fill(page, prompt="kept", max_tokens=100_000)
-    press_ctrl_enter(page)
+    press(page, "Enter")
     wait_for(page, f"{ERROR}.textContent.includes('max_tokens')")
     wait_for(page, IS_DONE)
     assert page.value("document.getElementById('prompt').value") == "kept"
     assert len(texts(page, "#conversation > li")) == 2
 
 
-@pytest.mark.parametrize(("button", "kept"), [("stop", "said"), ("clear", "")])
+def test_shift_enter_is_a_new_line_and_so_is_enter_on_a_touch_screen(page: Browser) -> None:
+    fill(page, prompt="said", max_tokens=2)
+    assert press(page, "Enter", shiftKey=True)
+    page.value("window.matchMedia = (query) => ({ matches: query === '(pointer: coarse)' }); undefined")
+    assert press(page, "Enter")
+    assert texts(page, "#conversation > li") == []
+    assert not press(page, "Enter", ctrlKey=True)
+    wait_for(page, f"{IS_DONE} && document.querySelectorAll('#conversation > li').length === 2")
+
+
+def test_the_fields_of_sampling_show_what_counts_without_them(page: Browser, door: Server) -> None:
+    defaults = get(door, "/v1/models").json()["data"][0]["default_sampling_params"]
+    for field in ("temperature", "top_p", "top_k"):
+        assert float(page.value(f"document.getElementById('{field}').placeholder")) == defaults[field]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_settings_leave_the_conversation_whole(browser: Browser, door: Server, width: int) -> None:
+    browser.open(f"{url_of(door)}/", width=width)
+    browser.value("""document.getElementById("conversation").append(make("li", "", "x\\n".repeat(400)));
+        document.querySelector("li").style.whiteSpace = "pre";
+        document.getElementById("show-settings").click()""")
+    browser.value("document.documentElement.scrollTop = 1e6")
+    place = "document.querySelector({!r}).getBoundingClientRect().toJSON()"
+    said, settings, form = (browser.value(place.format(each)) for each in ("li", "#settings", "form"))
+    assert said["bottom"] <= form["top"]
+    assert said["right"] <= settings["left"] or said["bottom"] <= settings["top"] < form["top"]
+    assert width == 390 or form["top"] > 600
+
+
+def test_code_is_copied(page: Browser) -> None:
+    page.value("""window.copied = [];
+        Object.defineProperty(navigator, "clipboard", { configurable: true, value: {
+            writeText: async (text) => { copied.push(text); } } });
+        const answer = new Answer("a", { messages: [] });
+        answer.content = "```\\nx = 1\\n```";
+        answer.isNew = true;
+        answer.show();
+        document.getElementById("conversation").append(answer.section);
+        document.querySelector(".copy").click()""")
+    wait_for(page, "document.querySelector('.copy').dataset.label === 'Copied'")
+    assert page.value("copied[0]") == "x = 1\n"
+    page.value("delete navigator.clipboard; document.querySelector('.copy').click()")
+    assert page.value("document.querySelector('.text').textContent") == "x = 1\n"
+
+
+@pytest.mark.parametrize(("button", "kept"), [("stop", "said"), ("clear", ""), ("Escape", "said")])
 def test_before_the_first_token_only_stop_gives_the_message_back(
     page: Browser, button: str, kept: str
 ) -> None:
     page.value("""window.fetch = (path, { signal }) => new Promise((_, reject) =>
         signal.addEventListener("abort", () => reject(signal.reason))); undefined""")
     fill(page, prompt="said")
-    press_ctrl_enter(page)
+    press(page, "Enter")
     wait_for(page, "document.querySelectorAll('#conversation > li').length === 2")
-    page.value(f"document.getElementById('{button}').click()")
+    if button == "Escape":
+        press(page, "Escape")
+    else:
+        page.value(f"document.getElementById('{button}').click()")
     wait_for(page, IS_DONE)
     assert page.value("document.getElementById('prompt').value") == kept
     assert texts(page, "#conversation > li") == []
@@ -178,7 +231,7 @@ def test_a_base_model_continues_texts(
             browser.open(f"{url_of(server)}/")
             wait_for(browser, "document.body.classList.contains('completion')")
             fill(browser, prompt=MESSAGE, temperature=0)
-            press_ctrl_enter(browser)
+            press(browser, "Enter")
             wait_for(browser, f"{IS_DONE} && !!document.querySelector('.compare')")
             with Client.connect(f"grpc://127.0.0.1:{server.ports.grpc}") as client:
                 expected = client.generate(CompletionRequest(MESSAGE, max_tokens=160))
@@ -206,6 +259,14 @@ def test_a_base_model_continues_texts(
          '<ol start="3"><li>a<p>more</p><pre><code>x\n</code></pre></li><li>b</li></ol><ul><li>c</li></ul>'),
         ("<img src=x onerror=alert(1)> &amp;", "<p>&lt;img src=x onerror=alert(1)&gt; &amp;amp;</p>"),
         ("***\n**\n\n`", "<hr><p>**</p><p>`</p>"),
+        ("a\n| b | *c* |\n|:--|--:|\n| `1` | 2\n| x\\|y |\n\nz",
+         '<p>a</p><div class="table"><table><tr><th>b</th><th align="right"><em>c</em></th></tr><tr><td>'
+         '<code>1</code></td><td align="right">2</td></tr><tr><td>x\\|y</td></tr></table></div><p>z</p>'),
+        ("a | b\n--- | ---", '<div class="table"><table><tr><th>a</th><th>b</th></tr></table></div>'),
+        ("a | b\n---\n| c", "<p>a | b</p><hr><p>| c</p>"),
+        ("[a *b*](https://x.org/?q=1) [c](javascript:alert(1)) [d](//x)",
+         '<p><a href="https://x.org/?q=1" target="_blank" rel="noopener noreferrer">a <em>b</em></a>'
+         " [c](javascript:alert(1)) [d](//x)</p>"),
     ],
 )  # fmt: skip
 def test_markdown(browser: Browser, text: str, expected: str) -> None:
