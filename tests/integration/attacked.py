@@ -96,6 +96,10 @@ class Attacked:
             self.processes = _processes(self.server)
             raise
 
+    def is_unharmed(self) -> bool:
+        """Whether the server has the same processes, and gives the same answer."""
+        return _answer(self.http) == self.answer and _processes(self.server) == self.processes
+
     def _check(self, attack: Attack, address: Address, way: Way) -> None:
         reply = attack.send(address)
         if attack.name in way.harmless:
@@ -104,8 +108,7 @@ class Attacked:
             assert attack.name in way.not_read, reply
             assert reply.status in _WORDS_OF_OTHERS, reply
         assert "Traceback" not in reply.text
-        assert _answer(self.http) == self.answer
-        assert _processes(self.server) == self.processes
+        assert self.is_unharmed()
 
 
 def is_typed(reply: Reply) -> bool:
