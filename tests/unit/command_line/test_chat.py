@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipelines.client import Chunk, CompletionRequest
+from pipelines.client import Chunk, CompletionRequest, SpeculationCounts
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line import chat as command
 from pipelines.errors import ServerBusyError
@@ -22,9 +27,20 @@ ENGINE = REPOSITORY_ROOT / "engines/demo_pair/target"
 VOCABULARY = Vocabulary.from_file(ENGINE / "tokenizer.json")
 
 
+MASTER, SLAVE = os.openpty()
+SAMPLING = {"temperature": (0.7, "recipe"), "top_p": (1.0, "built-in"), "top_k": (20, "checkpoint")}
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+    def fileno(self) -> int:
+        return SLAVE
+
+
+def has_echo() -> bool:
+    return bool(termios.tcgetattr(SLAVE)[3] & termios.ECHO)
 
 
 class StandIn:
@@ -35,6 +51,8 @@ class StandIn:
         self.fails = fails
         self.chunks = [Chunk("ab", (66, 67), mask, "", 0.0, 2) for mask in ((True, False), (False, True))]
         self.stated = {"target_engine_dir": str(ENGINE), "max_seq_len": "64"} | stated
+        self.stated.setdefault("draft_length_file", "/run/r/draft_length.json")
+        self.had_echo = False
 
     def __enter__(self) -> StandIn:
         return self
@@ -48,6 +66,7 @@ class StandIn:
     @contextmanager
     def stream(self, request: CompletionRequest, model: str) -> Iterator[Iterator[Chunk]]:
         self.asked.append((model, request))
+        self.had_echo |= has_echo()
         yield self._chunks()
 
     def _chunks(self) -> Iterator[Chunk]:
@@ -75,6 +94,11 @@ def converse(monkeypatch: pytest.MonkeyPatch) -> Any:
         def running(url: str, recipe: str) -> Iterator[str]:
             yield url
 
+        def read(directory: Path) -> SimpleNamespace:
+            assert directory == Path("/run/r")
+            return SimpleNamespace(default_sampling=SAMPLING)
+
+        monkeypatch.setattr(command.ServedFiles, "read", read)
         monkeypatch.setattr("builtins.input", typed)
         monkeypatch.setattr(command.sys, "stdin", Terminal() if terminal else io.StringIO(lines))
         monkeypatch.setattr(command.sys, "stdout", out)
@@ -113,7 +137,34 @@ def test_the_target_alone_gets_the_same_request(converse: Any, capsys: pytest.Ca
     (first, asked), (second, again) = server.asked
     assert (first, second, asked) == (SPECULATIVE, TARGET_ALONE, again) and asked.seed is not None
     said = capsys.readouterr().err
-    assert "there is no whole answer" in said and said.endswith("the target alone:\nthe same text\n")
+    assert "there is no whole answer" in said
+    times = r"the same text, in \d+\.\d\d s and alone in \d+\.\d\d s"
+    assert re.search(rf"the target alone:\n{times}\n$", said)
+
+
+def test_answers_are_sampled_as_the_servers_other_clients_get_them(
+    converse: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, temperature, source in (((), 0.7, "recipe"), (("--temperature", "0"), 0, "--temperature")):
+        server = StandIn()
+        converse(server, "one\n", *options)
+        asked = server.asked[0][1]
+        assert (asked.temperature, asked.top_k) == (temperature, 20)
+        said = f"answers are sampled at temperature {temperature:g} ({source}), top_k 20 (checkpoint)\n"
+        assert capsys.readouterr().err == said
+
+
+def test_speed_and_acceptance_are_told_on_a_terminal(
+    converse: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = StandIn()
+    counts = SpeculationCounts(2, 4, 3, (2, 1))
+    server.chunks = [Chunk("ab", (66, 67), (True, False), "", time, 2) for time in (1.0, 3.0)]
+    server.chunks.append(Chunk("", (), (), "stop", 3.0, 4, counts))
+    out = converse(server, "one\n", "--compare", terminal=True)[1]
+    assert out.count("\x1b[2m4 tokens · 1.0 tokens/s · 75 % of the draft tokens accepted\x1b[0m\n") == 2
+    assert re.search(r"alone in \d+\.\d\d s: 1\.00 times the tokens per second\n$", capsys.readouterr().err)
+    assert not server.had_echo and has_echo(), "what is typed during an answer is not mixed into it"
 
 
 def test_draft_tokens_are_green_on_a_terminal_only(converse: Any) -> None:
@@ -165,7 +216,7 @@ def test_a_character_of_two_chunks_is_whole_on_a_terminal(converse: Any) -> None
     first, second = (VOCABULARY.id_of[bytes([byte])] for byte in "é".encode())
     halves = [("", first, ""), ("é", second, "stop")]
     server.chunks = [Chunk(text, (token,), (False,), end, 0.0, 1) for text, token, end in halves]
-    assert converse(server, "one", terminal=True)[1] == "é\n"
+    assert converse(server, "one", terminal=True)[1].startswith("é\n")
 
 
 def test_an_error_ends_a_pipe_but_not_a_terminal(converse: Any, capsys: pytest.CaptureFixture[str]) -> None:
