@@ -46,7 +46,7 @@ PARTS = (
     Part("canary", 3_030, ("pipelines/canary/",)),
     Part("bench", 1_880, ("pipelines/bench/",)),
     Part("deploy", 2_010, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
-    Part("command line", 1_150, ("pipelines/command_line/", "pipelines/demo/")),
+    Part("command line", 1_200, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 980, ("pipelines/",)),
     Part("build", 7_690, ("build/",)),
     Part(
