@@ -72,7 +72,7 @@ def _parsed(arguments: list[str]) -> list[str]:
     parser.add_argument("--version", action="version", version=f"draftproof {_version()}")
     parser.add_argument("command", choices=PROGRAMS, metavar="COMMAND", help="one of those below")
     if not arguments:
-        parser.print_help()
+        parser.print_help(sys.stderr)
         sys.exit(2)
     parser.parse_args(arguments[:1])
     return arguments

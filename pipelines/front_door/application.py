@@ -109,7 +109,8 @@ class FrontDoor:
         application.middlewares.append(self._admit)
         application[KEPT] = self._kept
         for operation, handler in self._others():
-            application.router.add_route(operation.method, operation.path, handler)
+            add = application.router.add_get if operation.method == "GET" else application.router.add_delete
+            add(operation.path, handler)
         for path in _PLAYGROUND_FILES:
             application.router.add_get(path, _show_playground)
         for operation, endpoint in POSTS:

@@ -284,7 +284,7 @@ function addComparison(answer, reply) {
     const isPart = answer.reason === "stopped" || answer.reason === "error";
     const alone = new Answer("target alone", {
       ...answer.asked,
-      arm: "control",
+      num_draft_tokens: 0,
       max_tokens: isPart ? answer.tokens : answer.asked.max_tokens,
     });
     answer.section.parentNode.replaceChildren(answer.section, alone.section);

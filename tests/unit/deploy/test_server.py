@@ -217,9 +217,9 @@ def test_stop_and_ready_say_which_servers_run(
     own = Server(tmp_path / "other", Ports(), ProcessIdentity(1, 1))
     monkeypatch.setattr(Server, "all_running", lambda: [own])
     (tmp_path / "none.yaml").write_text("name: no-such-pair-runs\n")
-    assert main(["stop", "--recipe", str(tmp_path / "none.yaml")]) == 0
+    assert main(["stop", "--recipe", str(tmp_path / "none.yaml")]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "no server of recipe no-such-pair-runs is running",
+        "no server of recipe no-such-pair-runs is running, or ever was here",
         "one of other is: draftproof stop --recipe other",
     ]
     assert main(["ready", "--recipe", "no-such-pair-runs"]) == 1
