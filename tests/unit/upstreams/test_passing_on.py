@@ -246,10 +246,9 @@ def test_what_a_server_says_of_itself_stays_with_it(pair: Pair) -> None:
     assert got & {name.lower() for name in said} == {"x-ratelimit-remaining-requests"}
 
 
-@pytest.mark.parametrize(
-    "content", [b"[" + b"[]," * 600_000 + b"1]", b'{"prompt": [' + b"{}," * 600_000 + b"1]}"]
-)
-def test_a_body_that_takes_long_to_read_is_refused(content: bytes, pair: Pair) -> None:
+@pytest.mark.parametrize("begin", [b"[", b'{"prompt": ['])
+def test_a_body_that_takes_long_to_read_is_refused(begin: bytes, pair: Pair) -> None:
+    content = begin + b"{}," * 600_000
     refused = httpx.post(f"{pair.service.url}/v1/completions", content=content, timeout=120, trust_env=False)
     assert refused.status_code == 400
     assert refused.json()["error"]["what"] == "the body has too many values"
