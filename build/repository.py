@@ -94,6 +94,8 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
     sampling = DefaultSampling.of_option(options.default_sampling)
     package = None if options.package is None else read_package(options.package, options.public_key)
     recipe = package.pair.recipe if package else load_recipe(options.recipe, options.runtime)
+    if options.check_recipe:
+        return {"recipe": recipe.name}
     if options.add_to is not None:
         pair_beside(recipe, options.add_to)  # refused before hours are spent on it
     pair = package.pair if package else build_pair(recipe, print_line)
@@ -193,6 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=VALUE,...",
         help="sampling parameters of requests that send none (default: the recipe's)",
     )
+    parser.add_argument("--check-recipe", action="store_true", help="read the recipe, and do nothing else")
     options = parser.parse_args(arguments)
     return run_command(lambda: _render(options))
 

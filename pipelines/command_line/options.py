@@ -57,7 +57,7 @@ def add_prompts_option(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="prompts: *.jsonl, *.txt, or a folder of both (default: the recipe's, else general ones)",
+        help="prompts: *.jsonl, *.txt, or a folder of both (default: a recipe's, or general ones)",
     )
 
 

@@ -20,6 +20,7 @@ from pipelines.deploy.server import Server, find_server, lock_run_directory, run
 from pipelines.deploy.triton.command import ServerCommand, gateway_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import RUNTIMES
+from pipelines.errors import ServerStartError
 from pipelines.program import run_program
 
 
@@ -117,7 +118,7 @@ def _ports(options: argparse.Namespace) -> Ports:
 def _serve(options: argparse.Namespace) -> int:
     sampling = ("--default-sampling", options.default_sampling)
     if options.package is None:
-        Server.check_none_runs(run_directory(options.recipe))
+        _check_none_runs(options.recipe)
         runtime = ("--runtime", options.runtime)
         done = build_recipe("build.repository", options.recipe, _report, (*runtime, *sampling))
     else:
@@ -134,6 +135,15 @@ def _serve(options: argparse.Namespace) -> int:
     _report(f"ready after {seconds:.1f} s")
     _print_addresses(server)
     return 0
+
+
+def _check_none_runs(recipe: str) -> None:
+    """Raise ServerStartError if a server of a recipe runs; a mistake in the recipe is said first."""
+    try:
+        Server.check_none_runs(run_directory(recipe))
+    except ServerStartError:
+        build_recipe("build.repository", recipe, _report, ("--check-recipe",))
+        raise
 
 
 def _ready(options: argparse.Namespace) -> int:

@@ -224,3 +224,16 @@ def test_stop_and_ready_say_which_servers_run(
     ]
     assert main(["ready", "--recipe", "no-such-pair-runs"]) == 1
     assert "draftproof serve" in capsys.readouterr().err
+
+
+def test_a_wrong_recipe_is_named_also_while_its_server_runs(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    running = Server(tmp_path / "runs", Ports(), ProcessIdentity(1, 1))
+    monkeypatch.setattr(Server, "running", lambda directory: running)
+    engine = "{checkpoint: engines/demo_pair/target}"
+    right = f"name: runs\ntarget: {engine}\ndraft: {engine}\n"
+    for key, problem in (("max_sq_len", "max_sq_len"), ("max_seq_len", "running already")):
+        (tmp_path / "runs.yaml").write_text(f"{right}serving: {{{key}: 512}}\n")
+        assert main(["serve", "--recipe", str(tmp_path / "runs.yaml")]) == 1
+        assert problem in capfd.readouterr().err
