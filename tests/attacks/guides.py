@@ -92,7 +92,9 @@ CHAT: dict[str, Callable[[], Body]] = {
     "1,200 references in a function": lambda: with_tools(chain_of_references()),
     "24 patterns": lambda: with_schema(patterns_under_all_of()),
     "200 patterns": lambda: with_schema(patterns_under_all_of(200)),
-    "24 patterns in a function": lambda: with_tools(patterns_under_all_of()),
+    "24 patterns in a function": lambda: with_tools(
+        {"type": "object", "properties": {"a": patterns_under_all_of()}}
+    ),
     "5,000 optional properties": lambda: with_schema(optional_properties()),
     "a const of 250 KB": lambda: with_schema({"const": words(250_000)}),
     "functions that are slow to read": lambda: with_tools(*[slow_to_read_function()] * 5),
