@@ -14,16 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-GAP_EDGES = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+GAP_EDGES = (0.5, 1.5, 3.0)
 """Bounds of the classes of gaps, in nats."""
 
 # Acceptance by class before anything was seen. Qwen2.5-Coder 0.5B for 1.5B, four kinds of text.
-_FIRST_RATES = (0.40, 0.45, 0.50, 0.60, 0.70, 0.82, 0.90, 0.93, 0.97)
+_FIRST_RATES = (0.45, 0.65, 0.85, 0.96)
 _LEAST_RATE, _CERTAIN = 0.02, 0.97  # least of a class, and most that is ever expected
 _CLASS_MEMORY = 300.0  # draft tokens that the rate of a class remembers
 # What each draft token leaves of the earlier ones: in the server's level, a request's level, and its shares.
-_SERVER_MEMORY, _REQUEST_MEMORY, _SHARE_MEMORY = 0.98, 0.93, 0.97
-_PRIOR_WEIGHT = 3.0  # draft tokens that the prior counts as
+_SERVER_MEMORY, _REQUEST_MEMORY, _SHARE_MEMORY = 0.98, 0.97, 0.97
+_PRIOR_WEIGHT = 5.0  # draft tokens that the prior counts as
 _PATIENCE = 0.98  # what a round without drafts leaves of what was seen: the text may have changed
 
 

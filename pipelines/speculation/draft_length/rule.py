@@ -34,6 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.speculation.draft_length.acceptance import RequestAcceptance, ServerAcceptance
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
@@ -45,6 +46,9 @@ from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 _LEAST_REST = 64  # tokens that an answer is expected to have left at least
 _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
+# Lengths of the first rounds of a server, whatever promises most: what is tried once is known from then on.
+_TRIALS = (3, 1, 2, 4)
+_MOST_TRYING = 2  # requests; with more, rows cost too much for a trial
 _CHUNK = 16  # rows of the step by which the time to read a prompt is judged
 
 
@@ -54,13 +58,14 @@ class Aim:
 
     Attributes:
         length: Draft tokens, on average.
-        least_drafted: Least probability of becoming output with which a token is worth drafting.
-        least_verified: The same for verifying a token that is drafted already.
+        prices: float64 [max_draft_len], by position: the least probability of becoming output with which a
+            token is worth a step of the draft and a row of the target.
+        row_prices: The same for a token that is drafted already.
     """
 
     length: int
-    least_drafted: float
-    least_verified: float
+    prices: npt.NDArray[np.float64]
+    row_prices: npt.NDArray[np.float64]
 
 
 class DraftLengths:
@@ -94,6 +99,7 @@ class DraftLengths:
         self._requests: dict[RequestDraftLength, None] = {}  # in the order in which they began
         self._asked: set[RequestDraftLength] = set()  # in this round
         self._aims: dict[RequestDraftLength, Aim] = {}
+        self._trials = list(_TRIALS)
 
     @property
     def mean_length(self) -> float:
@@ -158,14 +164,19 @@ class DraftLengths:
         speeds = np.append(0.0, np.cumsum(gains.ravel()[order])) - num_requests * np.log(seconds)
         best = int(np.argmax(speeds))
         lengths = np.bincount(owners[:best], minlength=num_requests)
+        if self._trials and num_requests <= _MOST_TRYING and read_s.max() < seconds[0]:
+            length = min(self._trials.pop(0), self.max_draft_len)
+            free = np.where(depths < length, 0.0, np.inf)
+            self._aims = dict.fromkeys(requests, Aim(length, free, free))
+            return
         num_drafting = int(at_depth[best - 1, 0]) if best else 0
         draft_s = float(self._draft_times.seconds(max(num_drafting, 1))) / max(num_drafting, 1)
-        row_s = self._target_times.row_s(num_requests + best)
         worth_of_s = num_requests * tokens[range(num_requests), lengths] / seconds[best]
-        self._aims = {
-            request: Aim(length, worth * (row_s + draft_s), worth * row_s)
-            for request, length, worth in zip(requests, lengths.tolist(), worth_of_s.tolist(), strict=True)
-        }
+        self._aims = {}
+        for request, length, worth in zip(requests, lengths.tolist(), worth_of_s.tolist(), strict=True):
+            rows = num_requests + best - length + depths
+            row_s = self._target_times.seconds(rows + 1) - self._target_times.seconds(rows)
+            self._aims[request] = Aim(length, worth * (row_s + draft_s), worth * row_s)
 
     def _reading_s(self, request: RequestDraftLength) -> float:
         """Return what a round with a draft costs because the draft has to read what it does not know.
@@ -228,8 +239,8 @@ class RequestDraftLength:
             return DraftPlan(0, lambda: None, lambda drafted: self._looked_up(length))
         return DraftPlan(
             limit,
-            lambda: self._above(aim.least_drafted),
-            lambda drafted: self._verified(drafted, aim.least_verified),
+            lambda: self._above(aim.prices.tolist()),
+            lambda drafted: self._verified(drafted, aim.row_prices),
         )
 
     def num_alone(self, num_remaining: int) -> int:
@@ -263,22 +274,24 @@ class RequestDraftLength:
         """Record that the request has ended."""
         self._lengths.end(self)
 
-    def _above(self, least: float) -> KeepDrafting:
-        survival, following = 1.0, self.acceptance.mean
+    def _above(self, prices: list[float]) -> KeepDrafting:
+        survival, count, following = 1.0, 0, self.acceptance.mean
 
         def keep_drafting(gap: float) -> bool:
-            nonlocal survival
+            nonlocal survival, count
             survival *= self.acceptance.rate(gap)
-            return survival * following >= least
+            count += 1
+            return count < len(prices) and survival * following >= prices[count]
 
         return keep_drafting
 
-    def _verified(self, drafted: Output | None, least: float) -> Proposal:
+    def _verified(self, drafted: Output | None, row_prices: npt.NDArray[np.float64]) -> Proposal:
         """Return the draft's tokens without those at the end that are not worth their row."""
         if drafted is None or drafted.gaps is None:
             return Proposal(NO_TOKENS, drafted)
         survival = np.cumprod([self.acceptance.rate(gap) for gap in drafted.gaps.tolist()])
-        return Proposal(drafted.token_ids[: int((survival >= least).sum())], drafted)
+        is_worth = survival >= row_prices[: len(survival)]
+        return Proposal(drafted.token_ids[: int(np.append(is_worth, False).argmin())], drafted)
 
     def _looked_up(self, count: int) -> Proposal:
         found = self.lookup.propose(count)
