@@ -57,13 +57,13 @@ def gains_from_own_products(engine: EngineRecipe, config: NetworkConfig) -> bool
     if config.experts is not None:  # most weights are those of experts, which only ours multiply
         return True
     if config.quant_algo == "gguf":
-        return engine.quantization != "none"
+        return engine.rounding != "none"
     if config.quant_algo is not None:
         has_our_groups = config.group_size == 1 or config.group_size % GROUP_SIZE == 0
         has_our_form = config.quant_algo in _FOUR_BIT_FORMS and config.quant_bits == 4 and has_our_groups
-        return has_our_form and engine.quantization in ("int8", "int4") and has_avx2_alone()
+        return has_our_form and engine.rounding in ("int8", "int4") and has_avx2_alone()
     # OpenVINO does not have the offsets of groups, but divides them by the scales.
-    return engine.quantization == "int4" or (engine.quantization == "int8" and has_avx2_alone())
+    return engine.rounding == "int4" or (engine.rounding == "int8" and has_avx2_alone())
 
 
 def compiler_digests() -> dict[str, str]:
@@ -157,7 +157,7 @@ def _build(
         network = dataclasses.replace(network, logit_rows=token_map.equal_ids)
     if engine.lm_head_rows is not None:  # before its rows, which are quantized one by one
         network = shorten_head(network, engine.lm_head_rows, _special_ids(source.tokenizer_path))
-    network = _made_ahead(apply_quantization(network, engine.quantization, engine.lm_head))
+    network = _made_ahead(apply_quantization(network, engine.rounding, engine.lm_head))
     write_engine(
         plan.directory,
         _with_progress(network, plan.role, report),
@@ -175,8 +175,8 @@ def _build(
             texts=source.texts,
             fingerprint=plan.fingerprint,
             # Like a GPU, do not round activations unless the checkpoint is made for it.
-            dynamic_quantization=engine.quantization in ("int8", "int4")
-            or (engine.quantization == "checkpoint" and source.network.config.rounds_activations),
+            dynamic_quantization=engine.rounding in ("int8", "int4")
+            or (engine.rounding == "checkpoint" and source.network.config.rounds_activations),
             origin={
                 "recipe": recipe.name,
                 "recipe_sha256": sha256_file(recipe.path),

@@ -161,7 +161,7 @@ def weight_bytes(config: NetworkConfig, engine: EngineRecipe) -> float:
     if config.share_embedding_table and head == 4:
         embedding = 0  # one table for both
     head *= min(1.0, (engine.lm_head_rows or config.head_rows or config.vocab_size) / config.vocab_size)
-    return projections * _projection_bytes(config, engine.quantization) + table * (embedding + head)
+    return projections * _projection_bytes(config, engine.rounding) + table * (embedding + head)
 
 
 def _projection_bytes(config: NetworkConfig, quantization: str) -> float:

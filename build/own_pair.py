@@ -33,14 +33,14 @@ from build.recipe import GGUF_SUFFIX, EngineRecipe, Recipe, load_recipe, parse_r
 from pipelines.atomic_file import write_whole
 from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
 from pipelines.configuration import load_yaml
-from pipelines.errors import RecipeError
+from pipelines.errors import IncompatiblePairError, RecipeError
 
 _LEAST_CONTEXT = 2048
 _CACHE_SHARE = 1 / 3  # of the free memory, for two requests of the whole context
 _QUANTIZATIONS = ("auto", "int8", "int4", "none", "checkpoint")
 _UNCHANGED = ("none", "checkpoint")
-_TARGET_HEADS = {"int8": "int8", "int4": "int8"}  # quantization -> that of the output head
-_DRAFT_HEADS = {"int8": "int8", "int4": "int4"}
+_TARGET_HEADS = {"auto": "int8", "int8": "int8", "int4": "int8"}  # quantization -> that of the output head
+_DRAFT_HEADS = {"auto": "int8", "int8": "int8", "int4": "int4"}
 _DRAFT_TOKENS = 1 << 16
 
 # The publishers' generation_config.json, which GGUF files lack. Repetition penalties are left out: Qwen2.5's
@@ -72,9 +72,8 @@ def write_recipe(
         target: Checkpoint of the target, as a recipe names it.
         draft: Checkpoint of the draft.
         output: The YAML file; None: ``<name>.yaml`` in the working directory.
-        quantization: ``int8`` or ``int4``, of the target; the draft's is ``int8`` then. ``none`` and
-            ``checkpoint``: of both. ``auto``: ``int4`` for a network whose weights have 4 bits already, else
-            ``int8``. ``int8`` and ``int4`` keep the integers of a quantized checkpoint that are as small.
+        quantization: ``auto``, ``int8`` or ``int4``, of the target; the draft's is ``auto`` then, or ``int4``
+            where that is faster. ``none`` and ``checkpoint``: of both.
         max_seq_len: Tokens of prompt and answer together, at most; lowered to what both networks support.
             None: what they support, as far as a third of the free memory holds two such requests.
         free: Free memory, bytes.
@@ -99,6 +98,14 @@ def write_recipe(
     opened = open_settings(directories[0], max_seq_len or 1)
     configs = [opened.config, open_settings(directories[1], max_seq_len or 1, opened).config]
     target_size, draft_size = (sum(num_parameters(config)) for config in configs)
+    if draft_size > target_size and configs[1].experts is None:  # of which a step reads a few
+        raise IncompatiblePairError(
+            "the draft is larger than the target",
+            values=f"target {checkpoints[0]}, {target_size / 1e9:.2f} billion parameters; "
+            f"draft {checkpoints[1]}, {draft_size / 1e9:.2f} billion",
+            limit="only a smaller draft is faster",
+            remedy="name the large model first, then the small one: swap the two",
+        )
     if draft_size >= target_size:
         report(
             f"warning: the draft has {draft_size / 1e9:.2f} billion parameters and the target "
@@ -109,7 +116,7 @@ def write_recipe(
     document = _document(name or _name(target), checkpoints, _quantizations(configs, quantization), length)
     if recommended := _recommended(target, directories[0]):
         document["serving"]["default_sampling"] = dict(recommended)
-    if configs[1].head_rows is not None:  # a head with output rows of its own
+    if configs[1].head_rows is not None or configs[1].vocab_size <= _DRAFT_TOKENS:  # is short already
         document["draft"].pop("lm_head_rows", None)
     for role, config in zip(("target", "draft"), configs, strict=True):
         if config.own_attention_reason is not None:
@@ -122,7 +129,8 @@ def write_recipe(
         return path
     recipe = parse_recipe(document, path)
     if recipe.draft.quantization == "int4":
-        report("the draft has 4 bits and a short output head: faster, and no answer changes")
+        short = " and a short output head" if recipe.draft.lm_head_rows else ""
+        report(f"the draft has 4 bits{short}: faster, and no answer changes")
     for role, config in zip(("target", "draft"), configs, strict=True):
         if config.own_attention_reason is not None:
             report(f"{role}: 'attention: draftproof' is set for {config.own_attention_reason}")
@@ -193,10 +201,8 @@ def _quantizations(configs: Sequence[NetworkConfig], quantization: str) -> list[
     """
     if quantization in _UNCHANGED:
         return [quantization, quantization]
-    if quantization == "auto":
-        quantization = "int4" if configs[0].quant_bits == 4 else "int8"
     gains = (has_avx2_alone() and has_compiler()) or configs[1].quant_bits == 4
-    return [quantization, "int4" if gains else "int8"]
+    return [quantization, "int4" if gains else "auto"]
 
 
 def _document(

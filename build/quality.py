@@ -60,18 +60,15 @@ def quality_lines(recipe: Recipe, source: EngineSource, engines: Path, *, measur
     # Files count by size and time, because gigabytes are not read to print a line.
     files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in source.network.files}
     sources = compiler_digests(), sha256_file(Path(__file__))
-    identity = [engine.quantization, engine.lm_head, engine.linear, repr(engine.growth), files, sources]
+    identity = [engine.rounding, engine.lm_head, engine.linear, repr(engine.growth), files, sources]
     kept = engines / recipe.name / f"quality-{sha256_json(identity)[:16]}.json"
     if measures and not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, json.dumps(measure(engine, source, print_line)))
-    begin = f"target, {engine.quantization}: "
-    rounded = " and ".join(_rounded(engine, source.network.read()))
-    lines = [
-        f"{begin}rounds weights of {rounded}"
-        if rounded
-        else f"{begin}weights stay as the checkpoint has them"
-    ]
+    begin = "target: " if engine.quantization == "auto" else f"target, {engine.quantization}: "
+    network = source.network.read()
+    rounded = " and ".join(_rounded(engine, network))
+    lines = [f"{begin}rounds weights of {rounded}" if rounded else f"{begin}{_kept(network)}"]
     if kept.is_file():
         costs = json.loads(kept.read_text(encoding="utf-8")).items()
         lines += [
@@ -84,11 +81,22 @@ def quality_lines(recipe: Recipe, source: EngineSource, engines: Path, *, measur
     return lines
 
 
+def _kept(network: Network) -> str:
+    """Say what weights that stay are; the first layer and the output head stand for all."""
+    linears = (*network.layer(0).linears(), network.lm_head)
+    bits = {linear.bits for linear in linears if linear.is_weight_only}
+    if not bits:
+        return "weights stay as the checkpoint has them"
+    least, most = min(bits), max(bits)
+    own = "file" if network.config.quant_algo == "gguf" else "checkpoint"
+    return f"the {own}'s own {least if least == most else f'{least} to {most}'} bits, unchanged"
+
+
 def _rounded(engine: EngineRecipe, network: Network) -> Iterator[str]:
     """Yield what does not keep the numbers of the checkpoint; the first layer stands for all."""
     is_w8a16 = network.config.quant_algo == "W8A16"  # some of whose weights may still be floats
     bits = {"int4": 4, "int8": 8}
-    of_layers = bits.get(engine.quantization, 8 if is_w8a16 and engine.quantization == "checkpoint" else None)
+    of_layers = bits.get(engine.rounding, 8 if is_w8a16 and engine.rounding == "checkpoint" else None)
     of_head = bits.get(engine.lm_head)
     if of_layers and not all(_is_kept(each, of_layers) for each in network.layer(0).linears()):
         yield "layers"
@@ -132,7 +140,7 @@ def measure(
     )
     product = own_product if is_own else openvino_product
     exact = surprise("none", "checkpoint", openvino_product, 0)
-    rounded = surprise(engine.quantization, engine.lm_head, product, _rounding_group(engine, config))
+    rounded = surprise(engine.rounding, engine.lm_head, product, _rounding_group(engine, config))
     more = np.split(rounded - exact, len(texts))
     return {name: _ratio(each) for name, each in zip(texts, more, strict=True)}
 
@@ -157,9 +165,9 @@ def sample_texts(tokenizer: Path, max_seq_len: int) -> dict[str, list[list[int]]
 
 def _rounding_group(engine: EngineRecipe, config: NetworkConfig) -> int:
     """Return how many features of an activation OpenVINO rounds together, as in the engine."""
-    if engine.quantization not in ("int8", "int4") and not config.rounds_activations:
+    if engine.rounding not in ("int8", "int4") and not config.rounds_activations:
         return 0
-    group = GROUP_SIZE if engine.quantization == "int4" else config.group_size
+    group = GROUP_SIZE if engine.rounding == "int4" else config.group_size
     return min(group, DYNAMIC_QUANTIZATION_GROUP_SIZE) if group > 1 else DYNAMIC_QUANTIZATION_GROUP_SIZE
 
 

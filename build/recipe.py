@@ -31,7 +31,7 @@ GGUF_SUFFIX = ".gguf"
 
 Runtime = Literal["embedded", "tensorrt_llm"]
 RUNTIMES = get_args(Runtime)
-Quantization = Literal["none", "int8", "int4", "checkpoint", "fp8", "int8_sq", "int4_awq", "w4a8_awq"]
+Quantization = Literal["auto", "none", "int8", "int4", "checkpoint", "fp8", "int8_sq", "int4_awq", "w4a8_awq"]
 
 _REMEDY = "correct the recipe; docs/reference/recipe.md explains its keys"
 
@@ -90,11 +90,12 @@ class EngineRecipe:
             by its name or quantization. A draft may be a trained head (EAGLE-3) in the format of SpecForge,
             speculators or AngelSlim: it has the target's tokenizer and, without its own, the target's
             embedding.
-        quantization: ``int8``: weight-only, per channel. ``int4``: weight-only, in groups of 32 inputs;
-            embedded only. Both keep integers that a checkpoint has already, if they are as small; the
-            embedded runtime rounds activations too. ``fp8``, ``int8_sq`` (SmoothQuant), ``int4_awq``,
-            ``w4a8_awq``: with calibration (``build/quantize.py``). ``checkpoint``: that of the checkpoint.
-            ``none``: floating point.
+        quantization: ``auto``: the integers that a checkpoint has, of 8 bits at most, unchanged, and ``int8``
+            for floating point; embedded only. ``int8``: weight-only, per channel. ``int4``: weight-only, in
+            groups of 32 inputs; embedded only. Both keep integers that a checkpoint has already, if they are
+            as small; the embedded runtime rounds activations too. ``fp8``, ``int8_sq`` (SmoothQuant),
+            ``int4_awq``, ``w4a8_awq``: with calibration (``build/quantize.py``). ``checkpoint``: that of the
+            checkpoint. ``none``: floating point.
         lm_head: ``int8``, ``int4`` or ``checkpoint``; embedded only. Exporters do not quantize the output
             head, although every step reads all of it. Integers make it faster, but deviate from the
             checkpoint; 4 bits suit a draft, which reads it for each token.
@@ -135,6 +136,11 @@ class EngineRecipe:
     yarn: Yarn | None = None
     pad_vocab_size_to: PositiveInt | None = None
     tensorrt_llm: TensorRtLlmEngine = dataclasses.field(default_factory=TensorRtLlmEngine)
+
+    @property
+    def rounding(self) -> str:
+        """Return ``quantization``; for ``auto`` INT8, which keeps integers that are as small."""
+        return "int8" if self.quantization == "auto" else self.quantization
 
     @property
     def checkpoint_directory(self) -> Path:
@@ -382,4 +388,13 @@ def load_recipe(name_or_path: str | Path, runtime: Runtime | None = None) -> Rec
     if gpu is not None:
         section = dataclasses.replace(recipe.tensorrt_llm, gpu=gpu)
         recipe = dataclasses.replace(recipe, name=f"{recipe.name}-{gpu}", tensorrt_llm=section)
-    return recipe if runtime is None else dataclasses.replace(recipe, runtime=runtime)
+    recipe = recipe if runtime is None else dataclasses.replace(recipe, runtime=runtime)
+    for role, engine in (("target", recipe.target), ("draft", recipe.draft)):
+        if recipe.runtime == "tensorrt_llm" and engine.quantization in ("auto", "int4"):
+            raise _refuse(
+                f"recipe {recipe.name}: TensorRT-LLM has no such quantization",
+                f"{role}.quantization: {engine.quantization}",
+                "auto and int4 are quantizations of the embedded runtime",
+                "set quantization: int8 or int4_awq",
+            )
+    return recipe

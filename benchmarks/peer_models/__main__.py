@@ -55,7 +55,7 @@ def _write_role(
     network = _in_memory(network)
     tokenizer = checkpoint / "tokenizer.json"
     floating = apply_quantization(network, "none", "checkpoint")
-    quantized = _in_memory(apply_quantization(network, engine.quantization, engine.lm_head))
+    quantized = _in_memory(apply_quantization(network, engine.rounding, engine.lm_head))
     forms = {"hugging_face": floating, "openvino": quantized}
     if any(linear.is_weight_only_int8 for linear in quantized.layer(0).linears()):
         forms["compressed_tensors"] = quantized

@@ -182,13 +182,6 @@ def _check(recipe: Recipe, role: str, source: CheckpointSource) -> None:
             limit="it reads Qwen3 only from its Hugging Face directory",
             remedy="set quantization: int8, int4 or none, which need no ModelOpt, or runtime: tensorrt_llm",
         )
-    if engine.quantization == "int4":
-        raise RecipeError(
-            f"recipe {recipe.name}: TensorRT-LLM has no INT4 by rounding to nearest",
-            values=f"{role}.quantization: int4, runtime {recipe.runtime}",
-            limit="int4 is a quantization of the embedded runtime",
-            remedy="set quantization: int4_awq",
-        )
     if engine.growth is not None and engine.quantization in CALIBRATED:
         raise RecipeError(
             f"recipe {recipe.name}: {role}.growth excludes a calibrated quantization",

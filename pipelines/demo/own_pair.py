@@ -89,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "--quantization",
         choices=("auto", "int8", "int4", "none", "checkpoint"),
         default="auto",
-        help="auto: int4 for weights that have 4 bits already, else int8 (default: %(default)s)",
+        help="of the target; auto: the bits that its weights were published in, unchanged if at most 8, "
+        "else int8 (default: %(default)s)",
     )
     parser.add_argument(
         "--max-seq-len", type=whole_number(64), help="tokens (default: what models and memory allow)"

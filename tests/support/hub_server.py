@@ -72,6 +72,7 @@ class Hub:
     Attributes:
         breaks_after: Bytes after which the store closes the connection, for each of the next downloads.
         is_damaging: Whether the store sends other bytes than it has.
+        num_added: Bytes that it sends beyond the end of a file.
         is_down: Whether every request gets 503.
     """
 
@@ -80,6 +81,7 @@ class Hub:
         self.asked: list[Asked] = []
         self.breaks_after: list[int] = []
         self.is_damaging = False
+        self.num_added = 0
         self.ignores_ranges = False
         self.is_down = False
         self.addresses: dict[str, bytes] = {}
@@ -187,6 +189,7 @@ class _Handler(SilentHandler):
         rest = content[begin:]
         if self.hub.is_damaging:
             rest = bytes(len(rest))
+        rest += bytes(self.hub.num_added)
         if self.hub.ignores_ranges:
             self.send_response(200)
         else:

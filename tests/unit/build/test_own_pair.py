@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from build.own_pair import main, write_recipe
 from build.preflight import check_settings, plan_recipe
 from build.recipe import load_recipe
 from pipelines.available_resources import available_cores
-from pipelines.errors import CheckpointError, DraftproofError, RecipeError
+from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
 from tests.support.hugging_face_checkpoints import change_config, make_hugging_face
 from tests.support.quantized_checkpoints import pack_awq, quantize_checkpoint
 
@@ -69,14 +68,39 @@ def test_the_context_is_that_of_the_models_as_far_as_a_third_of_the_memory_holds
     assert write_recipe(*pair, path, "int8", None, MEMORY / 2) == path, "free memory decides only once"
 
 
-def test_a_draft_that_is_not_smaller_is_warned_about_before_anything_is_compiled(tmp_path: Path) -> None:
-    target, draft = (str(make_hugging_face(tmp_path / name)) for name in ("target", "draft"))
-    change_config(Path(draft), num_hidden_layers=1)
-    for number, pair in enumerate(((target, draft), (draft, target))):
-        lines = list[str]()
-        with suppress(CheckpointError):  # the weights of the second layer are left over
-            write_recipe(*pair, tmp_path / f"{number}.yaml", "int8", 64, MEMORY, lines.append)
-        assert any("only a smaller draft is faster" in line for line in lines) == bool(number)
+def test_a_draft_as_large_as_its_target_is_warned_about_and_a_larger_one_refused(tmp_path: Path) -> None:
+    large, other = (str(make_hugging_face(tmp_path / name)) for name in ("large", "other"))
+    small, lines = str(make_hugging_face(tmp_path / "small", num_hidden_layers=1)), list[str]()
+    write_recipe(large, small, tmp_path / "a.yaml", "int8", 64, MEMORY, lines.append)
+    assert not any("only a smaller draft is faster" in line for line in lines)
+    write_recipe(large, other, tmp_path / "b.yaml", "int8", 64, MEMORY, lines.append)
+    assert any("only a smaller draft is faster" in line for line in lines)
+    with pytest.raises(IncompatiblePairError, match=f"larger than the target; target {small}.*swap the two"):
+        write_recipe(small, large, tmp_path / "c.yaml", "int8", 64, MEMORY)
+    assert not (tmp_path / "c.yaml").exists()
+
+
+def test_a_path_that_does_not_exist_names_its_neighbour(pair: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "qwen-q4_k_m.gguf"
+    file.touch()
+    for wrong, right in ((f"{pair[0]}B", pair[0]), (str(tmp_path / "qwen-q4_km.gguf"), str(file))):
+        with pytest.raises(CheckpointError, match=f"did you mean {right}"):
+            write_recipe(wrong, pair[1], tmp_path / "mine.yaml", "auto", 64, MEMORY)
+    with pytest.raises(CheckpointError, match="or check the path"):
+        write_recipe(str(tmp_path / "0.gguf"), pair[1], tmp_path / "mine.yaml", "auto", 64, MEMORY)
+
+
+@pytest.mark.parametrize(("rows", "written"), [(1 << 16, None), (2047, 2047)])
+def test_a_head_that_is_short_already_is_not_shortened(
+    rows: int, written: int | None, pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("build.own_pair.has_avx2_alone", lambda: True)
+    monkeypatch.setattr("build.own_pair.has_compiler", lambda: True)
+    monkeypatch.setattr("build.own_pair._DRAFT_TOKENS", rows)
+    lines = list[str]()
+    path = write_recipe(*pair, tmp_path / "mine.yaml", "auto", 64, MEMORY, lines.append)
+    assert load_recipe(path).draft.lm_head_rows == written
+    assert any("a short output head" in line for line in lines) == (written is not None)
 
 
 def test_the_same_command_keeps_the_recipe_and_another_does_not_replace_it(
@@ -144,9 +168,9 @@ def test_directories_that_are_no_pair_leave_no_recipe(pair: tuple[str, str], tmp
 @pytest.mark.parametrize(
     ("quantization", "gains", "expected", "heads"),
     [
-        ("auto", False, ("int4", "int8"), ("int8", "int8")),
-        ("auto", True, ("int4", "int4"), ("int8", "int4")),
-        ("int8", False, ("int8", "int8"), ("int8", "int8")),
+        ("auto", False, ("auto", "auto"), ("int8", "int8")),
+        ("auto", True, ("auto", "int4"), ("int8", "int4")),
+        ("int8", False, ("int8", "auto"), ("int8", "int8")),
         ("int8", True, ("int8", "int4"), ("int8", "int4")),
         ("checkpoint", True, ("checkpoint", "checkpoint"), ("checkpoint", "checkpoint")),
     ],

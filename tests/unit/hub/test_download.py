@@ -81,6 +81,24 @@ def test_content_that_is_not_what_was_announced(try_pair: Try, hub: Hub, tmp_pat
     assert try_pair().code == 0
 
 
+def test_a_download_stops_where_the_announced_size_is_passed(try_pair: Try, hub: Hub, tmp_path: Path) -> None:
+    hub.num_added = 1 << 26
+    size = len(hub.repositories["org/Big"].files["model.safetensors"])
+    done = try_pair()
+    assert done.code == 1
+    found = re.search(r"model.safetensors is not what the hub announced; (\d+) bytes", done.error)
+    assert found is not None and size < int(found[1]) < size + (1 << 22)
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_a_huge_file_of_settings_is_not_begun(try_pair: Try, hub: Hub) -> None:
+    hub.repositories["org/Big"].sizes["tokenizer.json"] = 1 << 40
+    done = try_pair()
+    assert done.code == 1
+    assert f"a file of settings is too large; tokenizer.json has {1 << 40} bytes" in done.error
+    assert not any("resolve" in each.path for each in hub.asked)
+
+
 def test_a_download_says_that_it_waits_for_another_program(tmp_path: Path) -> None:
     blob = Blob("model.safetensors", "", 5, "", tmp_path / "blob", tmp_path / "blob.lock")
     lines = Queue[str]()

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from build.engines import build_engines, checkpoint_digests, engine_identity
+from build.gguf.file import open_gguf
 from build.own_pair import write_recipe
 from build.preflight import check_recipe
 from build.preflight import main as preflight
@@ -21,7 +23,7 @@ from build.tensorrt_llm.model_config import read_model_config
 from pipelines.demo.own_pair import named_checkpoint
 from pipelines.errors import CheckpointError, RecipeError
 from tests.golden.families import save_family
-from tests.support.gguf_files import convert
+from tests.support.gguf_files import Stored, convert, write_gguf
 
 MEMORY = 20e9
 
@@ -49,7 +51,7 @@ def test_two_files_become_a_recipe_and_engines(pair: tuple[Path, Path], tmp_path
     assert recipe.name == "big"
     assert not recipe.serving.default_sampling.values, "a file whose family recommends nothing"
     assert (recipe.target.checkpoint, recipe.draft.checkpoint) == tuple(map(str, pair))
-    assert recipe.target.quantization == "int8"
+    assert recipe.target.quantization == "auto"
     assert recipe.serving.max_seq_len == 512 and "weights, target" in "".join(lines)
     assert write_recipe(*map(str, pair), path, "auto", 2048, 0) == path, "the recipe is kept"
     built = build_engines(recipe, tmp_path / "engines", lines.append)
@@ -93,6 +95,19 @@ def test_a_file_is_sampled_as_its_publisher_recommends_and_what_a_user_edits_is_
     path.write_text(yaml.safe_dump(document))
     assert write_recipe(big, str(pair[1]), path, "auto", 64, MEMORY) == path
     assert load_recipe(path).serving.default_sampling.values == {"temperature": 0.2}
+
+
+def test_the_bits_of_a_file_are_said_in_one_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    file, tensors = open_gguf(pair[0]), dict[str, Any]()
+    for name, stored in file.tensors.items():
+        kind, num_bytes = ("Q8_0", 34) if "ffn_down" in name else ("Q4_0", 18)
+        zeros = bytes(int(np.prod(stored.shape)) // 32 * num_bytes)
+        tensors[name] = Stored(kind, stored.shape, zeros) if len(stored.shape) == 2 else stored.read()
+    write_gguf(pair[0], file.metadata, tensors)
+    lines = list[str]()
+    path = write_recipe(*map(str, pair), tmp_path / "mine.yaml", "auto", 64, MEMORY, lines.append)
+    assert "target: the file's own 4 to 8 bits, unchanged" in lines
+    assert load_recipe(path).target.quantization == "auto"
 
 
 def test_a_file_beside_a_directory_is_a_pair(pair: tuple[Path, Path], tmp_path: Path, cache: Path) -> None:
