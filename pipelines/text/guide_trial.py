@@ -33,6 +33,9 @@ MAX_LITERAL_BYTES = 16 << 10
 MAX_MASK_SECONDS = 0.02
 """For one mask, and for one call for forced tokens; usual guides take less than a millisecond."""
 
+MOST_FORCED_CHARACTERS = 1000
+"""Of a text that a guide forces, for the tokenizer at a time."""
+
 MAX_LEXER_STATES = 50_000
 MAX_WARNINGS = 100  # of one schema
 
@@ -162,7 +165,9 @@ class _Tokens:
         self.eos_token_id = len(tokens) - 1
 
     def __call__(self, text: str) -> list[int]:
-        return [] if self.tokenizer is None else list(self.tokenizer.greedy_tokenize(text))
+        if self.tokenizer is None:
+            return []
+        return list(self.tokenizer.greedy_tokenize(text[:MOST_FORCED_CHARACTERS]))
 
 
 def _answer(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

@@ -21,7 +21,13 @@ import numpy as np
 
 from pipelines.errors import InvalidRequestError
 from pipelines.text.grammar import RequestGrammar, is_used_up, mask_of
-from pipelines.text.guide_trial import MAX_LEXER_STATES, check_costs, grammar_of, limits_of
+from pipelines.text.guide_trial import (
+    MAX_LEXER_STATES,
+    MOST_FORCED_CHARACTERS,
+    check_costs,
+    grammar_of,
+    limits_of,
+)
 from pipelines.text.guide_trials import Tokens, wrong_guide
 from pipelines.text.vocabulary import Vocabulary
 
@@ -167,6 +173,8 @@ class _Tokens:
             text or b"\xff" + names.get(token_id, b"<%d>" % token_id)
             for token_id, text in enumerate(vocabulary.bytes_of)
         ]
+        longest = max(map(len, self.tokens))
+        self._most_characters = max(MOST_FORCED_CHARACTERS, 8 * longest)  # the last tokens may be taken back
         self.eos_token_id = len(self.tokens)
         self.tokens.append(b"\xff<end of output>")
         self.special_token_ids = [
@@ -174,7 +182,12 @@ class _Tokens:
         ]
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a text, without the space that SentencePiece's tokenizers write before it."""
+        """Return the tokens of a text, without the space that SentencePiece's tokenizers write before it.
+
+        Of a longer text only the first tokens are returned, after which llguidance asks again. It needs one
+        at a time, so all of them for each token would take time that grows with the square of the text.
+        """
+        text = text[: self._most_characters]
         ids = self._encode(text)
         return ids if self._vocabulary.join(ids) == text.encode() else self._vocabulary.spell(text.encode())
 
