@@ -170,9 +170,13 @@ class _Tokens:
         return list(self.tokenizer.greedy_tokenize(text[:MOST_FORCED_CHARACTERS]))
 
 
-def _answer(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+def _answer(question: dict[str, Any], tokenizer: Any, connection: socket.socket) -> dict[str, Any]:
     if "schemas" in question:
-        return {"warnings": [_warnings(schema) for schema in question["schemas"]]}
+        found = []
+        for schema in question["schemas"]:
+            found.append(_warnings(schema))
+            connection.sendall(b" ")  # so that an end tells which of them was its cause
+        return {"warnings": found}
     import llguidance
 
     kind, text = question["kind"], question["text"]
@@ -203,13 +207,13 @@ def _try(connection: socket.socket, tokenizer: Any) -> None:
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + MEMORY_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-    os.nice(5)  # the engine's steps come first
+    os.nice(10)  # the engine's steps come first
     spent = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU_SECONDS, spent + CPU_SECONDS + 1))
     with connection.makefile("rb") as asked:
         question = json.loads(asked.readline())
     try:
-        answer = _answer(question, tokenizer)
+        answer = _answer(question, tokenizer, connection)
     except MemoryError:
         answer = {"error": _REASONS[signal.SIGABRT]}
     except BaseException as error:  # also a panic of llguidance

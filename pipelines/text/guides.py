@@ -9,6 +9,7 @@ Source: llguidance 1.9, https://github.com/guidance-ai/llguidance.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -53,6 +54,9 @@ _BYTES_PER_CHARACTER = 100  # of a compiled guide
 _MOST_REMEMBERED_BYTES = 1 << 29
 _STACK_BYTES = 64 << 20
 """What passed a trial on a small stack must not overflow this one."""
+
+_NICENESS = 10
+"""The engine's steps come first."""
 
 _stack_size = threading.Lock()  # it is one for all new threads
 
@@ -104,7 +108,7 @@ class GrammarCompiler:
         found = self.remembered(guide)
         if found is not None:
             return found
-        matcher = _on_large_stack(partial(self._new_matcher, guide, _MOST_SHARED_STATES))
+        matcher = _on_large_stack(partial(self._new_matcher, self._tokenizer, guide, _MOST_SHARED_STATES))
         with self._lock:
             self._matchers[guide] = matcher
             while sum(map(_num_bytes, self._matchers)) > _MOST_REMEMBERED_BYTES:
@@ -121,17 +125,19 @@ class GrammarCompiler:
         return None if is_used_up(matcher) else self._of_request(guide, matcher)
 
     def _of_request(self, guide: Guide, matcher: Any) -> RequestGrammar:
-        renew = partial(_on_large_stack, partial(self._new_matcher, guide, MAX_LEXER_STATES))
+        renew = partial(
+            _on_large_stack, partial(self._new_matcher, self._tokenizer, guide, MAX_LEXER_STATES)
+        )
         return RequestGrammar(matcher, renew, self._vocab_size, len(self._vocabulary.bytes_of))
 
-    def _new_matcher(self, guide: Guide, max_lexer_states: int) -> Any:
+    def _new_matcher(self, tokenizer: Any, guide: Guide, max_lexer_states: int) -> Any:
         check_guide(guide)
         try:
             grammar = grammar_of(GUIDE_TYPES[guide.kind], guide.text)
         except (ValueError, TypeError, RecursionError) as error:
             raise _wrong(guide, str(error)) from None
         limits = limits_of(max_lexer_states)
-        matcher = _llguidance().LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        matcher = _llguidance().LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _wrong(guide, matcher.get_error())
         trial = matcher.deep_copy()
@@ -225,6 +231,7 @@ def _on_large_stack(work: Callable[[], _Result]) -> _Result:
     done: Future[_Result] = Future()
 
     def run() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
         try:
             done.set_result(work())
         except BaseException as error:

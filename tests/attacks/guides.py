@@ -67,6 +67,11 @@ def many_terminals(number: int = 300) -> str:
     return f"start: ({names})*\n{terminals}\n"
 
 
+def ambiguous() -> str:
+    """Return a Lark grammar whose masks take longer with each "a"."""
+    return 'start: s\ns: s s | "a"'
+
+
 def with_schema(schema: dict[str, Any]) -> Body:
     """Return a chat request whose answer follows a schema."""
     form = {"type": "json_schema", "json_schema": {"name": "hostile", "schema": schema}}

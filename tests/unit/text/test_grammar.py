@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,9 +16,10 @@ from pipelines.errors import InvalidRequestError
 from pipelines.text import grammar as grammar_module
 from pipelines.text import guides as guides_module
 from pipelines.text.grammar import RequestGrammar, RequestGrammarState
+from pipelines.text.guide_trial import MOST_FORCED_CHARACTERS
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.prompt_tokenizer import PromptTokenizer
-from tests.attacks.guides import chain_of_references, chain_of_rules
+from tests.attacks.guides import ambiguous, chain_of_references, chain_of_rules, words
 from tests.support.examples import examples
 from tests.support.tiny_engines import DEMO_TOKENIZER
 
@@ -113,6 +115,28 @@ def test_forced_text_is_written_in_the_tokenizers_own_tokens() -> None:
     forced = grammar.forced_after(ids([])).tolist()
     text = VOCABULARY.join(forced).decode()
     assert forced and '{"full_name":'.startswith(text) and forced[0] == begin[0]
+
+
+def test_of_a_long_forced_text_the_tokenizer_gets_a_piece_at_a_time() -> None:
+    """Else each mask takes as long as cutting the whole text into tokens."""
+    text = words(3 * MOST_FORCED_CHARACTERS)
+    asked: list[int] = []
+
+    def recorded(text: str) -> list[int]:
+        asked.append(len(text))
+        return encode(text)
+
+    compiler = GrammarCompiler(VOCABULARY, VOCAB_SIZE, lambda: recorded)
+    grammar = compiler.compile(Guide("choice", json.dumps([text])))
+    state = grammar.after(ids([]))
+    expected = encode(text)
+    for number, token_id in enumerate(expected):
+        assert np.flatnonzero(state.allowed()).tolist() == [token_id]
+        if not number % 100:
+            forced = grammar.forced_after(ids(expected[:number])).tolist()
+            assert len(forced) > 9 and forced[:-4] == expected[number : number + len(forced) - 4]
+        state.push(token_id)
+    assert state.is_complete and max(asked) == MOST_FORCED_CHARACTERS
 
 
 def test_control_without_a_tokenizer_masks_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +276,35 @@ def test_what_passes_a_trial_does_not_overflow_the_stack_of_any_thread_that_comp
                 assert grammar.after(ids([])).allowed().any()
     finally:
         threading.stack_size(usual)
+
+
+def test_a_guide_is_compiled_behind_the_steps() -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    found = []
+
+    def recorded(text: str) -> list[int]:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return encode(text)
+
+    grammar = GrammarCompiler(VOCABULARY, VOCAB_SIZE, lambda: recorded).compile(Guide("choice", '["yes"]'))
+    assert set(found) == {guides_module._NICENESS}
+    grammar.mask_after(ids(encode("y")))
+    assert found[-1] == usual == os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_a_slow_mask_is_told_and_what_comes_before_it_counts() -> None:
+    grammar = COMPILER.compile(Guide("lark_grammar", ambiguous()))
+    (letter,) = encode("a")
+    state = grammar.after(ids([]))
+    state.allowed()
+    assert not grammar.slow_s
+    while not grammar.slow_s:
+        state.push(letter)
+        assert not state.is_complete and state.allowed()[letter]
+    again = COMPILER.compile(Guide("lark_grammar", ambiguous()))
+    written = state._output.ids
+    again.after(written).allowed()  # reads all of it
+    assert again.slow_s < 10 * grammar.slow_s
 
 
 def test_a_mask_that_takes_too_long_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
