@@ -23,8 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CPU_SECONDS = 5
-WALL_SECONDS = 15
+CPU_SECONDS = 2
+WALL_SECONDS = 10
+"""The largest guides take 0.3 s of a processor, and a trial gets what the engine's steps leave."""
+
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 4 << 20
 """Threads that compile what passed have a larger one."""
@@ -83,7 +85,7 @@ def limits_of(max_lexer_states: int) -> Any:
 
 
 def check_literals(kind: str, text: str) -> None:
-    """Refuse literals that force a long text, whose tokens would be computed anew for each mask.
+    """Refuse literals that force a long text, for which a lexer may have no room.
 
     Raises:
         ValueError: A literal is longer than ``MAX_LITERAL_BYTES``.
