@@ -125,9 +125,7 @@ class GrammarCompiler:
         return None if is_used_up(matcher) else self._of_request(guide, matcher)
 
     def _of_request(self, guide: Guide, matcher: Any) -> RequestGrammar:
-        renew = partial(
-            _on_large_stack, partial(self._new_matcher, self._tokenizer, guide, MAX_LEXER_STATES)
-        )
+        renew = partial(_on_large_stack, partial(self._new_matcher, self._tokenizer, guide, MAX_LEXER_STATES))
         return RequestGrammar(matcher, renew, self._vocab_size, len(self._vocabulary.bytes_of))
 
     def _new_matcher(self, tokenizer: Any, guide: Guide, max_lexer_states: int) -> Any:

@@ -146,15 +146,16 @@ def test_an_answer_with_slow_masks_waits_for_others(
 
 
 def test_slow_masks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 0.0
-    monkeypatch.setattr(grammars_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    times_s = [0.0]
+    monkeypatch.setattr(grammars_module, "time", SimpleNamespace(monotonic=lambda: times_s[-1]))
     turns = GrammarTurns()
     first, second, usual, free = work = [
         SimpleNamespace(sequence=SimpleNamespace(request=SimpleNamespace(grammar=grammar)))
         for grammar in (*(SimpleNamespace(slow_s=each) for each in (0.01, 0.03, 0.0)), None)
     ]
     found = []
-    for now_s in (0.0, 0.05, 0.11, 0.3, 0.42):
+    for each_s in (0.0, 0.05, 0.11, 0.3, 0.42):
+        times_s.append(each_s)
         planned = turns.fit(work)  # type: ignore[arg-type]
         found.append([each for each in planned if each not in (usual, free)])  # type: ignore[comparison-overlap]
         assert len(planned) == len(found[-1]) + 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from pipelines.text.grammar import RequestGrammar, RequestGrammarState
 from pipelines.text.guide_trial import MOST_FORCED_CHARACTERS
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.prompt_tokenizer import PromptTokenizer
-from tests.attacks.guides import ambiguous, chain_of_references, chain_of_rules, words
+from tests.attacks.guides import chain_of_references, chain_of_rules, words
 from tests.support.examples import examples
 from tests.support.tiny_engines import DEMO_TOKENIZER
 
@@ -292,19 +295,21 @@ def test_a_guide_is_compiled_behind_the_steps() -> None:
     assert found[-1] == usual == os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-def test_a_slow_mask_is_told_and_what_comes_before_it_counts() -> None:
-    grammar = COMPILER.compile(Guide("lark_grammar", ambiguous()))
-    (letter,) = encode("a")
-    state = grammar.after(ids([]))
-    state.allowed()
-    assert not grammar.slow_s
-    while not grammar.slow_s:
-        state.push(letter)
-        assert not state.is_complete and state.allowed()[letter]
-    again = COMPILER.compile(Guide("lark_grammar", ambiguous()))
-    written = state._output.ids
-    again.after(written).allowed()  # reads all of it
-    assert again.slow_s < 10 * grammar.slow_s
+def test_a_slow_mask_is_told_and_what_comes_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes a second; an output that is read anew does not count."""
+    monkeypatch.setattr(grammar_module, "time", SimpleNamespace(thread_time=itertools.count().__next__))
+    monkeypatch.setattr(grammar_module, "_USUAL_MASK_S", 1.5)
+    monkeypatch.setattr(grammar_module, "_MOST_MASK_S", 2.5)
+    grammar = COMPILER.compile(GUIDES[2])
+    found = []
+    state = grammar.after(ids(encode("1")))
+    for num_questions in (0, 1, 0, 2):
+        assert not any(state.is_complete for _ in range(num_questions))
+        with nullcontext() if num_questions < 2 else pytest.raises(InvalidRequestError, match="takes 3"):
+            state.allowed()
+        found.append(grammar.slow_s)
+        state = RequestGrammarState(grammar, ids(encode("1")))
+    assert found == [0, 2, 0, 3]
 
 
 def test_a_mask_that_takes_too_long_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
