@@ -27,6 +27,9 @@ CPU_SECONDS = 2
 WALL_SECONDS = 10
 """The largest guides take 0.3 s of a processor, and a trial gets what the engine's steps leave."""
 
+NICENESS = 10
+"""Beside the engine's steps, which come first."""
+
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 4 << 20
 """Threads that compile what passed have a larger one."""
@@ -209,7 +212,7 @@ def _try(connection: socket.socket, tokenizer: Any) -> None:
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + MEMORY_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-    os.nice(10)  # the engine's steps come first
+    os.nice(NICENESS)
     spent = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU_SECONDS, spent + CPU_SECONDS + 1))
     with connection.makefile("rb") as asked:

@@ -25,6 +25,7 @@ from pipelines.text.grammar import RequestGrammar, is_used_up, mask_of
 from pipelines.text.guide_trial import (
     MAX_LEXER_STATES,
     MOST_FORCED_CHARACTERS,
+    NICENESS,
     check_costs,
     grammar_of,
     limits_of,
@@ -54,9 +55,6 @@ _BYTES_PER_CHARACTER = 100  # of a compiled guide
 _MOST_REMEMBERED_BYTES = 1 << 29
 _STACK_BYTES = 64 << 20
 """What passed a trial on a small stack must not overflow this one."""
-
-_NICENESS = 10
-"""The engine's steps come first."""
 
 _stack_size = threading.Lock()  # it is one for all new threads
 
@@ -229,8 +227,8 @@ def _on_large_stack(work: Callable[[], _Result]) -> _Result:
     done: Future[_Result] = Future()
 
     def run() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
         try:
+            os.nice(NICENESS)  # this thread alone
             done.set_result(work())
         except BaseException as error:
             done.set_exception(error)

@@ -15,6 +15,7 @@ import pytest
 
 from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.text import guide_trials
+from pipelines.text.guide_trial import NICENESS
 from pipelines.text.guide_trials import GuideTrials
 from pipelines.text.guides import GrammarCompiler
 from tests.attacks import guides as hostile
@@ -126,7 +127,7 @@ async def test_a_trial_is_behind_others_and_ends_when_its_client_leaves(trials: 
     idle = processes_below(os.getpid())
     asked = asyncio.ensure_future(trials.ask(schema(hostile.patterns_under_all_of(25)), "guide"))
     await until(lambda: len(processes_below(os.getpid())) == len(idle) + 2)
-    behind = min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
+    behind = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
     await until(lambda: os.getpriority(os.PRIO_PROCESS, processes_below(os.getpid())[-1]) == behind)
     asked.cancel()
     await until(lambda: processes_below(os.getpid()) == idle)
