@@ -23,7 +23,7 @@ _Found = TypeVar("_Found")
 
 
 _USUAL_MASK_S = 0.002  # most take less than a tenth of it
-_MOST_MASK_S = 0.05
+_MOST_MASK_S = 0.03
 """Time of a mask on the processor; a step waits for it. Trials refuse guides that begin so slowly."""
 
 _MOST_RENEWING_S = 10.0
