@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,9 @@ def main() -> None:
     gc.freeze()  # so that forks copy no page of it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a watch ended
     control = socket.socket(fileno=int(sys.argv[1]))
+    os.setsid()
+    with suppress(OSError):  # Linux may compare the niceness of sessions instead of processes
+        Path("/proc/self/autogroup").write_text(f"{NICENESS}")
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not descriptors:
