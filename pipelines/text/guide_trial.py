@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 CPU_SECONDS = 2
-WALL_SECONDS = 10
+WALL_SECONDS = 15
 """The largest guides take 0.3 s of a processor, and a trial gets what the engine's steps leave."""
 
 NICENESS = 10

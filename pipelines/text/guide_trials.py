@@ -98,7 +98,7 @@ class GuideTrials:
             ours.close()
             theirs.close()
         if not answer or "is_busy" in answer:
-            raise _busy("the trial of a guide was not over in time", "10 s")
+            raise _busy("the trial of a guide was not over in time", "15 s")
         return answer
 
     def _exchange(self, line: bytes, ours: socket.socket, theirs: socket.socket) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from pipelines.text.guide_trial import (
     MAX_LEXER_STATES,
     MOST_FORCED_CHARACTERS,
     NICENESS,
-    check_costs,
     grammar_of,
     limits_of,
 )
@@ -144,10 +143,6 @@ class GrammarCompiler:
             raise _wrong(guide, f"its first token cannot be followed: {trial.get_error()}")
         if not trial.rollback(1):
             raise _wrong(guide, "a rejected draft could not be taken back: leave out stop= and max_tokens=")
-        try:
-            check_costs(matcher)  # with the tokenizer, which may be slower than that of the trial
-        except ValueError as error:
-            raise _wrong(guide, str(error)) from None
         return matcher
 
     @cached_property

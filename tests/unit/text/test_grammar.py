@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
 from pipelines.text import grammar as grammar_module
+from pipelines.text import guide_trial as guide_trial_module
 from pipelines.text import guides as guides_module
 from pipelines.text.grammar import RequestGrammar, RequestGrammarState
-from pipelines.text.guide_trial import MOST_FORCED_CHARACTERS, NICENESS
+from pipelines.text.guide_trial import MOST_FORCED_CHARACTERS, NICENESS, check_costs
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 from tests.attacks.guides import chain_of_references, chain_of_rules, words
@@ -181,13 +182,20 @@ def test_special_tokens_and_the_columns_behind_the_vocabulary_are_never_allowed(
         (Guide("ebnf_grammar", "\n" * 5000), "5000 bytes"),  # would take minutes with Python's lock held
         (Guide("json_schema", "[" * 200_000), "recursion"),
         (Guide("lark_grammar", 'start: t\nt[stop="\\n"]: /.*/'), "taken back"),
-        (Guide("choice", json.dumps(["x" * 200_000])), "a mask takes"),
     ],
 )
 def test_a_wrong_guide_is_refused_with_its_place(guide: Guide, found: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         COMPILER.compile(guide)
     assert found in str(refused.value)
+
+
+def test_slow_first_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = COMPILER.compile(GUIDES[0])._origin
+    check_costs(origin)
+    monkeypatch.setattr(guide_trial_module, "MAX_MASK_SECONDS", -1.0)
+    with pytest.raises(ValueError, match="a mask takes"):
+        check_costs(origin)
 
 
 def test_draft_tokens_behind_the_vocabulary_are_rejected() -> None:

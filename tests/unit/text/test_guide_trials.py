@@ -29,9 +29,9 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuideTrials]:
     """Trials with the usual limits, but for the time."""
     program = tmp_path_factory.mktemp("trials") / "guide_trial.py"
     source = guide_trials._PROGRAM.read_text()
-    assert source.count("CPU_SECONDS = 2\n") == source.count("WALL_SECONDS = 10\n") == 1
+    assert source.count("CPU_SECONDS = 2\n") == source.count("WALL_SECONDS = 15\n") == 1
     source = source.replace("CPU_SECONDS = 2\n", f"CPU_SECONDS = {FEW_CPU_SECONDS}\n")
-    program.write_text(source.replace("WALL_SECONDS = 10\n", "WALL_SECONDS = 60\n"))
+    program.write_text(source.replace("WALL_SECONDS = 15\n", "WALL_SECONDS = 60\n"))
     compiler = GrammarCompiler(letters(), VOCAB_SIZE, lambda: lambda text: letters().spell(text.encode()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guide_trials, "_PROGRAM", program)
