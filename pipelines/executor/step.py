@@ -258,6 +258,12 @@ def _repeat_last(begins: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.in
     return np.append(begins, np.repeat(begins[-1:], count))
 
 
+def size_of_rows(num_rows: int) -> int:
+    """Return the rows that a step without prompts computes: an engine prepares each size at its first use."""
+    multiple = 1 if num_rows <= 16 else 2 if num_rows <= 64 else 8
+    return -(-num_rows // multiple) * multiple
+
+
 def size_with_prompts(num_tokens: int) -> int:
     """Round up the number of tokens of a step with prompts.
 

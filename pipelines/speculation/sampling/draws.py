@@ -18,7 +18,7 @@ from pipelines.speculation.token_ids import Scores
 _LOG_SLACK = 1e-9
 
 MAX_MARGIN = 6.0
-"""Larger margins, in nats, carry no more information."""
+"""Larger gaps, in nats, carry no more information."""
 
 
 def draw_token(scores: Scores, seed: int, stream: NoiseStream, position: int) -> int:
@@ -39,17 +39,17 @@ def draw_token(scores: Scores, seed: int, stream: NoiseStream, position: int) ->
     return int(candidates[np.argmax(sums)])
 
 
-def draw_with_margin(scores: Scores, seed: int, stream: NoiseStream, position: int) -> tuple[int, float]:
-    """Choose a token as ``draw_token`` does, and return its margin too.
+def draw_with_gap(scores: Scores, seed: int, stream: NoiseStream, position: int) -> tuple[int, float]:
+    """Choose a token as ``draw_token`` does, and return its gap too.
 
     Returns:
         The token, and the lead of its score plus noise over the next best, at most ``MAX_MARGIN``.
     """
     candidates, sums = _contenders(scores, seed, stream, position, within=MAX_MARGIN)
-    return int(candidates[np.argmax(sums)]), margin_of(sums)
+    return int(candidates[np.argmax(sums)]), gap_of(sums)
 
 
-def margin_of(scores: npt.NDArray[np.floating[Any]]) -> float:
+def gap_of(scores: npt.NDArray[np.floating[Any]]) -> float:
     """Return the gap between the largest and the second largest score, at most ``MAX_MARGIN``."""
     if len(scores) < 2:
         return MAX_MARGIN
