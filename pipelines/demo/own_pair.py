@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nonlocal recipe
         if options.prompts is not None:
             # A mistake shows before anything is downloaded.
-            read_prompts(options.prompts).for_judging().draw(1)
+            read_prompts(options.prompts).draw(1)
         checkpoints = named_checkpoint(options.target), named_checkpoint(options.draft)
         names = [options.name] if options.name else map(_last_name, checkpoints)
         output = (options.output or Path("-".join(names) + ".yaml")).resolve()
