@@ -268,8 +268,7 @@ def size_with_prompts(num_tokens: int) -> int:
     """Round up the number of tokens of a step with prompts.
 
     OpenVINO permanently keeps about 4 MB of kernels for each number of tokens it has seen: 2 GB for the two
-    engines of ``demo-large`` with all numbers up to 512. Rounding leaves few numbers for 5 % more tokens
-    (docs/decisions/draft-length.md).
+    engines of ``demo-large`` with all numbers up to 512. Rounding leaves few numbers for 5 % more tokens.
     """
     for limit, multiple in ((32, 4), (128, 8), (256, 16)):
         if num_tokens <= limit:
