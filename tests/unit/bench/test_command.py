@@ -40,7 +40,7 @@ BYTES = tuple(bytes([value]) for value in range(256))
 
 
 def demo_sets() -> dict[str, PromptSet]:
-    prompts = read_prompts(DEMO_PROMPTS).for_judging()
+    prompts = read_prompts(DEMO_PROMPTS)
     names = names_of_sets(prompts, None, is_quick=False)
     assert names == ("code", "mixed", "adversarial", "repetitive")
     return make_prompt_sets(draw_sets(prompts, names, 32, 32), names, 32, 0.8)
