@@ -50,7 +50,9 @@ class Acceptance:
             gap_class = bisect_right(GAP_EDGES, gap)
             self._counts *= 1 - 1 / _MEMORY
             self._counts[gap_class] += 1
-            self.rates[gap_class] += ((index < num_accepted) - self.rates[gap_class]) / self._counts[gap_class]
+            self.rates[gap_class] += ((index < num_accepted) - self.rates[gap_class]) / self._counts[
+                gap_class
+            ]
 
     def observe_unseen(self, num_drafted: int, num_accepted: int) -> None:
         """Learn from draft tokens whose gaps are not known: all classes move alike."""

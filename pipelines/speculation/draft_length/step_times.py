@@ -2,8 +2,8 @@
 
 The table begins with what a few steps took at start (``Executor.warm_up``), and every step corrects it: the
 time of its own number of rows by much, and those of all others by little, because other programs or a longer
-context slow them all down. Of two numbers of rows in use, the greater is taken to be no faster, and the others
-lie between their neighbours in use.
+context slow them all down. Of two numbers of rows in use, the greater is taken to be no faster, and the
+others lie between their neighbours in use.
 """
 
 from __future__ import annotations
