@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.speculation.draft_length.acceptance import RequestAcceptance, ServerAcceptance
+from pipelines.speculation.draft_length.acceptance import Acceptance
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
 from pipelines.speculation.draft_length.step_times import StepTimes
 from pipelines.speculation.lookup.corpus import Corpus
@@ -90,7 +90,7 @@ class DraftLengths:
         count_read: Callable[[TokenIds], int] = lambda token_ids: 0,
         corpus: Callable[[], Corpus | None] = lambda: None,
     ) -> None:
-        self.acceptance = ServerAcceptance()
+        self.acceptance = Acceptance()
         self.max_draft_len = max_draft_len
         self.count_read = count_read
         self.corpus = corpus
@@ -207,7 +207,7 @@ class RequestDraftLength:
     def __init__(
         self, lengths: DraftLengths, lookup: LookupDraft, prompt_ids: TokenIds, *, sees_gaps: bool
     ) -> None:
-        self.acceptance = RequestAcceptance(lengths.acceptance)
+        self.acceptance = lengths.acceptance
         self.lookup = lookup
         self.max_draft_len = lengths.max_draft_len
         self.num_output = 0

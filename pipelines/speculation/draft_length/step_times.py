@@ -1,8 +1,9 @@
 """Predicts how long a step of an engine takes, by its rows.
 
-The table begins with what a few steps took at start (``Executor.warm_up``), and every step corrects it. A
-number of rows that is in use follows its own steps. The others follow the machine, which other programs or a
-longer context may slow down, and lie between the times of fewer and of more rows that are in use.
+The table begins with what a few steps took at start (``Executor.warm_up``), and every step corrects it: the
+time of its own number of rows by much, and those of all others by little, because other programs or a longer
+context slow them all down. Of two numbers of rows in use, the greater is taken to be no faster, and the
+others lie between their neighbours in use.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-_NEW_SHARE = 0.2  # of a new step in the time of its number of rows: about five steps are remembered
-_LARGEST_CHANGE = 0.7  # of the logarithm by one step, so that a moment without a core does not count as many
-_TRUST = 0.3  # of a step, in the weight of its number of rows against the machine
-_FORGOTTEN = 0.005  # of that weight with each step of another number of rows
+_OWN_SHARE, _MACHINE_SHARE = 0.2, 0.05  # of an error that changes its own number of rows, and all
+_LARGEST_ERROR = 0.7  # of a logarithm, so that a moment without a core does not count as many
+_FORGOTTEN = 0.002  # of the own change with each step of another number of rows
+_IN_USE = 200  # steps since the last one of a number of rows
 _MOST_ROWS = 128  # more are extrapolated
 
 
@@ -32,8 +33,9 @@ class StepTimes:
         counts = np.arange(1, _MOST_ROWS + 1)
         slope = max((seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]), 0.0)
         self._timed = np.interp(counts, rows, seconds) + slope * np.maximum(counts - rows[-1], 0)
-        self._own = np.zeros(_MOST_ROWS)  # logarithm of the ratio of a step's time to the timed one
-        self._weight = np.zeros(_MOST_ROWS)
+        self._own = np.zeros(_MOST_ROWS)  # logarithms of factors
+        self._machine = 0.0
+        self._age = np.full(_MOST_ROWS, _IN_USE)  # steps since the last one
         self._seconds = self._timed
 
     def seconds(self, rows: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -45,19 +47,17 @@ class StepTimes:
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step."""
         index = min(rows, _MOST_ROWS) - 1
-        ratio = math.log(seconds / self._timed[index])
-        if self._weight[index] < _TRUST / 2:
-            self._own[index] = ratio
-        else:
-            change = min(max(ratio - self._own[index], -_LARGEST_CHANGE), _LARGEST_CHANGE)
-            self._own[index] += _NEW_SHARE * change
-        self._weight *= 1 - _FORGOTTEN
-        self._weight[index] += _TRUST * (1 - self._weight[index])
-        in_use = self._weight >= _TRUST / 2
-        machine = float(np.median(self._own[in_use]))
-        own = self._timed * np.exp(machine + self._weight * (self._own - machine))
-        least = np.maximum.accumulate(np.where(in_use, own, 0.0))
-        most = np.minimum.accumulate(np.where(in_use, own, np.inf)[::-1])[::-1]
-        self._seconds = np.where(
-            in_use, own, np.clip(self._timed * math.exp(machine), least, np.maximum(least, most))
-        )
+        error = math.log(seconds / self._timed[index]) - self._machine - self._own[index]
+        bounded = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+        is_new = self._age[index] >= _IN_USE
+        own = self._own[index] + (error if is_new else _OWN_SHARE * bounded)
+        self._machine += _MACHINE_SHARE * bounded
+        self._own *= 1 - _FORGOTTEN
+        self._own[index] = own - _MACHINE_SHARE * bounded
+        self._age += 1
+        self._age[index] = 0
+        in_use = self._age < _IN_USE
+        times = self._timed * np.exp(self._machine + self._own)
+        most = np.minimum.accumulate(np.where(in_use, times, np.inf)[::-1])[::-1]
+        least = np.maximum.accumulate(np.where(in_use, most, 0.0))
+        self._seconds = np.clip(times, least, most)
