@@ -46,7 +46,7 @@ from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 _LEAST_REST = 64  # tokens that an answer is expected to have left at least
 _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
-# Lengths of the first rounds of a server with one request, whatever promises most: what is tried once is known
+# Lengths of the first rounds of a server with one request, whatever promises most: what was tried is known
 # from then on. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
 _CHUNK = 16  # rows of the step by which the time to read a prompt is judged
