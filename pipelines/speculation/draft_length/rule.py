@@ -46,9 +46,9 @@ from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 _LEAST_REST = 64  # tokens that an answer is expected to have left at least
 _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
-# Lengths of the first rounds of a server, whatever promises most: what is tried once is known from then on.
+# Lengths of the first rounds of a server with one request, whatever promises most: what was tried is known
+# from then on. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
-_MOST_TRYING = 2  # requests; with more, rows cost too much for a trial
 _CHUNK = 16  # rows of the step by which the time to read a prompt is judged
 
 
@@ -99,7 +99,7 @@ class DraftLengths:
         self._requests: dict[RequestDraftLength, None] = {}  # in the order in which they began
         self._asked: set[RequestDraftLength] = set()  # in this round
         self._aims: dict[RequestDraftLength, Aim] = {}
-        self._trials = list(_TRIALS)
+        self._trials: dict[int, list[int]] = {}  # left, by number of requests
 
     @property
     def mean_length(self) -> float:
@@ -164,8 +164,9 @@ class DraftLengths:
         speeds = np.append(0.0, np.cumsum(gains.ravel()[order])) - num_requests * np.log(seconds)
         best = int(np.argmax(speeds))
         lengths = np.bincount(owners[:best], minlength=num_requests)
-        if self._trials and num_requests <= _MOST_TRYING and read_s.max() < seconds[0]:
-            length = min(self._trials.pop(0), self.max_draft_len)
+        trials = self._trials.setdefault(num_requests, list(_TRIALS if num_requests == 1 else (0,)))
+        if trials and is_drafted.any() and read_s.max() < seconds[0]:
+            length = min(trials.pop(0), self.max_draft_len)
             free = np.where(depths < length, 0.0, np.inf)
             self._aims = dict.fromkeys(requests, Aim(length, free, free))
             return

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-_OWN_SHARE, _MACHINE_SHARE = 0.2, 0.05  # of an error that changes its own number of rows, and all
+_OWN_SHARE, _MACHINE_SHARE = 0.2, 0.1  # of an error that changes its own number of rows, and all
 _LARGEST_ERROR = 0.7  # of a logarithm, so that a moment without a core does not count as many
 _FORGOTTEN = 0.002  # of the own change with each step of another number of rows
 _IN_USE = 200  # steps since the last one of a number of rows
@@ -51,9 +51,10 @@ class StepTimes:
         bounded = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
         is_new = self._age[index] >= _IN_USE
         own = self._own[index] + (error if is_new else _OWN_SHARE * bounded)
-        self._machine += _MACHINE_SHARE * bounded
+        change = _MACHINE_SHARE * bounded
+        self._machine += change
         self._own *= 1 - _FORGOTTEN
-        self._own[index] = own - _MACHINE_SHARE * bounded
+        self._own[index] = own - change
         self._age += 1
         self._age[index] = 0
         in_use = self._age < _IN_USE
