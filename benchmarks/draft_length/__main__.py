@@ -37,7 +37,7 @@ from pipelines.program import EXIT_FAIL, EXIT_PASS
 
 ALONE, CHOSEN, BEFORE = "target alone", "chosen", "chosen before"
 CONSTANTS = (1, 2, 3, 4, 6)
-_TOKENS_TO_READ = 4  # of the answers with which both networks read the prompts
+_TOKENS_TO_READ = 4  # of the answers with which both networks read the prompts: a draft does so after a token
 _SEED = 0
 
 
@@ -137,9 +137,8 @@ def _measure(
     ]
     for number in range(setting.num_passes):
         for block in order.sample(blocks, len(blocks)):
-            if setting.num_at_once > 1:
-                for arm in arms[:3]:  # one of each server
-                    ask_all(arm.port, block, setting.num_at_once, _TOKENS_TO_READ, 0.0, 1)
+            for arm in arms[:3]:  # one of each server
+                ask_all(arm.port, block, setting.num_at_once, _TOKENS_TO_READ, 0.0, 1)
             speeds: dict[str, float] = {}
             answers: dict[str, list[Answer]] = {}
             for arm in order.sample(arms, len(arms)):

@@ -49,12 +49,12 @@ class StepTimes:
         index = min(rows, _MOST_ROWS) - 1
         error = math.log(seconds / self._timed[index]) - self._machine - self._own[index]
         bounded = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
-        is_new = self._age[index] >= _IN_USE
-        own = self._own[index] + (error if is_new else _OWN_SHARE * bounded)
-        change = _MACHINE_SHARE * bounded
-        self._machine += change
         self._own *= 1 - _FORGOTTEN
-        self._own[index] = own - change
+        if self._age[index] >= _IN_USE:  # new: what was timed of it may have been wrong
+            self._own[index] += error
+        else:
+            self._own[index] += _OWN_SHARE * bounded
+            self._machine += _MACHINE_SHARE * bounded
         self._age += 1
         self._age[index] = 0
         in_use = self._age < _IN_USE

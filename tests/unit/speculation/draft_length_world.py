@@ -116,7 +116,11 @@ def play(
 
 
 def _draft(
-    draws: list[list[float]], keep_drafting: KeepDrafting | None, agreement: float, begin: int, sees_gaps: bool
+    draws: list[list[float]],
+    keep_drafting: KeepDrafting | None,
+    agreement: float,
+    begin: int,
+    sees_gaps: bool,
 ) -> tuple[Output, int]:
     """Draft tokens as the text has them, or wrong ones; return how many leading ones are right."""
     cumulative = np.cumsum(SHARES)[:-1].tolist()
