@@ -1,4 +1,4 @@
-"""A machine with known step times and texts of known acceptance, on which a rule for draft lengths is tried."""
+"""A machine with known step times and texts of known acceptance, on which the rule is tried."""
 
 from __future__ import annotations
 
