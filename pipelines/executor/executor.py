@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipelines.errors import DraftproofError
 from pipelines.executor.engine import Engine, StepEngine
-from pipelines.executor.grammars import looking_ahead, with_renewed_grammars
+from pipelines.executor.grammars import GrammarTurns, looking_ahead, with_renewed_grammars
 from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
 from pipelines.executor.limits import (
@@ -89,6 +89,7 @@ class Executor:
         self.has_open_rounds: Callable[[], bool] = lambda: False
         self.times: StepTimes | None = None
         self.pace = PromptPace()
+        self._turns = GrammarTurns()
         self.num_steps = 0
         self._num_plans = 0
         self.engine_time_s = 0.0
@@ -265,7 +266,7 @@ class Executor:
         if len(self.lanes) > 1:
             divide_blocks(*self.lanes, is_first_open=self.has_open_rounds())
         lanes = self.lanes[::-1] if self._num_plans % 2 else self.lanes  # their rows take turns
-        return self.pace.fit(plan_step(lanes, self.limits.max_num_tokens))
+        return self.pace.fit(self._turns.fit(plan_step(lanes, self.limits.max_num_tokens)))
 
     def _next_rows(self, work: list[Work]) -> list[Work] | None:
         """Return the step after a computed one if it needs no plan."""

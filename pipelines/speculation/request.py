@@ -253,7 +253,14 @@ class GrammarState(Protocol):
 
 
 class Grammar(Protocol):
-    """The grammar of one request."""
+    """The grammar of one request.
+
+    Attributes:
+        slow_s: Processor time of the latest mask if it was slow, otherwise 0. Nothing is drafted then, and
+            requests with slow masks take turns, so that others need not wait for them.
+    """
+
+    slow_s: float
 
     @property
     def is_used_up(self) -> bool:
