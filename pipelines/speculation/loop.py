@@ -197,7 +197,6 @@ class _Loop:
                 len(proposal.token_ids) + 1,
                 draft_input_ids=proposal.token_ids,
                 draft_logits=draft_logits,
-                draft_survival=proposal.survival,
             )
         )
 

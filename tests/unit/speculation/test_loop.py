@@ -206,7 +206,7 @@ async def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
 
         def next_round(self, num_remaining: int) -> DraftPlan:
             found = self.lookup.propose(min(4, num_remaining - 1))
-            return replace(NO_DRAFT, complete=lambda drafted: Proposal(found, None, drafted))
+            return replace(NO_DRAFT, complete=lambda drafted: Proposal(found, drafted))
 
         def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
             assert proposal.drafted is None
