@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(command_line)
     size = Size.of(options)
     try:
-        prompts = choose_prompts(options.prompts, options.recipe).for_judging()
+        prompts = choose_prompts(options.prompts, options.recipe)
         prompts.draw(options.num_prompts or MOST_PROMPTS, least=options.num_prompts or LEAST_PROMPTS)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
