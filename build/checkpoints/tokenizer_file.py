@@ -89,7 +89,9 @@ def read_tokenizer(path: Path) -> TokenizerInfo:
         if path.stat().st_size > MOST_TOKENIZER_BYTES:
             raise ValueError(f"{path.stat().st_size} bytes, of at most {MOST_TOKENIZER_BYTES}")
         return TokenizerInfo(path, *_identity(path.read_text(encoding="utf-8")))
-    except Exception as error:  # the package tokenizers raises nothing more specific
+    except BaseException as error:  # the package tokenizers raises nothing more specific, or panics
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise CheckpointError(
             f"{path} is not a valid tokenizer",
             values=f"{type(error).__name__}: {error!s:.200}",

@@ -25,7 +25,7 @@ from build.files import Need, check_space
 from build.gguf.file import part_names
 from build.hub.checkpoint_id import PREFIX, HubCheckpoint
 from build.hub.failures import explained
-from build.hub.transfer import Blob, download
+from build.hub.transfer import Blob, bound_answers, download
 from build.hugging_face.head import is_head
 from build.hugging_face.weights import weight_names
 from pipelines.errors import CheckpointError
@@ -114,6 +114,7 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
             and the files are not on this machine.
         RecipeError: The disk does not hold a GGUF file.
     """
+    bound_answers()
     disable_progress_bars()
     logging.set_verbosity_error()  # its warnings speak of options that this project does not have
     with explained(checkpoint):  # first the commit and its list of files

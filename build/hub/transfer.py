@@ -20,6 +20,7 @@ import httpx
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import WeakFileLock, get_session, hf_raise_for_status
 
+from build.checkpoints.tokenizer_file import MOST_TOKENIZER_BYTES
 from pipelines.errors import CheckpointError
 
 _CHUNK_BYTES = 1 << 20
@@ -28,6 +29,7 @@ _ATTEMPTS = 5  # in a row without a new byte
 _PAUSE_S = 1.0
 _LOCK_S = 1.0
 _BUSY = (429, 500, 502, 503, 504)
+_OF_WEIGHTS = "draftproof_weights"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,53 @@ class Blob:
         if self.path.is_file():
             return 0
         return max(self.size - (self.part.stat().st_size if self.part.is_file() else 0), 0)
+
+
+def bound_answers() -> None:
+    """Let every answer of the hub to this process but weights end with an error behind the largest settings.
+
+    A mirror may announce a size and send more, or send compressed what was not asked for so.
+    """
+    session = get_session()
+    session.headers["Accept-Encoding"] = "identity"
+    if _bound not in session.event_hooks["response"]:
+        session.event_hooks["response"].append(_bound)
+
+
+def _bound(response: httpx.Response) -> None:
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise _not_taken(response, f"Content-Encoding: {encoding:.40}", "what is not compressed")
+    if _OF_WEIGHTS not in response.request.extensions:
+        assert isinstance(response.stream, httpx.SyncByteStream)
+        response.stream = _Bounded(response, response.stream)
+
+
+class _Bounded(httpx.SyncByteStream):
+    """The content of an answer up to ``MOST_TOKENIZER_BYTES``."""
+
+    def __init__(self, response: httpx.Response, stream: httpx.SyncByteStream) -> None:
+        self._response, self._stream = response, stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        num_bytes = 0
+        for chunk in self._stream:
+            num_bytes += len(chunk)
+            if num_bytes > MOST_TOKENIZER_BYTES:
+                raise _not_taken(self._response, f"{num_bytes} bytes", f"at most {MOST_TOKENIZER_BYTES}")
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _not_taken(response: httpx.Response, values: str, limit: str) -> CheckpointError:
+    return CheckpointError(
+        "the hub sends what is no file of settings",
+        values=f"{response.url.path:.200}: {values}",
+        limit=limit,
+        remedy="check which mirror HF_ENDPOINT names; or use another repository",
+    )
 
 
 def download(
@@ -143,7 +192,10 @@ def _complete(blob: Blob, file: BinaryIO, headers: Mapping[str, str], advance: C
 def _rest(blob: Blob, begin: int, headers: Mapping[str, str]) -> Iterator[bytes]:
     """Yield the content from byte ``begin`` on."""
     asked = {**headers, "Accept-Encoding": "identity", "Range": f"bytes={begin}-"}
-    with get_session().stream("GET", blob.url, headers=asked, timeout=_TIMEOUT_S) as response:
+    of_weights = {_OF_WEIGHTS: True}
+    with get_session().stream(
+        "GET", blob.url, headers=asked, timeout=_TIMEOUT_S, extensions=of_weights
+    ) as response:
         hf_raise_for_status(response)
         sent = response.headers.get("Content-Range", "")
         is_whole = response.status_code == 200  # a mirror may not know ranges

@@ -99,6 +99,20 @@ def test_a_huge_file_of_settings_is_not_begun(try_pair: Try, hub: Hub) -> None:
     assert not any("resolve" in each.path for each in hub.asked)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_file_of_settings_without_an_end_is_cut_off(try_pair: Try, hub: Hub, name: str) -> None:
+    hub.endless = name
+    done = try_pair()
+    assert done.code == 1
+    assert re.search(rf"the hub sends what is no file of settings; \S+/{name}: \d+ bytes", done.error)
+
+
+def test_what_a_mirror_compresses_unasked_is_not_unpacked(try_pair: Try, hub: Hub) -> None:
+    hub.compresses = True
+    done = try_pair()
+    assert done.code == 1 and "Content-Encoding: gzip; what is not compressed" in done.error
+
+
 def test_a_download_says_that_it_waits_for_another_program(tmp_path: Path) -> None:
     blob = Blob("model.safetensors", "", 5, "", tmp_path / "blob", tmp_path / "blob.lock")
     lines = Queue[str]()
