@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_memory": {"errors"},
     "time_left": set(),
     "time_limit": set(),
+    "openai_stream": {"errors"},
     "kserve_stream": {"time_limit"},
     "web_application": {"errors"},
     "text": {"errors", "time_limit"},

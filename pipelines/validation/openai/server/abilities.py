@@ -19,8 +19,9 @@ from pipelines.errors import (
     ModelNotFoundError,
     VerificationError,
 )
-from pipelines.validation.openai.server.answers import Answer, id_of, read_answer
-from pipelines.validation.openai.server.connection import ENDED_EARLY, Connection
+from pipelines.openai_stream import ENDED_EARLY
+from pipelines.validation.openai.server.answers import Answer, answer_of, id_of
+from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -151,11 +152,11 @@ class _Probe:
             content = _TEXT if field == "prompt" else [{"role": "user", "content": _TEXT}]
             has_begun = False
             try:
-                for _ in self._connection.events(path, {**self._body, field: content}):
+                for _ in self._connection.post(path, {**self._body, field: content, "stream": True}):
                     has_begun = True
             except DraftproofError as error:
                 if has_begun:  # another failure is counted when streams are compared
-                    return True, error.what != ENDED_EARLY
+                    return True, ENDED_EARLY not in str(error)
             else:
                 return has_begun, has_begun
         return False, False
@@ -166,7 +167,7 @@ class _Probe:
 
     def _ask(self, path: str, fields: Mapping[str, Any]) -> Answer | None:
         try:
-            return read_answer(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
+            return answer_of(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
         except InvalidRequestError as error:
             self.refusal = str(error)
         return None

@@ -6,7 +6,6 @@ would look like a fault. A busy server (429, 503) is asked again a few times, as
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +27,7 @@ from pipelines.errors import (
     TransportError,
     UnauthorizedError,
 )
+from pipelines.openai_stream import AnswerReader, Event, UnreadableError
 from pipelines.validation.openai.server.endpoint import Endpoint
 
 _STATUSES: dict[int, type[DraftproofError]] = {
@@ -46,9 +46,6 @@ _MOST_RETRIES = 5
 _LONGEST_WAIT_S = 60.0
 _CONNECT_S = 10.0
 _LONGEST_EXCERPT = 300
-
-ENDED_EARLY = "a stream ended early"
-"""Words of the error that a stream without ``data: [DONE]`` is."""
 
 
 class Connection:
@@ -88,36 +85,38 @@ class Connection:
         with self._send("GET", path, None) as response:
             return response.read().decode("utf-8", errors="replace")
 
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return the whole answer, which is a JSON object.
+    def post(self, path: str, body: Mapping[str, Any]) -> Iterator[Event]:
+        """Send a request and yield the events of the answer; one in one piece is a single event.
+
+        Args:
+            path: Path with ``/v1``.
+            body: The request; with ``stream`` the answer comes in events.
 
         Raises:
-            DraftproofError: The server refuses it, does not answer, or not with an object.
+            DraftproofError: The server refuses it, does not answer, or not in the form of OpenAI's API.
         """
+        reader = AnswerReader(is_stream=bool(body.get("stream")), has_items=path.endswith("/responses"))
+        unreadable = None
         with self._send("POST", path, body) as response:
-            return self._object(response.read())
+            try:
+                for data in response.iter_bytes():
+                    yield from map(self._answering, reader.read(data))
+                    if reader.is_done:  # whenever the server closes the connection
+                        break
+                yield from map(self._answering, reader.end())
+            except UnreadableError as error:
+                unreadable = error
+        if unreadable is not None:  # raised here, so that nothing refers to what the server quoted
+            raise TransportError(
+                f"the server sent {unreadable.fault}",
+                values=self._excerpt(f"{self._url}: {unreadable.detail}"),
+                limit="an answer of OpenAI's API",
+            )
 
-    def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Send a request and yield the events of the answer until ``[DONE]``.
-
-        Raises:
-            DraftproofError: As ``post``; the stream ends before ``[DONE]``, or has an error.
-        """
-        with self._send("POST", path, {**body, "stream": True}) as response:
-            for line in response.iter_lines():
-                if not line.startswith("data:"):
-                    continue
-                data = line.removeprefix("data:").strip()
-                if data == "[DONE]":
-                    return
-                event = self._object(data)
-                if event.get("error"):
-                    raise EngineFailedError(
-                        "the server failed in the middle of a stream",
-                        values=self._excerpt(json.dumps(event["error"])),
-                    )
-                yield event
-        raise TransportError(ENDED_EARLY, values=self._url, limit="a stream ends with data: [DONE]")
+    def _answering(self, event: Event) -> Event:
+        if event.error:
+            raise EngineFailedError("the server sent an error for an answer", values=self._excerpt(event.error))
+        return event
 
     @contextmanager
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:
@@ -135,20 +134,6 @@ class Connection:
             with self._lock:
                 self.num_retries += 1
             time.sleep(_wait_s(response, attempt))
-
-    def _object(self, content: str | bytes) -> dict[str, Any]:
-        try:
-            document = json.loads(content)
-        except (ValueError, RecursionError):
-            document = None
-        if isinstance(document, dict):
-            return document
-        text = content if isinstance(content, str) else content.decode("utf-8", errors="replace")
-        raise TransportError(
-            "the server answered with something else than a JSON object",
-            values=self._excerpt(text),
-            limit="OpenAI's API",
-        )
 
     def _broken(self, error: httpx.HTTPError) -> DraftproofError:
         detail = self._excerpt(f"{self._url}: {type(error).__name__} {error}")

@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, VerificationError
 from pipelines.validation.openai.server.abilities import CHAT, COMPLETIONS, draft_tokens, find_abilities
-from pipelines.validation.openai.server.answers import Answer, change_of_server, join_events, read_answer
+from pipelines.validation.openai.server.answers import Answer, answer_of, change_of_server
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
 
@@ -105,11 +105,9 @@ class OpenAIServer:
         body = {"model": self.abilities.model, "temperature": 0, **fields, **self._body}
         if self.abilities.token_ids:
             body["return_token_ids"] = True
-        max_tokens = int(body["max_tokens"])
         if stream:
-            answer = join_events(list(self._connection.events(path, body)), max_tokens)
-        else:
-            answer = read_answer(self._connection.post(path, body), max_tokens)
+            body["stream"] = True
+        answer = answer_of(self._connection.post(path, body), int(body["max_tokens"]))
         self._check(answer)
         return answer
 
