@@ -127,7 +127,7 @@ class Event:
         error: What the server says instead of an answer, as JSON; "" if it answers.
     """
 
-    deltas: Sequence[Delta] = ()
+    deltas: tuple[Delta, ...] = ()
     num_tokens: int | None = None
     model: str = ""
     fingerprint: str = ""
@@ -279,7 +279,7 @@ def _choice_event(document: Mapping[str, Any]) -> Event:
     if document.get("error"):
         return Event(error=json.dumps(document["error"]))
     return Event(
-        [_delta(choice, document.get("prompt_token_ids")) for choice in document["choices"]],
+        tuple(_delta(choice, document.get("prompt_token_ids")) for choice in document["choices"]),
         _count((document.get("usage") or {}).get("completion_tokens")),
         str(document.get("model") or ""),
         str(document.get("system_fingerprint") or ""),
@@ -313,9 +313,9 @@ def _item_event(document: Mapping[str, Any]) -> Event:
         return _response_event(document["response"])
     if kind in _FAILURES or document.get("error"):
         return Event(error=json.dumps(document))
-    deltas = []
+    deltas: tuple[Delta, ...] = ()
     if kind.endswith(".delta"):
-        deltas = [Delta(_count(document["output_index"]) or 0, streamed=_text(document["delta"]))]
+        deltas = (Delta(_count(document["output_index"]) or 0, streamed=_text(document["delta"])),)
     return Event(deltas, model=str((document.get("response") or {}).get("model") or ""))
 
 
@@ -327,7 +327,7 @@ def _response_event(response: Mapping[str, Any]) -> Event:
     if status == "incomplete":
         end = (response.get("incomplete_details") or {}).get("reason") or status
     return Event(
-        [_whole_item(index, item) for index, item in enumerate(response.get("output") or [{}])],
+        tuple(_whole_item(index, item) for index, item in enumerate(response.get("output") or [{}])),
         _count((response.get("usage") or {}).get("output_tokens")),
         str(response.get("model") or ""),
         finish_reason=_text(end),

@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "validation": {
         *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
-        *("building", "time_left"),
+        *("building", "time_left", "openai_stream"),
     },
     "canary": {
         *("errors", "program", "manifest", "deploy", "router", "bench"),
@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "configuration",
             "deploy",
             "time_limit",
+            "openai_stream",
             "router",
             "canary",
         ),

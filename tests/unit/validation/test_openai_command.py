@@ -12,6 +12,7 @@ import pytest
 from pipelines.command_line.general_prompts import general_prompts
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError
+from pipelines.openai_stream import TokenLogProbs
 from pipelines.validation.__main__ import main
 from pipelines.validation.asking import Stages, ask_each
 from pipelines.validation.audit.arms import Arm, Difference
@@ -19,7 +20,7 @@ from pipelines.validation.openai import recording
 from pipelines.validation.openai.baseline import Baseline, Settings
 from pipelines.validation.openai.recording import can_score, join_noise, score
 from pipelines.validation.openai.server.abilities import Abilities
-from pipelines.validation.openai.server.answers import Answer, TokenLogProbs
+from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import Question
 from pipelines.validation.size import MOST_PROMPTS, MOST_TOKENS, Size
 from pipelines.validation.stopping import stop, stopped_early

@@ -85,10 +85,8 @@ def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
     first = asked.complete()
     if first is None and not chat:
         raise VerificationError(
-            "a server continues no text and answers no chat",
-            values=f"{endpoint.url}: {asked.refusal}",
-            limit=f"POST {COMPLETIONS} or {CHAT}",
-            remedy="check the address, the model and the fields that each request carries",
+            f"{endpoint.url} answers neither {COMPLETIONS} nor {CHAT}: {asked.refusal}",
+            "check the address, the model and the fields that each request carries",
         )
     metrics = _metrics(connection)
     engine = _ENGINES.search(metrics)
@@ -187,10 +185,8 @@ def _model(endpoint: Endpoint, connection: Connection) -> tuple[str, str]:
         return endpoint.model, listed.get(endpoint.model, "")
     if len(listed) != 1:
         raise VerificationError(
-            "it is not known which model to ask",
-            values=f"{endpoint.url} lists {', '.join(sorted(listed)) or 'none'}",
-            limit="one model",
-            remedy="name it with --model and --control-model",
+            f"which model to ask is not known: {endpoint.url} lists {', '.join(sorted(listed)) or 'none'}",
+            "name it with --model and --control-model",
         )
     ((model, owner),) = listed.items()
     return model, owner

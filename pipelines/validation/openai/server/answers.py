@@ -103,12 +103,8 @@ def _check(answer: Answer, max_tokens: int) -> None:
         raise _contradiction(f"{num_ids} token ids, and {answer.num_tokens} completion_tokens")
 
 
-def _contradiction(values: str) -> TransportError:
-    return TransportError(
-        "the server's answer contradicts itself",
-        values=values,
-        limit="one choice with text and finish_reason, no more tokens than asked for, all of them counted",
-    )
+def _contradiction(what: str) -> TransportError:
+    return TransportError(f"the server's answer contradicts itself: {what}")
 
 
 def change_of_server(before: tuple[str, str], now: tuple[str, str]) -> str:

@@ -108,14 +108,12 @@ class Connection:
                 unreadable = error
         if unreadable is not None:  # raised here, so that nothing refers to what the server quoted
             raise TransportError(
-                f"the server sent {unreadable.fault}",
-                values=self._excerpt(f"{self._url}: {unreadable.detail}"),
-                limit="an answer of OpenAI's API",
+                f"the server sent {unreadable.fault}: {self._excerpt(f'{self._url} {unreadable.detail}')}"
             )
 
     def _answering(self, event: Event) -> Event:
         if event.error:
-            raise EngineFailedError("the server sent an error for an answer", values=self._excerpt(event.error))
+            raise EngineFailedError(f"the server sent an error for an answer: {self._excerpt(event.error)}")
         return event
 
     @contextmanager
@@ -138,19 +136,17 @@ class Connection:
     def _broken(self, error: httpx.HTTPError) -> DraftproofError:
         detail = self._excerpt(f"{self._url}: {type(error).__name__} {error}")
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return ServerUnavailableError("no server answers", values=detail)
+            return ServerUnavailableError(f"no server answers: {detail}")
         if isinstance(error, httpx.TimeoutException):
-            limit = f"{self._timeout_s:g} s without a byte"
-            return RequestTimeoutError("the server fell silent", values=detail, limit=limit)
-        return TransportError("the server closed the connection early", values=detail)
+            return RequestTimeoutError(f"the server fell silent for {self._timeout_s:g} s: {detail}")
+        return TransportError(f"the server closed the connection early: {detail}")
 
     def _refused(self, response: httpx.Response) -> DraftproofError:
         status = response.status_code
         default = EngineFailedError if status >= 500 else InvalidRequestError
         return _STATUSES.get(status, default)(
-            f"the server answered with HTTP status {status}",
-            values=self._excerpt(_message_of(response)),
-            remedy="check address, model and key" if status in (401, 403, 404) else "",
+            f"the server answered with HTTP status {status}: {self._excerpt(_message_of(response))}",
+            "check address, model and key" if status in (401, 403, 404) else "",
         )
 
     def _excerpt(self, text: str) -> str:

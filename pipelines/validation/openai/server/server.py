@@ -98,7 +98,7 @@ class OpenAIServer:
             return self._send(path, fields, stream=stream)
         except DraftproofError as error:
             with self._lock:
-                self.failures[f"{type(error).__name__}: {error.what}"] += 1
+                self.failures[f"{type(error).__name__}: {error.message.partition(': ')[0]}"] += 1
             raise
 
     def _send(self, path: str, fields: dict[str, Any], *, stream: bool) -> Answer:
@@ -130,7 +130,7 @@ class OpenAIServer:
 
     def _check(self, answer: Answer) -> None:
         if self.abilities.token_ids and answer.text and not answer.token_ids:
-            raise VerificationError("an answer has no token ids", values=self.url, limit="earlier ones had")
+            raise VerificationError(f"an answer of {self.url} has no token ids, and earlier ones had")
         with self._lock:
             changed = change_of_server(self._served_by, answer.served_by)
             model, fingerprint = (
@@ -138,11 +138,7 @@ class OpenAIServer:
             )
             self._served_by = model, fingerprint
         if changed:
-            raise VerificationError(
-                "the server changed between two answers",
-                values=changed,
-                limit="one model with one fingerprint",
-            )
+            raise VerificationError(f"the server changed between two answers: {changed}")
 
 
 @dataclass(frozen=True)
