@@ -133,8 +133,9 @@ class _Display:
         self.line = Progress()
         self._timetable = timetable
         print(
-            f"{timetable.num_passes} passes; every answer is compared with that of the target alone, which "
-            "answers one request at a time; the speed of the server decides how much is asked"
+            f"{timetable.num_least} passes, or more while there is time; every answer is compared with that "
+            "of the target alone, which answers one request at a time; the speed of the server decides how "
+            "much is asked"
         )
         print(table_line(("", *PASS_COLUMNS), _PASS_WIDTHS), flush=True)
 
@@ -146,4 +147,5 @@ class _Display:
         print(table_line((self._place(), *pass_row(result)), _PASS_WIDTHS), flush=True)
 
     def _place(self) -> str:
-        return place(self._timetable.num_begun, self._timetable.num_passes, self._timetable.left_s)
+        num_begun, num_least = self._timetable.num_begun, self._timetable.num_least
+        return place(num_begun, max(num_begun, num_least), self._timetable.left_s)
