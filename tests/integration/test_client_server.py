@@ -117,8 +117,8 @@ def test_the_proof_passes_and_counts(
     assert all(group["tokens_with_log_probs"] for group in equality["figures"]["groups"])
     for group in equality["figures"]["groups"]:
         assert group["prompt_tokens_with_log_probs"] or num_prompts < 24
-    assert alone["figures"]["tokens_compared"] > 100  # minus what stop words cut off
-    assert covered["figures"]["requests_cut_off"] > 20
+    assert alone["figures"]["tokens_compared"] > 50  # minus what stop words cut off
+    assert covered["figures"]["requests_cut_off"] > 5
     asked = passes["figures"]["passes"]
     most = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
     assert {each["requests_at_once"] for each in asked} == {load for load in LOADS if load < most}

@@ -146,21 +146,21 @@ class Question:
 
 _CHOSEN, _FIXED = True, False
 _COMBINATIONS: tuple[tuple[str, str, bool, int, str], ...] = (
-    # model, kind of sampling, does the server choose the draft length, place among the loads from the
-    # highest, and what else holds: staggered, streamed, cancels, cold. The ensemble finishes a request whose
-    # client has left, so cancelled ones would take the places of those that are compared.
+    # model, kind of sampling, does the server choose the draft length, place among the loads (0 the lowest,
+    # -1 the highest), and what else holds: staggered, streamed, cancels, cold. The ensemble finishes a request
+    # whose client has left, so cancelled ones would take the places of those that are compared.
     (SPECULATIVE, GREEDY, _CHOSEN, 0, ""),
-    (TARGET_ALONE, GREEDY_PARAMETERS, _CHOSEN, 0, "cancels cold"),
-    (SPECULATIVE, SEEDED_PARAMETERS, _FIXED, 2, "staggered cold"),
+    (TARGET_ALONE, GREEDY_PARAMETERS, _CHOSEN, -1, "cancels cold"),
+    (SPECULATIVE, SEEDED_PARAMETERS, _FIXED, -3, "staggered cold"),
     (ENSEMBLE, SEEDED_PARAMETERS, _CHOSEN, 1, "streamed"),
-    (SPECULATIVE, GREEDY_PARAMETERS, _CHOSEN, 1, "cancels cold"),
-    (SPECULATIVE, SEEDED, _FIXED, 0, "streamed cold"),
-    (SPECULATIVE, GREEDY, _FIXED, 3, "staggered streamed cancels cold"),
-    (TARGET_ALONE, SEEDED_PARAMETERS, _CHOSEN, 2, "staggered streamed"),
-    (SPECULATIVE, SEEDED, _CHOSEN, 4, "staggered cancels"),
-    (SPECULATIVE, GREEDY_PARAMETERS, _FIXED, 0, "staggered streamed"),
-    (ENSEMBLE, GREEDY_PARAMETERS, _FIXED, 0, "staggered cold"),
-    (SPECULATIVE, SEEDED_PARAMETERS, _CHOSEN, 1, "streamed cancels"),
+    (SPECULATIVE, GREEDY_PARAMETERS, _CHOSEN, -1, "cancels cold"),
+    (SPECULATIVE, SEEDED, _FIXED, -1, "streamed cold"),
+    (SPECULATIVE, GREEDY, _FIXED, 1, "staggered streamed cancels cold"),
+    (TARGET_ALONE, SEEDED_PARAMETERS, _CHOSEN, -3, "staggered streamed"),
+    (SPECULATIVE, SEEDED, _CHOSEN, 0, "staggered cancels"),
+    (SPECULATIVE, GREEDY_PARAMETERS, _FIXED, -1, "staggered streamed"),
+    (ENSEMBLE, GREEDY_PARAMETERS, _FIXED, -2, "staggered cold"),
+    (SPECULATIVE, SEEDED_PARAMETERS, _CHOSEN, -2, "streamed cancels"),
 )
 NUM_COMBINATIONS = len(_COMBINATIONS)
 NUM_SPECULATIVE = sum(model == SPECULATIVE for model, *_ in _COMBINATIONS)
@@ -170,7 +170,7 @@ NUM_SPECULATIVE = sum(model == SPECULATIVE for model, *_ in _COMBINATIONS)
 def pass_of(plan: ProofPlan, number: int) -> Pass:
     """Return a pass by its number, any from 0."""
     turn, place = divmod(number, NUM_COMBINATIONS)
-    model, kind, is_chosen, from_top, words = _COMBINATIONS[place]
+    model, kind, is_chosen, load, words = _COMBINATIONS[place]
     # The target alone at one request is the reference.
     loads = plan.loads if model != TARGET_ALONE else plan.loads[1:] or plan.loads
     length = plan.default_length if is_chosen else plan.fixed_lengths
@@ -179,7 +179,7 @@ def pass_of(plan: ProofPlan, number: int) -> Pass:
         model=model,
         kind=kind if kind in plan.kinds else plan.kinds[0],
         draft_length=NO_DRAFT if model == TARGET_ALONE else length,
-        num_at_once=loads[-1 - (from_top + turn) % len(loads)],
+        num_at_once=loads[(load + turn) % len(loads)],
         is_staggered="staggered" in words,
         is_streaming="streamed" in words,
         with_cancellations="cancels" in words,
