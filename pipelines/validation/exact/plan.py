@@ -146,9 +146,9 @@ class Question:
 
 _CHOSEN, _FIXED = True, False
 _COMBINATIONS: tuple[tuple[str, str, bool, int, str], ...] = (
-    # model, kind of sampling, does the server choose the draft length, place among the loads (0 the lowest,
-    # -1 the highest), and what else holds: staggered, streamed, cancels, cold. The ensemble finishes a request
-    # whose client has left, so cancelled ones would take the places of those that are compared.
+    # Model, kind of sampling, does the server choose the draft length, place among the loads (0 the lowest,
+    # -1 the highest), and what else holds: staggered, streamed, cancels, cold. The ensemble finishes a
+    # request whose client has left, so cancelled ones would take the places of those that are compared.
     (SPECULATIVE, GREEDY, _CHOSEN, 0, ""),
     (TARGET_ALONE, GREEDY_PARAMETERS, _CHOSEN, -1, "cancels cold"),
     (SPECULATIVE, SEEDED_PARAMETERS, _FIXED, -3, "staggered cold"),
@@ -158,7 +158,7 @@ _COMBINATIONS: tuple[tuple[str, str, bool, int, str], ...] = (
     (SPECULATIVE, GREEDY, _FIXED, 1, "staggered streamed cancels cold"),
     (TARGET_ALONE, SEEDED_PARAMETERS, _CHOSEN, -3, "staggered streamed"),
     (SPECULATIVE, SEEDED, _CHOSEN, 0, "staggered cancels"),
-    (SPECULATIVE, GREEDY_PARAMETERS, _FIXED, -1, "staggered streamed"),
+    (SPECULATIVE, GREEDY_PARAMETERS, _FIXED, -2, "staggered streamed"),
     (ENSEMBLE, GREEDY_PARAMETERS, _FIXED, -2, "staggered cold"),
     (SPECULATIVE, SEEDED_PARAMETERS, _CHOSEN, -2, "streamed cancels"),
 )

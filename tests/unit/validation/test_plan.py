@@ -67,6 +67,12 @@ def test_further_rounds_bring_other_loads_to_every_combination() -> None:
         assert len({replace(asked, number=0, num_at_once=0) for asked in rounds}) == 1
 
 
+def test_four_rounds_bring_every_load_to_every_kind() -> None:
+    together = [asked for asked in schedule(4) if asked.model == SPECULATIVE]
+    met = {(asked.kind, asked.num_at_once) for asked in together}
+    assert met == set(itertools.product(KINDS, (1, 2, 4, 8, 16)))
+
+
 def test_a_pass_with_fixed_draft_lengths_asks_for_each_in_turn() -> None:
     fixed = plan().fixed_lengths
     assert [fixed.requested_at(place) for place in (0, 1, 8, 9)] == [0, 1, 8, 0]
