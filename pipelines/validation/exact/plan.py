@@ -193,7 +193,7 @@ class Portion:
 
     Attributes:
         first: Number of the first prompt among those of its kind, which begin anew after the last.
-        num_prompts: Number of different prompts.
+        num_prompts: Number of prompts; a pass with more concurrent requests asks as many as these.
         max_tokens: Most output tokens per answer.
     """
 
@@ -203,7 +203,7 @@ class Portion:
 
 
 def questions_of(plan: ProofPlan, asked: Pass, portion: Portion, nonce: str) -> tuple[Question, ...]:
-    """Build the requests of a pass, at least as many as are concurrent.
+    """Build the requests of a pass.
 
     Args:
         plan: Plan of the proof.
@@ -212,11 +212,9 @@ def questions_of(plan: ProofPlan, asked: Pass, portion: Portion, nonce: str) -> 
         nonce: Text that is unique to this run.
     """
     pool = pool_of(plan, asked.kind)
-    count = min(portion.num_prompts, len(pool))
     questions = []
-    for place in range(max(count, asked.num_at_once)):
-        # A pass with too few prompts repeats them, to reach its load; a cold cache has never seen any.
-        index, prompt = pool[(portion.first + (place if asked.is_cold else place % count)) % len(pool)]
+    for place in range(max(min(portion.num_prompts, len(pool)), asked.num_at_once)):
+        index, prompt = pool[(portion.first + place) % len(pool)]
         text = f"# {nonce} {asked.number}-{place}\n{prompt.text}" if asked.is_cold else prompt.text
         request = request_of(asked.kind, index, replace(prompt, text=text), portion.max_tokens)
         questions.append(Question(prompt, request))

@@ -93,9 +93,10 @@ class Timetable:
             asked = pass_of(self._plan, number)
             turn = asked.model, asked.kind  # all models begin with the same prompts
             portion = Portion(firsts[turn], self._num_prompts, self.max_tokens)
-            firsts[turn] += self._num_prompts
+            questions = questions_of(self._plan, asked, portion, self._nonce)
+            firsts[turn] += len(questions)
             self.num_begun += 1
-            yield asked, questions_of(self._plan, asked, portion, self._nonce)
+            yield asked, questions
             self._work += self._work_of(number)
 
     def _choose_length(self) -> None:

@@ -113,10 +113,8 @@ def _check_form(options: argparse.Namespace) -> None:
             raise _unfit(f"--{useless[0].replace('_', '-')}", f"only with --{server}")
 
 
-def _unfit(values: str, limit: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        "the options do not belong together", values=values, limit=limit, remedy="add or remove options"
-    )
+def _unfit(given: str, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the options do not belong together: {given}; wanted: {wanted}")
 
 
 def _prompts(path: Path | None, settings: Settings) -> Prompts:
