@@ -45,8 +45,8 @@ def adversarial_requests(count: int, seed: int, bytes_of: Sequence[bytes]) -> tu
     continuation = [i for i, text in enumerate(bytes_of) if len(text) == 1 and 0x80 <= text[0] < 0xC0]
     if not continuation:
         raise InvalidRequestError(
-            "the adversarial prompt set cannot be generated: its answers are continuation bytes of UTF-8, and "
-            f"none of {len(bytes_of)} tokens is one",
+            "the adversarial prompt set cannot be generated: its answers are continuation bytes of UTF-8, "
+            f"and none of {len(bytes_of)} tokens is one",
             "name other sets with --sets",
         )
     bias = tuple((token_id, _ONLY_THESE) for token_id in continuation)
@@ -124,7 +124,7 @@ def names_of_sets(prompts: Prompts, given: Sequence[str] | None, *, is_quick: bo
     unknown = [name for name in names if name not in known]
     if unknown or not own:
         raise InvalidRequestError(
-            f"there is no prompt set {', '.join(unknown or ['that is not generated'])}: {prompts.source} has "
+            f"there is no prompt set {', '.join(unknown) or 'that is not generated'}: {prompts.source} has "
             f"{', '.join(own) or 'none'}, and {', '.join(GENERATED)} are generated",
             "name some of these with --sets, or other prompts with --prompts",
         )
@@ -148,8 +148,8 @@ def draw_sets(prompts: Prompts, names: Sequence[str], least: int, most: int) -> 
         raise InvalidRequestError(
             f"prompt sets have too few prompts, {least} are needed for these loads: "
             + "; ".join((f"{prompts.source}: {', '.join(small)}", *prompts.notes)),
-            "lower --concurrency, add prompts (in *.txt one a line, or separated by lines ---), or name other "
-            "sets with --sets",
+            "lower --concurrency, add prompts (in *.txt one a line, or separated by lines ---), or name "
+            "other sets with --sets",
         )
     kept = replace(prompts, sets=sets)
     if replaced := [name for name in prompts.sets if name in GENERATED]:
@@ -193,8 +193,8 @@ def adversarial_set(count: int, vocabulary: Vocabulary | None) -> PromptSet:
     """
     if vocabulary is None:
         raise InvalidRequestError(
-            "the adversarial prompt set cannot be generated without the target's tokenizer.json, which is not "
-            "on this machine",
+            "the adversarial prompt set cannot be generated without the target's tokenizer.json, which is "
+            "not on this machine",
             "run the bench on the server's machine, or name other sets with --sets",
         )
     return PromptSet(ADVERSARIAL, adversarial_requests(count, _SEED, vocabulary.bytes_of))

@@ -113,8 +113,10 @@ def _check_form(options: argparse.Namespace) -> None:
             raise _unfit(f"--{useless[0].replace('_', '-')}", f"only with --{server}")
 
 
-def _unfit(given: str, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"the options do not belong together: {given}; wanted: {wanted}")
+def _unfit(given: str, rule: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the options do not belong together; {given}; {rule}", "add or remove options"
+    )
 
 
 def _prompts(path: Path | None, settings: Settings) -> Prompts:

@@ -74,10 +74,10 @@ def test_sets_are_those_of_the_pairs_own_prompts() -> None:
     with pytest.raises(InvalidRequestError, match=r"no prompt set code: mine has mail, and"):
         names_of_sets(prompts, ["mail", "code"], is_quick=False)
     assert len(draw_sets(prompts, ("mail",), 4, 16).sets["mail"]) == 9
-    with pytest.raises(InvalidRequestError, match="too few prompts, 10 are needed .*: mine: mail: 9"):
+    with pytest.raises(InvalidRequestError, match=r"too few prompts, 10 are needed .*: mine: mail: 9"):
         draw_sets(prompts, ("mail",), 10, 16)
     generated = Prompts("mine", {"adversarial": (Prompt("a", "text"),)})
-    with pytest.raises(InvalidRequestError, match="a set that is not generated"):
+    with pytest.raises(InvalidRequestError, match="no prompt set that is not generated"):
         names_of_sets(generated, ["adversarial"], is_quick=False)
     (mail,) = make_prompt_sets(prompts.draw(2), ("mail",), 2, 0.0).values()
     assert [request.prompt for request in mail.requests] == ["text 0", "text 1"]
