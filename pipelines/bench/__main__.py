@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     size = size_of(options)
     try:
-        prompts = choose_prompts(options.prompts, options.recipe).for_judging()
+        prompts = choose_prompts(options.prompts, options.recipe)
         names = names_of_sets(prompts, options.sets, is_quick=options.quick)
         needed = _prompts_needed(size)
         draw_sets(prompts, names, needed, needed)

@@ -187,7 +187,7 @@ def test_a_stopped_recording_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatc
 
     def stop_after_some(self: Slow, question: Question, *, named_ids: bool) -> Answer:
         if question.prompt.prompt_id == general_prompts().all[20].prompt_id:
-            stop("SIGTERM or Ctrl-C", "", "")
+            stop("SIGTERM or Ctrl-C", "")
         return asked(self, question, named_ids=named_ids)
 
     monkeypatch.setattr(Slow, "ask_with_log_probs", stop_after_some)
