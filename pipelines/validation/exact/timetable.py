@@ -110,7 +110,7 @@ class Timetable:
             minutes = math.ceil((self._clock() - self._began_s + least_s) / (1 - _RESERVE) / 60)
             stop(
                 f"{self.num_least} passes of {self._num_prompts} prompts and {self.max_tokens} tokens take "
-                f"{duration(least_s)} more at the speed of this server; the proof has {self._size.minutes} min",
+                f"{duration(least_s)} more at the speed of this server; a proof has {self._size.minutes} min",
                 f"give it --minutes {minutes}"
                 + ("" if self._size.is_quick else ", or --quick, which shows less"),
             )

@@ -108,7 +108,7 @@ def test_a_server_that_is_too_slow_is_told_so_after_a_few_passes(size: Size, ins
     error = stop_error()
     assert run.num_passes == NUM_MEASURED and error is not None
     assert "at the speed of this server" in error.message and instead in error.remedy
-    assert f"the proof has {size.minutes} min" in error.message
+    assert f"a proof has {size.minutes} min" in error.message
     minutes = int(error.remedy.split("--minutes ")[1].split(",")[0])
     with stopped_early(None):
         pass  # a proof that has ended lets the next one begin
