@@ -238,7 +238,8 @@ class Choice:
         """Add what an event says of it."""
         self.goes_on |= bool(self.finish_reason) and delta.says_anything
         for name, parts in self._texts.items():
-            parts.append(getattr(delta, name))
+            if text := getattr(delta, name):
+                parts.append(text)
         for number, call in delta.tool_calls.items():
             self._calls.setdefault(number, []).append(call)
         if delta.token_ids is not None:
