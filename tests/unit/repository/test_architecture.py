@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_memory": {"errors"},
     "time_left": set(),
     "time_limit": set(),
+    "openai_stream": {"errors"},
     "kserve_stream": {"time_limit"},
     "web_application": {"errors"},
     "text": {"errors", "time_limit"},
@@ -68,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "validation": {
         *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
-        *("building", "time_left"),
+        *("building", "time_left", "openai_stream"),
     },
     "canary": {
         *("errors", "program", "manifest", "deploy", "router", "bench"),
@@ -83,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "configuration",
             "deploy",
             "time_limit",
+            "openai_stream",
             "router",
             "canary",
         ),

@@ -47,7 +47,7 @@ QUIET_S = 3600.0
 def stopping_once(is_asked: Callable[[], object]) -> Iterator[None]:
     """Let the time of the proof be over once a call returns, as the timer of ``stopped_early`` does."""
     with ThreadPoolExecutor() as pool:
-        done = pool.submit(lambda: (is_asked(), stop("its 5 min are over", "a limit", "a remedy")))
+        done = pool.submit(lambda: (is_asked(), stop("its 5 min are over", "a remedy")))
         yield
         done.result()
 
