@@ -25,7 +25,6 @@ from pipelines.speculation.draft_length.survival import (
     RequestAcceptance,
     sample_survival,
 )
-from pipelines.speculation.lookup.corpus import Corpus
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 # Expected gain that speculation needs to start and to continue. Above 0, because the model leaves out some
@@ -51,7 +50,7 @@ class DraftLengths:
         depth: Maximum number of draft tokens per request; the draft steps all requests together.
         tokens_per_s: Expected throughput in output tokens per second.
         probing: Schedules trials at the current load while speculation does not pay.
-        draft_costs, target_costs, count_read, corpus: See the arguments.
+        draft_costs, target_costs, count_read: See the arguments.
 
     Args:
         acceptance: Acceptance rates of the pair by margin.
@@ -59,7 +58,6 @@ class DraftLengths:
         target_costs: Step costs of the target.
         max_draft_len: Upper limit.
         count_read: Returns how many leading tokens of a prompt the draft need not read again.
-        corpus: Returns the texts in which the drafts of a new request are looked up; None for none.
     """
 
     def __init__(
@@ -69,7 +67,6 @@ class DraftLengths:
         target_costs: StepCosts,
         max_draft_len: int,
         count_read: Callable[[TokenIds], int] = lambda token_ids: 0,
-        corpus: Callable[[], Corpus | None] = lambda: None,
     ) -> None:
         self.acceptance = acceptance
         self.max_draft_len = max_draft_len
@@ -84,7 +81,6 @@ class DraftLengths:
         self._probing_by_load = {0: Probing()}
         self.probing = self._probing_by_load[0]
         self._gain = 0.0
-        self.corpus = corpus
         self.count_read = count_read
         self._is_new = True
         self._is_checking = False

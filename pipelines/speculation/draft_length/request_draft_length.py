@@ -35,7 +35,7 @@ class RequestDraftLength:
 
     Attributes:
         acceptance: Acceptance of the draft model's tokens.
-        lookup: Continuations found in the prediction, the request's text, earlier answers and the corpus.
+        lookup: Continuations found in the prediction, the request's text and earlier answers.
         is_refused: Whether the draft model refuses the request, which then only looks drafts up.
         num_tokens: Tokens of prompt and output so far.
         num_read: Leading tokens that the draft has read.
@@ -61,7 +61,7 @@ class RequestDraftLength:
     ) -> None:
         self.acceptance = acceptance or RequestAcceptance(lengths.acceptance)
         self.lookup = (
-            LookupDraft(np.concatenate((earlier_ids, prompt_ids)), lengths.corpus(), prediction_ids)
+            LookupDraft(np.concatenate((earlier_ids, prompt_ids)), prediction_ids)
             if sees_margins
             else LookupDraft(NO_TOKENS)
         )

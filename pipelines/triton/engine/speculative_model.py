@@ -26,7 +26,6 @@ from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
 from pipelines.triton.engine.in_process_engines import InProcessEngines
-from pipelines.triton.engine.live_corpus import LiveCorpus
 from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.sessions import Session, Sessions
 from pipelines.triton.engine.token_times import TokenTimes
@@ -201,16 +200,12 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         acceptance = AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares)
         # The engines size their steps by the throughput that the controller, made next, expects.
         engines = InProcessEngines(parameters, calibration, costs, lambda: by_margin.tokens_per_s)
-        vocab_size = engines.executors["target"].config.vocab_size
-        corpus = LiveCorpus(parameters.path("lookup_corpus_file"), vocab_size)
-        gauges.add("draftproof_lookup_corpus_tokens", lambda: corpus.num_tokens)
         lengths = by_margin = DraftLengths(
             acceptance,
             costs["draft"],
             costs["target"],
             setting.max_draft_len,
             engines.executors["draft"].count_cached,
-            corpus.read,
         )
         gauges.add("draftproof_draft_threshold", lambda: by_margin.threshold)
         for role, executor in engines.executors.items():
