@@ -109,7 +109,7 @@ def check_prompts(recipe: Recipe) -> None:
     if recipe.prompts_path is None:
         return
     with TemporaryDirectory() as folder:
-        write_engine_texts(Path(folder), read_engine_texts(recipe.target.checkpoint_directory))
+        write_engine_texts(Path(folder), read_engine_texts(recipe.target.unpack_checkpoint()))
         problem = _run(
             "pipelines.bench.calibration.prompts", "--target", folder, "--prompts", str(recipe.prompts_path)
         )

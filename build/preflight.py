@@ -90,7 +90,7 @@ def read_source(
         )
     if engine.growth is not None:
         check_growth(network.config, engine.growth)
-    published = engine.checkpoint_directory
+    published = engine.unpack_checkpoint()
     return EngineSource(
         network,
         path,
@@ -240,7 +240,7 @@ def check_settings(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
     Raises:
         CheckpointError, RecipeError, IncompatiblePairError: As for ``check_recipe``.
     """
-    return _paired(recipe, lambda role: getattr(recipe, role).checkpoint_directory, open_settings)
+    return _paired(recipe, lambda role: getattr(recipe, role).unpack_checkpoint(), open_settings)
 
 
 def _paired(

@@ -142,9 +142,10 @@ class EngineRecipe:
         """Return ``quantization``; for ``auto`` INT8, which keeps integers that are as small."""
         return "int8" if self.quantization == "auto" else self.quantization
 
-    @property
-    def checkpoint_directory(self) -> Path:
-        """Return the directory of the checkpoint; a GGUF file is unpacked into one, once.
+    def unpack_checkpoint(self) -> Path:
+        """Return the directory of the checkpoint, after gigabytes of a GGUF file have been unpacked into one.
+
+        A file that has been unpacked before, and has not changed since, is only found again.
 
         Raises:
             CheckpointError: It has to be downloaded first, or the GGUF file cannot be used.

@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=5e-4, help="highest learning rate (%(default)s)")
     options = parser.parse_args(arguments)
     held_out, texts = (sorted((options.data / part).glob("*.npy")) for part in PARTS)
-    target = open_network(EngineRecipe(str(options.checkpoint.resolve())).checkpoint_directory).read()
+    target = open_network(EngineRecipe(str(options.checkpoint.resolve())).unpack_checkpoint()).read()
     head = begin(target, frequent_tokens(texts, options.vocabulary), options.intermediate_size)
     head.write(options.head)
     if options.tokens:

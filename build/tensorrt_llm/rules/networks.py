@@ -129,7 +129,7 @@ def _padding(pair: Pair) -> Iterator[Violation]:
                 f"at least vocab_size={side.source.vocab_size}",
                 f"remove {side.role}.pad_vocab_size_to or raise it",
             )
-        elif wanted is not None and side.checkpoint == side.engine.checkpoint_directory:
+        elif wanted is not None and side.checkpoint == side.engine.unpack_checkpoint():
             yield Violation(
                 side.role,
                 "this checkpoint is compiled unchanged, so it cannot be padded",
