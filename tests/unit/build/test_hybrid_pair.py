@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.families.engines import compile_network, piece, step
+from benchmarks.quality.engines import compile_network, piece, step
 from benchmarks.quality.predictions import surprises as expected_surprises
 from build.memory import EngineMemory, num_parameters, plan_memory
 from build.networks.source import open_network

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.families.engines import compile_network, piece, step
+from benchmarks.quality.engines import compile_network, piece, step
 from benchmarks.quality.predictions import surprises as expected_surprises
 from build.checkpoints.tensor_file import Tensor
 from build.engines import build_engines, gains_from_own_products

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.families.__main__ import EXACT, count_rows_differing
-from benchmarks.families.engines import compile_network, decoded_rows, prompt_logits
+from benchmarks.quality.engines import compile_network
 from build.engines import build_engines
 from build.hugging_face.config import parse_network_config
 from build.networks.source import open_network
@@ -23,6 +22,7 @@ from pipelines.errors import EngineBuildError, RecipeError
 from tests.golden.families import ROWS, logits_of, save_family, token_ids
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import make_hugging_face
+from tests.support.network_engines import EXACT, count_rows_differing, decoded_rows, prompt_logits
 
 IDS = np.random.default_rng(1).integers(0, 448, 150).astype(np.int32)
 NUM_PROMPT = 100  # more than the windows
