@@ -61,10 +61,9 @@ def build_pair(recipe: Recipe, report: Callable[[str], None]) -> BuiltPair:
     engines = build_engines(recipe, ENGINES, report)
     if "bundle" in engines:
         raise RecipeError(
-            "this version of TensorRT-LLM is served by NVIDIA's own servers, without a repository of ours",
-            values=f"tensorrt_llm.version={recipe.tensorrt_llm.version}",
-            limit="engines, which 1.2.1 builds last",
-            remedy=f"in {recipe.tensorrt_llm.container} run sh {engines['serve']}, or sh {engines['triton']}",
+            f"NVIDIA's own servers serve TensorRT-LLM {recipe.tensorrt_llm.version}, without a repository of "
+            "ours",
+            f"in {recipe.tensorrt_llm.container} run sh {engines['serve']}, or sh {engines['triton']}",
         )
     draft, target = Path(engines["draft"]), Path(engines["target"])
     if recipe.runtime == "tensorrt_llm":
@@ -89,10 +88,8 @@ def measure_pair(recipe: Recipe, draft_engine: Path, target_engine: Path) -> Non
     problem = _run("pipelines.bench.calibration", *arguments)
     if problem is not None:
         raise EngineBuildError(
-            "the pair could not be measured",
-            values=problem,
-            limit="both engines must be able to run on this machine",
-            remedy="run 'draftproof doctor' to check this machine; the engines themselves are complete",
+            f"the pair could not be measured: {problem}",
+            "run 'draftproof doctor' to check this machine; the engines themselves are complete",
         )
 
 
@@ -115,10 +112,8 @@ def check_prompts(recipe: Recipe) -> None:
         )
     if problem is not None:
         raise RecipeError(
-            f"recipe {recipe.name}: the prompts cannot be used",
-            values=problem,
-            limit="calibration and all reports of a recipe need its prompts",
-            remedy="correct them, or name others; nothing has been compiled",
+            f"recipe {recipe.name}: the prompts cannot be used: {problem}",
+            "correct them, or name others; nothing has been compiled",
         )
 
 

@@ -112,10 +112,9 @@ def check_bundle(recipe: Recipe, engines: Path) -> dict[str, Any]:
     differing = [name for name in pins if pins[name] != asks[name]]
     if differing:
         raise EngineLoadError(
-            f"{path} pins something else than the recipe asks for",
-            values=", ".join(f"{name} {pins[name]}" for name in differing),
-            limit=", ".join(f"{name} {asks[name]}" for name in differing),
-            remedy=remedy,
+            f"{path} pins {', '.join(f'{name} {pins[name]}' for name in differing)}, and the recipe asks for "
+            f"{', '.join(f'{name} {asks[name]}' for name in differing)}",
+            remedy,
         )
     return result
 

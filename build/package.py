@@ -129,10 +129,9 @@ class Package:
         packaged = self.contents.draft.digest, self.contents.target.digest
         if found != packaged:
             raise PackageError(
-                "the package changed while it was read",
-                values=f"engines {' and '.join(found)}",
-                limit=f"engines {' and '.join(packaged)}",
-                remedy="find out who writes to it, copy it again, and mount it read-only",
+                f"the package changed while it was read: engines {' and '.join(found)}, not "
+                f"{' and '.join(packaged)}",
+                "find out who writes to it, copy it again, and mount it read-only",
             )
 
 
@@ -176,10 +175,8 @@ def _read_contents(directory: Path) -> bytes:
         return (directory / CONTENTS).read_bytes()
     except OSError as error:
         raise PackageError(
-            f"{directory} is not a package",
-            values=f"{CONTENTS}: {error.strerror}",
-            limit="a directory that 'draftproof package' wrote",
-            remedy="name the directory that holds package.json, or copy the package again",
+            f"{directory} is not a package: {CONTENTS}: {error.strerror}",
+            "name the directory that holds package.json, or copy the package again",
         ) from None
 
 
@@ -188,10 +185,8 @@ def _read_signature(directory: Path, public_key: Path) -> str:
         return (directory / SIGNATURE).read_text(encoding="ascii", errors="replace")
     except OSError as error:
         raise PackageError(
-            "the package is not signed",
-            values=f"{directory / SIGNATURE}: {error.strerror}",
-            limit=f"a signature that fits the public key {public_key}",
-            remedy="make it with a key: draftproof package --sign key.pem",
+            f"the package is not signed: {directory / SIGNATURE}: {error.strerror}",
+            "make it with a key: draftproof package --sign key.pem",
         ) from None
 
 
@@ -237,10 +232,8 @@ def _different(directory: Path, differences: list[str]) -> PackageError:
     others = len(differences) - _MOST_NAMED
     named = "; ".join(differences[:_MOST_NAMED]) + (f"; {others} more" if others > 0 else "")
     return PackageError(
-        f"{directory} is not the package that was made",
-        values=named,
-        limit=f"exactly the files that {CONTENTS} lists, with these digests",
-        remedy="copy the package again; if the error persists, make it again",
+        f"{directory} is not the package that was made, as {CONTENTS} lists it: {named}",
+        "copy the package again; if the error persists, make it again",
     )
 
 
@@ -301,10 +294,8 @@ def recipe_document(recipe: Recipe) -> dict[str, Any]:
 def _check_replaceable(destination: Path) -> None:
     if destination.exists() and not (destination / CONTENTS).is_file():
         raise PackageError(
-            f"{destination} is not a package and would be replaced",
-            values=f"no {CONTENTS} in it",
-            limit="a path where there is nothing, or another package",
-            remedy="name another path: draftproof package --output <directory>",
+            f"{destination} has no {CONTENTS}, so it is not a package and would be replaced",
+            "name another path: draftproof package --output <directory>",
         )
 
 

@@ -124,10 +124,8 @@ def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:
         model = load_reference(recipe.target)
     except ImportError as error:
         raise CheckpointError(
-            "the reference cannot be computed",
-            values=str(error),
-            limit="it is what torch and transformers compute of the checkpoint; nothing else here needs them",
-            remedy="run 'make modelopt', which installs both, and then --reference again",
+            f"the reference cannot be computed without torch and transformers: {error}",
+            "run 'make modelopt', which installs both, and then --reference again",
         ) from error
     rows: list[list[float]] = []
     for text in texts:

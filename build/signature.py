@@ -53,10 +53,9 @@ def check_signature(content: bytes, signature: str, public_key: Path, place: Pat
         key.verify(base64.b64decode(signature.strip(), validate=True), content)
     except (InvalidSignature, ValueError):  # ValueError: it is no base64
         raise PackageError(
-            "the package was signed with another key, or has changed since",
-            values=f"{place}: {signature.strip():.100}",
-            limit=f"a signature of package.json that fits the public key {public_key}",
-            remedy="use a package from whoever has the private key, or the public key of whoever signed it",
+            f"the package was signed with another key, or has changed since: {place}: "
+            f"{signature.strip():.100}, which does not fit {public_key}",
+            "use a package from whoever has the private key, or the public key of whoever signed it",
         ) from None
 
 
@@ -72,9 +71,7 @@ def _read_key(path: Path, kind: Any, load: Callable[[bytes], Any]) -> Any:
             return key
         seen = type(key).__name__
     raise PackageError(
-        f"{path} cannot be used as a key",
-        values=seen,
-        limit=f"an {kind.__name__} in a PEM file without a password",
-        remedy="make one: openssl genpkey -algorithm ed25519 -out key.pem; "
-        "openssl pkey -in key.pem -pubout -out key.pub",
+        f"{path} is no {kind.__name__} in a PEM file without a password: {seen}",
+        "make one: openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out "
+        "key.pub",
     )

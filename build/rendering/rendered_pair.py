@@ -74,10 +74,8 @@ class RenderedPair:
         fingerprint = getattr(self, role).manifest.get("fingerprint")
         if not isinstance(fingerprint, str) or not fingerprint:
             raise RepositoryError(
-                "an engine's manifest has no fingerprint",
-                values=f"fingerprint={fingerprint!r}",
-                limit="a hash, written by 'draftproof engines'",
-                remedy="run 'draftproof engines'",
+                f"an engine's manifest has no fingerprint: fingerprint={fingerprint!r}",
+                "run 'draftproof engines'",
             )
         return fingerprint
 

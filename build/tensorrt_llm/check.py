@@ -31,10 +31,12 @@ def check_pair(pair: Pair, built: Mapping[str, Path] | None = None) -> list[Find
 def refuse(pair: Pair, found: list[Finding]) -> IncompatiblePairError:
     """Return one error for all findings, which have been printed already."""
     return IncompatiblePairError(
-        f"recipe {pair.recipe.name} does not pass preflight",
-        values="; ".join(f"{one.rule} ({one.violation.role}): {one.violation.values}" for one in found),
-        limit="; ".join(one.violation.limit for one in found),
-        remedy="; ".join(dict.fromkeys(one.violation.remedy for one in found)),
+        f"recipe {pair.recipe.name} does not pass preflight: "
+        + "; ".join(
+            f"{one.rule} ({one.violation.role}): {one.violation.values}; {one.violation.limit}"
+            for one in found
+        ),
+        "; ".join(dict.fromkeys(one.violation.remedy for one in found)),
     )
 
 

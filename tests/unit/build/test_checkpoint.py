@@ -253,8 +253,8 @@ def test_config_that_would_compute_something_else_is_refused(
         read_checkpoint(tmp_path)
     error = caught.value
     assert message in str(error)
-    assert "config.json" in error.what
-    assert error.values and error.limit and error.remedy
+    assert "config.json" in error.message
+    assert error.message and error.remedy
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "\xff"])

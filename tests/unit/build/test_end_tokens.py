@@ -83,8 +83,8 @@ def test_an_invalid_end_token_is_refused_by_the_files_name(value: Any, name: str
     (directory / name).write_text(json.dumps({"eos_token_id": value}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="has an invalid end token") as caught:
         end_ids(directory)
-    assert str(directory / name) in caught.value.what
-    assert caught.value.values and caught.value.limit and caught.value.remedy
+    assert str(directory / name) in caught.value.message
+    assert caught.value.message and caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_no_end_and_an_end_outside_the_tokenizer_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match="has no valid end tokens") as caught:
         end_ids(checkpoint(tmp_path, config, added=added))
-    assert words in caught.value.values
+    assert words in caught.value.message
 
 
 def test_a_special_token_with_the_highest_id_ends_a_text_if_the_network_has_it(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_what_cannot_be_computed_is_refused(name: str, changes: dict[str, Any], 
     with pytest.raises(CheckpointError) as caught:
         parse_network_config(settings_of(name, **changes), Path("config.json"))
     assert message in str(caught.value)
-    assert caught.value.values and caught.value.limit and caught.value.remedy
+    assert caught.value.message and caught.value.remedy
 
 
 def test_the_older_spelling_of_rotary_settings() -> None:

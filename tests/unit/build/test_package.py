@@ -61,7 +61,7 @@ def refused(directory: Path, public_key: Path | None = None) -> PackageError:
     with pytest.raises(PackageError) as raised:
         read_package(directory, public_key)
     error = raised.value
-    assert all((error.what, error.values, error.limit, error.remedy)), error
+    assert error.message and error.remedy, error
     return error
 
 
@@ -149,8 +149,8 @@ def test_a_file_that_differs_is_named(package: Path, name: str, damage: Damage, 
     read_package(package, None)
     damage(package / name)
     error = refused(package)
-    assert error.what == f"{package} is not the package that was made"
-    assert f"{name}: " in error.values and seen in error.values
+    assert error.message.startswith(f"{package} is not the package that was made")
+    assert f"{name}: " in error.message and seen in error.message
 
 
 def change(package: Path, **values: Any) -> None:
@@ -179,7 +179,7 @@ def test_a_list_that_does_not_fit_is_refused(package: Path, values: dict[str, An
 def test_any_other_directory_is_refused(package: Path, tmp_path: Path) -> None:
     (package / CONTENTS).write_text("{")
     assert "cannot be read" in refused(package).what
-    assert refused(tmp_path).what == f"{tmp_path} is not a package"
+    assert refused(tmp_path).message.startswith(f"{tmp_path} is not a package")
     assert refused(tmp_path / "missing").remedy.startswith("name the directory that holds package.json")
 
 
@@ -189,7 +189,7 @@ def test_another_engine_with_its_own_manifest_is_refused(package: Path, tmp_path
     other = build_tiny_pair(tmp_path / "other", seed=9)[1]
     shutil.rmtree(package / TARGET)
     shutil.copytree(other, package / TARGET)
-    assert f"{TARGET}/manifest.json: sha256" in refused(package).values
+    assert f"{TARGET}/manifest.json: sha256" in refused(package).message
     engines = read.pair.draft_engine, read.pair.target_engine
     rendered = repository.render_recipe(read.pair.recipe, *engines, tmp_path / "run")
     with pytest.raises(PackageError, match="the package changed while it was read"):
@@ -206,12 +206,12 @@ def test_a_signed_package_is_accepted_with_its_key_and_without(pair: BuiltPair, 
 def test_what_the_key_has_not_signed_is_refused(pair: BuiltPair, package: Path, tmp_path: Path) -> None:
     private, public = key_pair(tmp_path, "ours")
     other = key_pair(tmp_path, "other")[1]
-    assert refused(package, public).what == "the package is not signed"
+    assert "the package is not signed" in refused(package, public).message
     write_package(pair, package, private)
     assert refused(package, other).what.startswith("the package was signed with another key")
     signature = (package / SIGNATURE).read_text()
     (package / SIGNATURE).write_text("no base64\n")
-    assert refused(package, public).values.endswith("no base64")
+    assert "no base64" in refused(package, public).message
     (package / SIGNATURE).write_text(signature)
     # As somebody would who can change the package, but has not the key: all digests fit.
     change(package, recipe="tiny")
@@ -231,22 +231,18 @@ def test_a_key_that_cannot_be_used_is_refused_before_anything_is_written(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "copytree", lambda *paths: pytest.fail("gigabytes are copied"))
         for key in (public, locked, tmp_path / "no.pem", tmp_path / "missing", of_another_kind):
-            with pytest.raises(
-                PackageError, match=r"cannot be used as a key; .*; an Ed25519PrivateKey in a PEM"
-            ):
+            with pytest.raises(PackageError, match=r"is no Ed25519PrivateKey in a PEM"):
                 write_package(pair, tmp_path / "new", key)
     assert not (tmp_path / "new").exists()
     write_package(pair, tmp_path / "signed", private)
     for key in (private, tmp_path / "missing", public_of_another_kind):
-        assert "cannot be used as a key" in refused(tmp_path / "signed", key).what
+        assert "is no Ed25519PublicKey" in refused(tmp_path / "signed", key).message
 
 
 def test_only_a_package_is_replaced(pair: BuiltPair, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(
-        PackageError, match=r"is not a package and would be replaced; .*; .*; name another path"
-    ):
+    with pytest.raises(PackageError, match=r"it is not a package and would be replaced; name another path"):
         write_package(pair, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").exists()
     write_package(pair, tmp_path / "package")
@@ -296,7 +292,7 @@ def test_a_directory_whose_server_runs_is_not_emptied(
     rolled_out(run)
     monkeypatch.setattr("build.repository.is_listening", lambda path: path.name.endswith(".sock"))
     assert repository.main(command) == 1
-    assert "a server uses this run directory with another pair" in capsys.readouterr().err
+    assert " with another pair than " in capsys.readouterr().err
     assert (run / "arms.json").exists() and (run / "model_repository" / "speculative_2").exists()
 
 
