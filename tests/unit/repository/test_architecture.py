@@ -125,7 +125,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "tests/",
     ),
     "backports": ("pipelines/front_door/requests/", "tests/"),
-    "cryptography": ("build/signature.py", "tests/"),
+    "cryptography": ("build/package.py", "tests/"),
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
     "scipy": ("pipelines/validation/", "pipelines/bench/", "pipelines/canary/", "tests/"),
