@@ -99,7 +99,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 RESERVED: dict[str, tuple[str, ...]] = {
     "torch": (
         "tools/demo_pair/",
-        "tools/train_head/",
         "build/quantization/modelopt_worker.py",
         "build/reference.py",
         "benchmarks/peers/programs/",
