@@ -82,8 +82,5 @@ class CompletionsClient:
 
 def _incomplete(values: str) -> VerificationError:
     return VerificationError(
-        "the front door did not answer a request",
-        values=values,
-        limit="a stream of events with finish_reason and usage",
-        remedy="read the server's log",
+        f"the front door did not answer with a stream of events that ends: {values}", "read the server's log"
     )
