@@ -1,10 +1,10 @@
 """Write a recipe's pair as a package: ``python -m build.package --recipe demo``.
 
-A package is a directory with the engines, their measurement, the recipe, and ``SHA256SUMS``, which lists
-every other file as ``sha256sum`` does. ``openssl`` signs that list (docs/how-to/deploy.md). It needs no
-checkout and no other file. ``draftproof serve --package DIRECTORY`` serves it on any machine that has the
-code, and ``draftproof canary start --candidate DIRECTORY`` rolls it out. Before anything of it is used, the
-signature is checked if a key is demanded, then every file.
+A package is a directory with the engines, the recipe, and ``SHA256SUMS``, which lists every other file as
+``sha256sum`` does. ``openssl`` signs that list (docs/how-to/deploy.md). It needs no checkout and no other
+file. ``draftproof serve --package DIRECTORY`` serves it on any machine that has the code, and ``draftproof
+canary start --candidate DIRECTORY`` rolls it out. Before anything of it is used, the signature is checked if
+a key is demanded, then every file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from build.built_pair import BuiltPair, build_pair
 from build.command_line import add_runtime, optional_path, print_line, recipe_parser, run_command
 from build.files import Need, check_space
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe, parse_recipe
-from build.rendering.rendered_pair import calibration_file
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines import configuration
 from pipelines.atomic_file import whole_directory
@@ -224,7 +223,7 @@ def _different(directory: Path, differences: list[str]) -> PackageError:
 
 
 def write_package(pair: BuiltPair, destination: Path) -> tuple[str, str]:
-    """Copy the engines of a pair, with its recipe and measurement, into a package.
+    """Copy the engines of a pair, with its recipe, into a package.
 
     Args:
         pair: The pair, which must be built.
@@ -249,10 +248,7 @@ def write_package(pair: BuiltPair, destination: Path) -> tuple[str, str]:
     with whole_directory(destination) as staging:
         for engine, folder in ((draft, DRAFT), (target, TARGET)):
             shutil.copytree(engine.directory, staging / folder)
-        if pair.memory is None:
-            measured = calibration_file(pair.draft_engine, pair.target_engine)
-            shutil.copyfile(measured, calibration_file(staging / DRAFT, staging / TARGET))
-        else:
+        if pair.memory is not None:
             (staging / MEMORY).write_text(json.dumps(asdict(pair.memory)) + "\n", encoding="utf-8")
         document = yaml.safe_dump(recipe_document(pair.recipe), sort_keys=False)
         (staging / RECIPE).write_text(document, encoding="utf-8")
@@ -263,10 +259,7 @@ def write_package(pair: BuiltPair, destination: Path) -> tuple[str, str]:
 
 
 def recipe_document(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe with all its settings, as ``parse_recipe`` reads it.
-
-    Its prompts stay behind: they served the measurement, which is in the package.
-    """
+    """Return the recipe with all its settings but its prompts, as ``parse_recipe`` reads it."""
     document = asdict(replace(recipe, prompts=None))
     del document["path"]
     return document

@@ -19,11 +19,6 @@ from pipelines.errors import RepositoryError
 from pipelines.manifest import EngineFiles, engine_digest, sha256_json
 
 
-def calibration_file(draft_engine: Path, target_engine: Path) -> Path:
-    """Return the path of a pair's measurements, which ``python -m pipelines.bench.calibration`` writes."""
-    return target_engine.parent / f"calibration-{draft_engine.name}-{target_engine.name}.json"
-
-
 @dataclass(frozen=True)
 class RenderedPair:
     """A pair, and how it uses the memory of a server.
@@ -125,7 +120,6 @@ class RenderedPair:
             "engine_access": "in_process",
             **{f"{role}_num_kv_blocks": str(blocks) for role, blocks in self.num_kv_blocks.items()},
             "max_num_tokens": str(serving.max_num_tokens),
-            "calibration_file": str(calibration_file(*engines)),
         }
 
     def record(self, *, loads_at_start: bool) -> PairRecord:
@@ -150,7 +144,6 @@ class RenderedPair:
             max_draft_len=self.recipe.serving.max_draft_len,
             num_draft_tokens=self.values["num_draft_tokens"],
             draft_length_file=self.values["draft_length_file"],
-            calibration_file=self.values.get("calibration_file", ""),
             num_kv_blocks=dict(self.num_kv_blocks),
             max_batch_size=self.recipe.serving.max_batch_size,
             loads_at_start=loads_at_start,

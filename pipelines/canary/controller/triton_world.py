@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.canary.checks.cold_start import cold_start
 from pipelines.canary.checks.preflight import examine
 from pipelines.canary.checks.server_figures import free_bytes, read_sample
 from pipelines.canary.controller.candidate import (
@@ -164,11 +163,8 @@ class TritonWorld(RouterFiles):
         return Outcome(True, f"loaded in {seconds:.1f} s", evidence)
 
     def probe(self) -> Outcome:
-        """Measure the candidate's acceptance with probes."""
-        pair = self._candidate().pair
-        with closing(self._api()) as api:
-            found = cold_start(api, pair, self._rollout.limits)
-        return Outcome(found.verdict == "pass", found.reason, found.evidence, found.verdict == "held")
+        """Ask nothing: the first replays judge the candidate."""
+        return Outcome(True, "replays will judge it before any request of a client")
 
     def unload(self) -> str:
         """Unload the candidate's models, unless the candidate is the pair in service itself."""

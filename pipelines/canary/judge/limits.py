@@ -62,8 +62,6 @@ class Limits:
             replays with the same rounds of the original answers (``pairing``).
         acceptance_length: Relative drop of the mean acceptance length.
         survival: Relative drop of the share of rounds that accepted a position, of those that drafted it.
-        manifest: Relative drop of acceptance rate, length and survival at the cold start from those measured
-            at the build. The figures are not random, so any drop above ``pass_below`` needs review.
         ttft: Relative rise of the time to first token.
         itl: Relative rise of the time per output token.
         e2e_tail: Relative rise of a high quantile of end-to-end latency.
@@ -72,7 +70,7 @@ class Limits:
         pauses: Rise of the share of streamed answers with a pause.
         resources_s: Seconds of service before the candidate's memory is judged.
         memory: Growth of the resident memory of the candidate's processes in the second half of its service,
-            less the growth of the stable pair's (``resources``); not random, as ``manifest``.
+            less the growth of the stable pair's (``resources``); not random.
         cpu_per_token: Relative rise of the CPU time of the loop's process per output token.
         speed_up: Load band -> rise of the mean time over that of the target alone, normalized by the length
             of the answers. The speed-up is 1 / (1 + this), so ``pass_below: 0`` requires one above 1. Bands
@@ -94,7 +92,6 @@ class Limits:
     acceptance_rate: Limit[Drop] | None
     acceptance_length: Limit[Drop] | None
     survival: Limit[Drop] | None
-    manifest: Limit[Drop] | None
     ttft: Limit[Rise] | None
     itl: Limit[Rise] | None
     e2e_tail: Limit[Rise]

@@ -19,7 +19,7 @@ LOOP = "speculative"
 """Model that runs the loop of the repository's own pair."""
 
 PAIR_FILE = "pair.json"
-FORMAT = 5
+FORMAT = 6
 
 
 @configuration.strict
@@ -43,7 +43,6 @@ class PairRecord:
         max_draft_len: Most draft tokens of a round.
         num_draft_tokens: Draft tokens of a round, a number or ``adaptive``.
         draft_length_file: File that overrides ``num_draft_tokens`` of both pairs while the server runs.
-        calibration_file: Measurements of the pair; "" on TensorRT-LLM.
         num_kv_blocks: KV cache blocks by role, on the embedded runtime.
         max_batch_size: Most concurrent requests.
         loads_at_start: Whether a server loads the model when it starts.
@@ -64,7 +63,6 @@ class PairRecord:
     max_draft_len: int
     num_draft_tokens: str
     draft_length_file: str
-    calibration_file: str
     num_kv_blocks: dict[str, int]
     max_batch_size: int
     loads_at_start: bool

@@ -42,7 +42,7 @@ def test_the_default_plan_rises_until_the_candidate_has_as_much_to_do_as_the_sta
 
 
 def test_the_default_limits_require_a_speed_up_and_allow_little_less_acceptance() -> None:
-    for limit in (LIMITS.acceptance_rate, LIMITS.acceptance_length, LIMITS.survival, LIMITS.manifest):
+    for limit in (LIMITS.acceptance_rate, LIMITS.acceptance_length, LIMITS.survival):
         assert limit == Limit(pass_below=0.05, rollback_above=0.15)
     assert LIMITS.speed_up is not None
     assert LIMITS.speed_up["low"].pass_below == 0.0

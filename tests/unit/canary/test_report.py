@@ -66,10 +66,10 @@ def test_a_candidate_that_passes_is_not_promoted_before_its_last_step(phase: str
             *([replay(number)] if number % 2 else []),
         )
     ]
-    one_band = limits(speed_up={"low": LIMITS.speed_up["low"]}, manifest=None)
+    one_band = limits(speed_up={"low": LIMITS.speed_up["low"]}, goodput=None)
     found = judgement(rollout(phase, requests=tuple(requests), limits=one_band))
     assert (found.verdict, found.action) == ("pass", action), found.reason
-    assert found.reason.endswith("not judged: manifest")
+    assert found.reason.endswith("not judged: goodput")
 
 
 def test_one_that_waits_for_a_person_says_what_it_waits_for() -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipelines.canary.checks.cold_start import ColdStart
 from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import read_pair, render_beside
 from pipelines.canary.controller.triton_world import find_in_service
-from pipelines.canary.controller.world import Outcome
 from pipelines.canary.run_files import arms_file
-from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
+from pipelines.deploy.triton.pair_record import PAIR_FILE
 from pipelines.errors import CanaryError
 from pipelines.router.arms import read_table
 from tests.unit.canary.conftest import Place
@@ -149,20 +146,3 @@ def test_a_process_answers_as_long_as_it_accepts(
         (tmp_path / folder / "c.sock").unlink()
     assert None not in seen
     assert seen[0] != seen[1], "another process has taken its place"
-
-
-@pytest.mark.parametrize(
-    ("verdict", "is_good", "needs_review"),
-    [("pass", True, False), ("held", False, True), ("fail", False, False)],
-)
-def test_the_probes_decide_on_the_cold_start(
-    verdict: Any, is_good: bool, needs_review: bool, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = ColdStart(None, verdict, "mean acceptance length 1.00", {"prompts": []})
-
-    def probed(api: object, pair: PairRecord, limits: Any) -> ColdStart:
-        assert api is place, "probes ask a model that is closed to clients"
-        return found
-
-    monkeypatch.setattr(triton_world, "cold_start", probed)
-    assert place.world().probe() == Outcome(is_good, found.reason, found.evidence, needs_review)

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.canary.checks.cold_start import ColdStart
-from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.rollout import Progress, Rollout, arm_table
 from pipelines.canary.controller.world import Outcome, World
@@ -37,15 +35,11 @@ class Served:
 
 
 @pytest.fixture(params=["simulated", "triton", "upstreams"])
-def served(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
     if request.param == "simulated":
         yield Served(SimulatedWorld(tmp_path), tmp_path, begun())
     elif request.param == "triton":
         place: Place = request.getfixturevalue("place")
-        passed = ColdStart(None, "pass", "mean acceptance length 3.00", {})
-        monkeypatch.setattr(triton_world, "cold_start", lambda *_: passed)
         rollout = replace(begun(), stable_socket=place.stable.socket)
         yield Served(place.world(), place.run, rollout)
     else:

@@ -29,7 +29,7 @@ def test_the_defaults_fit_together() -> None:
     plan, limits = read_together(DEFAULT_PLAN)
     assert plan.control_weight == 0
     assert limits.not_judged == (
-        *("acceptance_rate", "acceptance_length", "survival", "manifest"),
+        *("acceptance_rate", "acceptance_length", "survival"),
         *("memory", "cpu_per_token", "speed_up"),
     )
 
