@@ -64,7 +64,7 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_320, ("benchmarks/",)),
+    Part("benchmarks", 2_540, ("benchmarks/",)),
     Part("docs generators", 400, ("docs/",)),
     Part("tools", 1_010, ("tools/",)),
 )
