@@ -143,10 +143,8 @@ def _begin_anew(run_directory: Path, package: PackageOrigin) -> None:
         socket = None
     if socket is not None and is_listening(socket):
         raise RepositoryError(
-            "a server uses this run directory with another pair",
-            values=str(run_directory),
-            limit=f"only a server of {package.directory} may run there",
-            remedy=f"stop it ('draftproof stop --recipe {run_directory.name}') before you serve another one",
+            f"a server uses {run_directory} with another pair than {package.directory}",
+            f"stop it ('draftproof stop --recipe {run_directory.name}') before you serve another one",
         )
     (run_directory / "arms.json").unlink(missing_ok=True)
     remove_directory(repository)

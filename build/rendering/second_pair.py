@@ -91,10 +91,9 @@ def models_of_other_pairs(own: RenderedPair) -> list[Path]:
             kept.append(folder)
         elif pair.loads_at_start:
             raise RepositoryError(
-                "a promoted pair cannot be loaded any more",
-                values=f"{folder}, recipe {pair.name}: {'; '.join(missing)}",
-                limit="its engines and runtime must be those at its promotion",
-                remedy=f"rebuild them (draftproof engines --recipe {pair.name}), or return to the recipe's "
+                f"a promoted pair cannot be loaded any more: {folder}, recipe {pair.name}: "
+                f"{'; '.join(missing)}",
+                f"rebuild its engines (draftproof engines --recipe {pair.name}), or return to the recipe's "
                 f"own pair: remove {repository} and {own.run / 'arms.json'}",
             )
     return kept
@@ -130,9 +129,8 @@ def pair_beside(recipe: Recipe, run_directory: Path) -> PairRecord:
     served = PairRecord.read(run_directory / "model_repository" / LOOP)
     if {recipe.runtime, served.runtime} != {"embedded"}:
         raise RepositoryError(
-            "only the embedded runtime serves two pairs in one server",
-            values=f"recipe {recipe.name}: {recipe.runtime}; repository: {served.runtime}",
-            limit="both pairs on the embedded runtime",
-            remedy="serve the recipe on a server of its own, and roll out between two groups of servers",
+            f"recipe {recipe.name} has runtime {recipe.runtime} and the repository {served.runtime}: only "
+            "the embedded runtime serves two pairs in one server",
+            "serve the recipe on a server of its own, and roll out between two groups of servers",
         )
     return served

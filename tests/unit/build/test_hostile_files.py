@@ -77,7 +77,7 @@ def _failures(
         try:
             read()
         except (CheckpointError, IncompatiblePairError) as error:
-            if len(str(error)) > 2000 or not (error.values and error.limit and error.remedy):
+            if len(str(error)) > 2000 or not (error.message and error.remedy):
                 found.append(f"{name}: {error!s:.200}")
         except BaseException as error:
             found.append(f"{name}: {type(error).__name__}: {error!s:.200}")
@@ -296,7 +296,7 @@ def _hostile(folder: Path, name: str) -> Failures:
     try:
         _read_gguf(path)
     except CheckpointError as error:
-        return [] if words in str(error) and error.values else [str(error)]
+        return [] if words in str(error) and error.message else [str(error)]
     return ["it was read"]
 
 

@@ -101,17 +101,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 RESERVED: dict[str, tuple[str, ...]] = {
     "torch": (
         "tools/demo_pair/",
-        "tools/train_head/",
         "build/quantization/modelopt_worker.py",
         "build/reference.py",
-        "benchmarks/families/",
         "benchmarks/peers/programs/",
         "tests/",
     ),
     "transformers": (
         "build/quantization/modelopt_worker.py",
         "build/reference.py",
-        "benchmarks/families/",
         "benchmarks/peers/programs/",
         "tests/",
     ),
@@ -129,7 +126,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "tests/",
     ),
     "backports": ("pipelines/front_door/requests/", "tests/"),
-    "cryptography": ("build/signature.py", "tests/"),
+    "cryptography": ("build/package.py", "tests/"),
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
     "scipy": ("pipelines/validation/", "pipelines/bench/", "pipelines/canary/", "tests/"),
