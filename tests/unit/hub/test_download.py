@@ -129,13 +129,13 @@ def test_a_file_of_settings_without_an_end_is_cut_off(try_pair: Try, hub: Hub, n
     hub.endless = name
     done = try_pair()
     assert done.code == 1
-    assert re.search(rf"the hub sends what is no file of settings; \S+/{name}: \d+ bytes", done.error)
+    assert re.search(rf"the hub sends what is no file of settings, \S+/{name}: \d+ bytes", done.error)
 
 
 def test_what_a_mirror_compresses_unasked_is_not_unpacked(try_pair: Try, hub: Hub) -> None:
     hub.compresses = True
     done = try_pair()
-    assert done.code == 1 and "Content-Encoding: gzip; what is not compressed" in done.error
+    assert done.code == 1 and "Content-Encoding: gzip" in done.error
 
 
 def test_a_download_says_that_it_waits_for_another_program(tmp_path: Path) -> None:
