@@ -4,7 +4,8 @@
 the latter twice: one server has only requests whose length it chooses, the other those with a constant. All
 arms get the same prompt in turn, in random order. The servers start anew for every number of concurrent
 requests, so the first pass shows what a new server does. Exit codes: 0 measured, and all answers are equal;
-1 they differ, or a version could not be built or served; 2 wrong usage.
+1 they differ, or a version could not be built or served; 2 wrong usage. Ctrl-C ends it with what was measured
+until then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from pipelines.command_line.options import whole_number
 from pipelines.program import EXIT_FAIL, EXIT_PASS
 
 ALONE, CHOSEN, BEFORE = "target alone", "chosen", "chosen before"
-CONSTANTS = (1, 2, 3, 4, 6)
+CONSTANTS = (1, 2, 3, 4)
 _TOKENS_TO_READ = 4  # of the answers with which both networks read the prompts: a draft does so after a token
 _SEED = 0
 
@@ -63,10 +64,10 @@ class Setting:
 
 SETTINGS = (
     Setting(1, 0.0, CONSTANTS, 2),
-    Setting(1, 0.7, (2, 3), 1),
-    Setting(4, 0.0, (1, 2), 2),
-    Setting(4, 0.7, (1,), 1),
+    Setting(4, 0.0, (1,), 2),
     Setting(8, 0.0, (1,), 2),
+    Setting(1, 0.7, (2, 3), 1),
+    Setting(4, 0.7, (1,), 1),
     Setting(8, 0.7, (1,), 1),
 )
 
@@ -84,7 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = parser_of("benchmarks.draft_length", __doc__ or "", "qwen2-5-coder-cpu")
     parser.add_argument("--before", required=True, metavar="COMMIT", help="commit to compare with")
-    parser.add_argument("--at-once", type=int, choices=(1, 4, 8), required=True, help="concurrent requests")
     parser.add_argument(
         "--max-tokens", type=whole_number(8), default=48, help="tokens of an answer (%(default)s)"
     )
@@ -95,7 +95,6 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     about = conditions(
         "benchmarks.draft_length", command_line, recipe=options.recipe, before=resolve(options.before)
     )
-    settings = [each for each in SETTINGS if each.num_at_once == options.at_once]
     sets = read_prompts()
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="draft-length-") as scratch:
@@ -107,20 +106,21 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         for name, version in versions.items():
             say(f"building {name}: {version.name}")
             version.build(ENGINES)
-        for setting in settings:
-            with ExitStack() as stack:
-                ports = {
-                    name: stack.enter_context(version.running()).ports.openai
-                    for name, version in versions.items()
-                }
-                arms = [Arm(name, port, None) for name, port in ports.items() if name != ALONE]
-                arms += [Arm(ALONE, ports[ALONE], 0)]
-                arms += [Arm(f"{each}", ports[ALONE], each) for each in setting.constants]
-                for each in _measure(setting, arms, sets, options.max_tokens):
-                    measured.append(each)
+        with suppress(KeyboardInterrupt):  # what was measured until then is a result
+            for setting in SETTINGS:
+                with ExitStack() as stack:
+                    ports = {
+                        name: stack.enter_context(version.running()).ports.openai
+                        for name, version in versions.items()
+                    }
+                    arms = [Arm(name, port, None) for name, port in ports.items() if name != ALONE]
+                    arms += [Arm(ALONE, ports[ALONE], 0)]
+                    arms += [Arm(f"{each}", ports[ALONE], each) for each in setting.constants]
+                    for each in _measure(setting, arms, sets, options.max_tokens):
+                        measured.append(each)
     num_different = sum(each["num_different"] for each in measured)
     document = {"measured": measured, "num_different": num_different, "conditions": about}
-    lines = [_table(setting, measured) for setting in settings]
+    lines = [_table(setting, measured) for setting in SETTINGS if _of(setting, measured)]
     lines.append(f"{num_different} answers differ.")
     return Result("\n\n".join(lines), document, EXIT_FAIL if num_different else EXIT_PASS)
 
@@ -172,11 +172,7 @@ def _speeds_line(speeds: dict[str, float]) -> str:
 
 def _table(setting: Setting, measured: Sequence[dict[str, Any]]) -> str:
     """Return the medians of the ratios to the target alone, by kind of text."""
-    mine = [
-        each
-        for each in measured
-        if (each["num_at_once"], each["temperature"]) == (setting.num_at_once, setting.temperature)
-    ]
+    mine = _of(setting, measured)
     kinds = list(dict.fromkeys(each["kind"] for each in mine))
     rows = []
     for name in [*map(str, setting.constants), BEFORE, CHOSEN]:
@@ -191,6 +187,11 @@ def _table(setting: Setting, measured: Sequence[dict[str, Any]]) -> str:
         for kind in kinds
     ]
     return f"{setting}\n\n" + markdown(["Draft length", *kinds], [["target alone, tokens/s", *alone], *rows])
+
+
+def _of(setting: Setting, measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    wanted = (setting.num_at_once, setting.temperature)
+    return [each for each in measured if (each["num_at_once"], each["temperature"]) == wanted]
 
 
 def _cell(mine: Sequence[dict[str, Any]], name: str) -> str:

@@ -35,7 +35,7 @@ class StepTimes:
         self._timed = np.interp(counts, rows, seconds) + slope * np.maximum(counts - rows[-1], 0)
         self._own = np.zeros(_MOST_ROWS)  # logarithms of factors
         self._machine = 0.0
-        self._age = np.full(_MOST_ROWS, _IN_USE)  # steps since the last one
+        self._age = np.where(np.isin(counts, rows), _IN_USE, math.inf)  # steps since the last one
         self._seconds = self._timed
 
     def seconds(self, rows: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -47,6 +47,9 @@ class StepTimes:
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step."""
         index = min(rows, _MOST_ROWS) - 1
+        if math.isinf(self._age[index]):  # an engine prepares a number of rows at its first step
+            self._age[index] = _IN_USE
+            return
         error = math.log(seconds / self._timed[index]) - self._machine - self._own[index]
         bounded = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
         self._own *= 1 - _FORGOTTEN

@@ -54,7 +54,7 @@ def test_the_launcher_runs_its_checkouts_programs_from_any_folder(launcher: Path
     assert set(re.findall(r"^  ([a-z-]+)  +\w", shown.stdout, re.MULTILINE)) >= set(command.PROGRAMS)
     relative = _run(launcher.relative_to(tmp_path), "engines", "--recipe", "dmo", cwd=tmp_path)
     assert (relative.returncode, relative.stdout) == (1, "")
-    assert relative.stderr.startswith("error: there is no recipe dmo; looked for ")
+    assert relative.stderr.startswith("error: there is no recipe dmo: looked for ")
 
 
 def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:

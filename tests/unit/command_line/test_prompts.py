@@ -47,7 +47,7 @@ def test_a_recipe_names_prompts_beside_itself_and_an_option_beats_it(tmp_path: P
     text = (RECIPES / "demo.yaml").read_text().replace("../../engines/demo_pair/prompts", "mine.txt")
     recipe = tmp_path / "own.yaml"
     recipe.write_text(text)
-    with pytest.raises(RecipeError, match=r"own\.yaml: the prompts do not exist; prompts='mine\.txt'"):
+    with pytest.raises(RecipeError, match=r"own\.yaml: prompts='mine\.txt' is no file or folder"):
         load_recipe(recipe)
     (tmp_path / "mine.txt").write_text("my text")
     assert load_recipe(recipe).prompts_path == tmp_path / "mine.txt"
