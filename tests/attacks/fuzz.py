@@ -38,10 +38,17 @@ _NAMES = (
     *("triton_enable_empty_final_response", "shared_memory_region", "binary_data_size", "text_input"),
 )
 _STATUS_OF_A_REFUSAL = {
-    *("400", "404", "405", "408", "411", "413", "414", "415", "429", "431", "501", "503", "504")
+    *("400", "403", "404", "405", "408", "411", "413", "414", "415", "429", "431", "501", "503", "504")
 }
 _CODES_OF_A_REFUSAL = {
-    *("INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED", "CANCELLED"),
+    *(
+        "INVALID_ARGUMENT",
+        "PERMISSION_DENIED",
+        "UNAVAILABLE",
+        "RESOURCE_EXHAUSTED",
+        "UNIMPLEMENTED",
+        "CANCELLED",
+    ),
     *("DEADLINE_EXCEEDED", "ERROR"),  # the request's own deadline; inside a stream
 }
 
