@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import ssl
 import subprocess
 import time
@@ -274,6 +275,10 @@ class Server:
         """Return whether all models that the server loads at its start are ready, and the front door."""
         is_ready = _answers(f"http://{HOST}:{self.ports.http}/v2/health/ready")
         return is_ready and (not self.ports.openai or _answers(f"{self.openai_url}/health"))
+
+    def reload(self) -> None:
+        """Make the server load the pair that its repository holds by now, while its ports stay open."""
+        self.process.send(signal.SIGHUP)
 
     def stop(self, kill_after_s: float = KILL_AFTER_S) -> bool:
         """Stop the server and clean up.

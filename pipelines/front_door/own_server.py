@@ -50,8 +50,9 @@ class OwnServer(Collector):
         await asyncio.to_thread(self._router.log.close)
 
     async def is_ready(self) -> bool:
-        """Return whether the process of the pair in service takes requests."""
-        return is_listening(Path(self._router.routing.table.stable.socket))
+        """Return whether a process takes requests: in a rollout, that of the candidate may stand in."""
+        settings = self._router.routing.table.settings
+        return any(is_listening(Path(settings[arm].socket)) for arm in ("stable", "candidate") if arm in settings)
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         """Answer one request and stream its chunks; closing the generator cancels the request.

@@ -1,7 +1,7 @@
 """The record of a pair of engines, ``pair.json``, which lies in the folder of its loop.
 
-``build`` writes it when it renders the model (``build/rendering/rendered_pair.py``). Servers read whether
-they load the model when they start, and a rollout reads what it must know of both pairs.
+``build`` writes it when it renders the model (``build/rendering/rendered_pair.py``). Servers read what they
+serve, and a rollout what it must know of both pairs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pipelines.atomic_file import write_whole
 from pipelines.errors import DraftproofError, RepositoryError
 
 LOOP = "speculative"
-"""Model that runs the loop of the repository's own pair."""
+"""Model that runs the loop."""
 
 PAIR_FILE = "pair.json"
-FORMAT = 5
+FORMAT = 6
 
 
 @configuration.strict
@@ -31,8 +31,7 @@ class PairRecord:
         name: Name of the recipe.
         fingerprint: Hash of everything that decides the pair's output and speed, hexadecimal.
         runtime: ``embedded`` or ``tensorrt_llm``.
-        speculative_model: Model that runs the speculative loop.
-        socket: Socket of ``speculative_model``, as its process sees it.
+        socket: Socket of the loop, as its process sees it.
         control_socket: Socket of the target alone.
         draft_engine_dir: Engine directory of the draft.
         draft_fingerprint: Hash of everything that the draft's engine was built from.
@@ -42,17 +41,15 @@ class PairRecord:
         target_digest: Hash of the files of the target's engine.
         max_draft_len: Most draft tokens of a round.
         num_draft_tokens: Draft tokens of a round, a number or ``adaptive``.
-        draft_length_file: File that overrides ``num_draft_tokens`` of both pairs while the server runs.
+        draft_length_file: File that overrides ``num_draft_tokens`` while the server runs.
         calibration_file: Measurements of the pair; "" on TensorRT-LLM.
         num_kv_blocks: KV cache blocks by role, on the embedded runtime.
         max_batch_size: Most concurrent requests.
-        loads_at_start: Whether a server loads the model when it starts.
     """
 
     name: str
     fingerprint: str
     runtime: str
-    speculative_model: str
     socket: str
     control_socket: str
     draft_engine_dir: str
@@ -67,7 +64,6 @@ class PairRecord:
     calibration_file: str
     num_kv_blocks: dict[str, int]
     max_batch_size: int
-    loads_at_start: bool
 
     def document(self) -> dict[str, Any]:
         """Return the content of the file."""
