@@ -102,6 +102,11 @@ def lock_run_directory(directory: Path) -> None:
     os.set_inheritable(lock, True)
 
 
+def beside(directory: Path) -> Path:
+    """Return the run directory of a rollout's second server, inside that of the server in service."""
+    return directory / "candidate"
+
+
 @dataclass(frozen=True)
 class Server:
     """A server in the background; as a context manager, it is stopped at the end of the block.

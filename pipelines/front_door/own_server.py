@@ -51,8 +51,9 @@ class OwnServer(Collector):
 
     async def is_ready(self) -> bool:
         """Return whether a process takes requests: in a rollout, that of the candidate may stand in."""
-        settings = self._router.routing.table.settings
-        return any(is_listening(Path(settings[arm].socket)) for arm in ("stable", "candidate") if arm in settings)
+        table = self._router.routing.table
+        arms = (table.stable, table.candidate)
+        return any(arm is not None and is_listening(Path(arm.socket)) for arm in arms)
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         """Answer one request and stream its chunks; closing the generator cancels the request.

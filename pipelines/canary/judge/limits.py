@@ -17,7 +17,6 @@ from pydantic import Field, PositiveInt
 
 from pipelines import configuration
 from pipelines.errors import CanaryError
-from pipelines.router.arms import Band
 
 DEFAULT = Path(__file__).with_name("limits.yaml")
 
@@ -62,8 +61,6 @@ class Limits:
             replays with the same rounds of the original answers (``pairing``).
         acceptance_length: Relative drop of the mean acceptance length.
         survival: Relative drop of the share of rounds that accepted a position, of those that drafted it.
-        manifest: Relative drop of acceptance rate, length and survival at the cold start from those measured
-            at the build. The figures are not random, so any drop above ``pass_below`` needs review.
         ttft: Relative rise of the time to first token.
         itl: Relative rise of the time per output token.
         e2e_tail: Relative rise of a high quantile of end-to-end latency.
@@ -72,13 +69,10 @@ class Limits:
         pauses: Rise of the share of streamed answers with a pause.
         resources_s: Seconds of service before the candidate's memory is judged.
         memory: Growth of the resident memory of the candidate's processes in the second half of its service,
-            less the growth of the stable pair's (``resources``); not random, as ``manifest``.
+            less the growth of the stable pair's (``resources``); not random.
         cpu_per_token: Relative rise of the CPU time of the loop's process per output token.
-        speed_up: Load band -> rise of the mean time over that of the target alone, normalized by the length
-            of the answers. The speed-up is 1 / (1 + this), so ``pass_below: 0`` requires one above 1. Bands
-            with few requests are not judged.
-        least_share: Least share of the candidate's requests for which a load band is judged, and of its
-            replays for which a draft position is judged. Rarer ones would delay the verdict too long.
+        least_share: Least share of the candidate's replays for which a draft position is judged. Rarer ones
+            would delay the verdict too long.
     """
 
     alpha: Annotated[float, Field(gt=0, lt=0.5)]
@@ -94,7 +88,6 @@ class Limits:
     acceptance_rate: Limit[Drop] | None
     acceptance_length: Limit[Drop] | None
     survival: Limit[Drop] | None
-    manifest: Limit[Drop] | None
     ttft: Limit[Rise] | None
     itl: Limit[Rise] | None
     e2e_tail: Limit[Rise]
@@ -103,8 +96,7 @@ class Limits:
     resources_s: Annotated[float, Field(gt=0, lt=86400)]
     memory: Limit[Rise] | None
     cpu_per_token: Limit[Rise] | None
-    speed_up: Annotated[dict[Band, Limit[Rise]], Field(min_length=1)] | None
-    least_share: Annotated[float, Field(gt=0, lt=1 / 3)]  # one of three bands has at least that share
+    least_share: Annotated[float, Field(gt=0, lt=1 / 3)]
 
     @property
     def not_judged(self) -> tuple[str, ...]:
