@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import available_resources
-from pipelines.available_resources import available_bytes, available_cores, published_bytes
+from pipelines.available_resources import available_bytes, available_cores
 
 
 @pytest.fixture

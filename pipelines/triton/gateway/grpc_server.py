@@ -12,6 +12,7 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from pipelines.deploy import served_files
+from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.triton.gateway.relay import CheckedRequest, Relay
@@ -101,7 +102,7 @@ class GrpcServer:
 
     async def _describe_server(self, raw: bytes, context: Any) -> Any:
         document = await self._triton.ask("ServerMetadata")
-        document.extensions.append(self._supervisor.identity.extension)
+        document.extensions.append((await asyncio.to_thread(ServerIdentity.read, self._directory)).extension)
         return document
 
     async def _describe_model(self, raw: bytes, context: Any) -> bytes:

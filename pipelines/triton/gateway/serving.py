@@ -54,7 +54,6 @@ async def serve(
 
     Raises:
         ServerStartError: A port cannot be listened on, or Triton cannot be started.
-        RepositoryError: The description of the pair cannot be read.
     """
     for logger in _LOGS_OF_SERVERS:
         logging.getLogger(logger).addFilter(_is_of_the_server)

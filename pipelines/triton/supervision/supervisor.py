@@ -15,7 +15,6 @@ import logging
 import time
 from pathlib import Path
 
-from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.ports import Endpoint
 from pipelines.deploy.triton.command import triton_command
 from pipelines.deploy.triton.models import ModelDependencies, models_at_start
@@ -54,7 +53,6 @@ class Supervisor:
     """Supervises one server.
 
     Attributes:
-        identity: The pair that Triton serves.
         num_restarts: Restarts of Triton.
         num_replaced: Replaced processes by model.
 
@@ -67,9 +65,6 @@ class Supervisor:
         process: The Triton that was just started.
         stopping: Set to make ``run`` return.
         reloading: Set to make Triton start again with what the repository holds by then.
-
-    Raises:
-        RepositoryError: The description of the pair cannot be read.
     """
 
     def __init__(
@@ -83,7 +78,6 @@ class Supervisor:
         stopping: asyncio.Event,
         reloading: asyncio.Event,
     ) -> None:
-        self.identity = ServerIdentity.read(directory)
         self.num_restarts = 0
         self.num_replaced: dict[str, int] = {}
         self._directory = directory
@@ -208,7 +202,6 @@ class Supervisor:
                     self._dependencies = ModelDependencies(self._repository)
                     self._process = self._new_process()
                     await self._start()
-                    self.identity = ServerIdentity.read(self._directory)
                 except DraftproofError as error:
                     _LOG.error("the models cannot be loaded, trying again: %s", error)
                     with contextlib.suppress(asyncio.TimeoutError):
