@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +171,13 @@ def test_what_a_running_server_holds_is_free_at_its_next_start(tmp_path: Path) -
         assert returned_bytes(loop) == own_bytes + SERVER_BYTES
         (loop / "pair.json").write_text('{"format": 1}')  # an older version wrote it
         assert returned_bytes(loop) == 0
+
+
+@contextmanager
+def listening(path: str) -> Iterator[None]:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        yield
+    Path(path).unlink()

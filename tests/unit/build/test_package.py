@@ -17,6 +17,7 @@ from build import repository
 from build.built_pair import BuiltPair
 from build.package import CONTENTS, RECIPE, SIGNATURE, read_package, recipe_document, write_package
 from build.recipe import RECIPES, REPOSITORY_ROOT, load_recipe, parse_recipe
+from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import PackageError

@@ -25,7 +25,7 @@ def write(folder: Path, **settings: Any) -> Path:
 
 
 def test_the_defaults_fit_together() -> None:
-    plan, limits = read_together(DEFAULT_PLAN)
+    _, limits = read_together(DEFAULT_PLAN)
     assert limits.not_judged == (
         *("acceptance_rate", "acceptance_length", "survival"),
         *("memory", "cpu_per_token"),
