@@ -146,8 +146,7 @@ def _render(options: argparse.Namespace, sampling: tuple[str, str]) -> dict[str,
         runtime = ("--runtime", options.runtime)
         return build_recipe("build.repository", options.recipe, _report, (*runtime, *sampling))
     _report(f"{directory.name}: a rollout has promoted {promoted.name}")
-    named = ("--served-model-name", directory.name)
-    arguments = [*promoted.arguments, "--run-directory", str(directory), *named, *sampling]
+    arguments = [*promoted.arguments, "--run-directory", str(directory), *sampling]
     return run_build("build.repository", arguments, _report)
 
 
@@ -208,7 +207,12 @@ def _run(options: argparse.Namespace) -> int:
     lock_run_directory(directory)
     if options.package is not None:
         package = package_arguments(options.package, options.public_key)
+        promoted = PairSource.promoted(directory)
+        if promoted is not None and promoted.instead_of == str(options.package.resolve()):
+            _report(f"a rollout has promoted {promoted.name}")
+            package = promoted.arguments
         run_build("build.repository", [*package, "--run-directory", str(directory)], _report)
+    Server.of_this_process(directory, endpoint)
     return _become(gateway_command(directory, endpoint))
 
 

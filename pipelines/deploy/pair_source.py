@@ -23,10 +23,14 @@ class PairSource:
     Attributes:
         name: Name of a recipe, absolute path of its file, or absolute path of a package.
         public_key: Absolute path of the PEM file of the key that must have signed the package; "" for none.
+        served_model_name: Name that clients send as ``model``; "" for that of the recipe.
+        instead_of: Package in whose place a rollout promoted it; "" for none.
     """
 
     name: str
     public_key: str = ""
+    served_model_name: str = ""
+    instead_of: str = ""
 
     @classmethod
     def of(cls, text: str, public_key: Path | None = None) -> PairSource:
@@ -38,9 +42,11 @@ class PairSource:
     @property
     def arguments(self) -> list[str]:
         """The options of ``build.repository``."""
+        named = ["--served-model-name", self.served_model_name] if self.served_model_name else []
         if Path(self.name).is_absolute() and Path(self.name).is_dir():
-            return package_arguments(Path(self.name), Path(self.public_key) if self.public_key else None)
-        return ["--recipe", self.name]
+            key = Path(self.public_key) if self.public_key else None
+            return [*package_arguments(Path(self.name), key), *named]
+        return ["--recipe", self.name, *named]
 
     @classmethod
     def promoted(cls, run_directory: Path) -> PairSource | None:

@@ -181,6 +181,14 @@ class Server:
         return server
 
     @classmethod
+    def of_this_process(cls, directory: Path, endpoint: Endpoint) -> None:
+        """Record that this process becomes the server of a directory, so that a rollout finds it."""
+        process = ProcessIdentity.of(os.getpid())
+        assert process is not None  # it runs
+        url = FrontDoorSettings.read(endpoint.front_door).url(endpoint.ports.openai)
+        cls(directory, endpoint.ports, process, url)._write_pid_file()
+
+    @classmethod
     def running(cls, directory: Path) -> Server | None:
         """Return the server in ``server.json`` if it is alive."""
         server = cls._named(directory)

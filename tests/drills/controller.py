@@ -28,7 +28,7 @@ def main(orders: dict[str, Any]) -> None:
     def render(source: PairSource, run: Path, options: Sequence[str] = ()) -> None:
         if run == beside(stable):
             print("preflight", flush=True)
-        recipe, name = parse_recipe(orders["recipe"], Path(source.name)), options[1] if options else ""
+        recipe, name = parse_recipe(orders["recipe"], Path(source.name)), source.served_model_name
         engines = Path(orders["draft"]), Path(orders["target"])
         render_recipe(recipe, *engines, run.parent, name=run.name, served_model_name=name)
         if orders["fault"]:

@@ -141,8 +141,7 @@ def rollouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Rollouts:
     def render(source: PairSource, run: Path, options: Sequence[str] = ()) -> None:
-        name = options[1] if options else ""
-        recipe = tiny_recipe(source.name)
+        recipe, name = tiny_recipe(source.name), source.served_model_name
         render_recipe(recipe, *engines[source.name], run.parent, name=run.name, served_model_name=name)
 
     monkeypatch.setattr(own_servers, "render", render)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,15 @@ class OwnServers(RouterFiles):
 
     def settle(self) -> Outcome:
         """Let the server in service load the new pair; the second one answers meanwhile."""
-        server = find_server(self._run)
-        launch, before = Launch.read(self._run), self.listener(self._stable_socket)
-        name = launch.served_model_name or served_pair(self._run).name
-        self._source.promote(self._run)
-        render(self._source, self._run, ("--served-model-name", name, "--replace"))
+        server, before = find_server(self._run), self.listener(self._stable_socket)
+        launch, known = Launch.read(self._run), PairSource.promoted(self._run)
+        source = replace(
+            self._source,
+            served_model_name=known.served_model_name if known else served_pair(self._run).name,
+            instead_of=known.instead_of if known else launch.package.directory if launch.package else "",
+        )
+        source.promote(self._run)
+        render(source, self._run, ("--replace",))
         server.reload()
         began_s = time.monotonic()
         while self.listener(self._stable_socket) in (None, before) or not server.is_ready():

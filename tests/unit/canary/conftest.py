@@ -127,9 +127,9 @@ def place(run: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     place.choose(2, 2)
 
     def render(source: PairSource, directory: Path, options: Sequence[str] = ()) -> None:
-        assert source == PairSource("new")
-        assert (directory == beside(run)) == (not options)
-        place.candidate(directory, options[1] if options else "")
+        assert source.name == "new"
+        assert options == (() if directory == beside(run) else ("--replace",))
+        place.candidate(directory, source.served_model_name)
 
     class Servers:
         start = staticmethod(place.start)

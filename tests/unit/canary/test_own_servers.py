@@ -48,7 +48,7 @@ def test_the_first_server_takes_the_pair_over_under_the_name_that_clients_know(p
     settled = world.settle()
     assert (settled.evidence["socket"], place.stable.name) == (before.socket, "new")
     assert place.told[-1] == "reload demo"
-    assert PairSource.promoted(place.run) == PairSource("new")
+    assert PairSource.promoted(place.run) == PairSource("new", served_model_name="demo")
     assert {ServedFiles.read(place.run).name, ServerIdentity.read(place.run).pair} == {"demo"}
     assert world.settle().is_good, "after a controller was killed"
     assert ServedFiles.read(place.run).name == "demo"
