@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,10 @@ class OwnServers(RouterFiles):
             render(self._source, self._beside)
             if (length := self._run / _DRAFT_LENGTH).exists():
                 shutil.copyfile(length, self._beside / _DRAFT_LENGTH)
-        checks = examine(served_pair(self._beside), served_pair(self._run))
-        evidence = {check.name: {"is_met": check.is_met, **check.evidence} for check in checks}
-        for check in checks:
-            if not check.is_met:
-                remove_directory(self._beside)
-                seen = f"{json.dumps(check.evidence)}; {check.remedy}"
-                return Outcome(False, f"refused, check failed: {check.name}; {seen}", evidence)
-        return Outcome(True, f"{len(checks)} checks pass", evidence)
+        found = compared(served_pair(self._beside), served_pair(self._run))
+        if not found.is_good:
+            remove_directory(self._beside)
+        return found
 
     def load(self) -> Outcome:
         """Start the second server and wait until it is ready."""
@@ -169,77 +165,36 @@ class OwnServers(RouterFiles):
         return made_at_ns if is_listening(path) else None
 
 
-@dataclass(frozen=True)
-class Check:
-    """Result of one check of a candidate that is not loaded yet.
-
-    Attributes:
-        name: Requirement in a few words.
-        is_met: Whether the candidate meets it.
-        evidence: Figures behind the result, ready for JSON.
-        remedy: What to do if the candidate does not meet it.
-    """
-
-    name: str
-    is_met: bool
-    evidence: dict[str, Any]
-    remedy: str
-
-
-def examine(candidate: PairRecord, stable: PairRecord) -> tuple[Check, ...]:
-    """Check what a start would not, or only after minutes.
+def compared(candidate: PairRecord, stable: PairRecord) -> Outcome:
+    """Compare a pair with the one in service: what a start would not show, or only after minutes.
 
     Raises:
         EngineLoadError: The sizes of an engine cannot be read.
     """
-    targets = {"candidate": candidate, "stable": stable}
-    manifests = {name: read_manifest(Path(pair.target_engine_dir)) or {} for name, pair in targets.items()}
-    tokenizers = {name: each.get("tokenizer_identity_sha256") for name, each in manifests.items()}
-    ends = {name: each.get("end_ids") for name, each in manifests.items()}
-    runtimes = {name: pair.runtime for name, pair in targets.items()}
-    is_embedded = set(runtimes.values()) == {"embedded"}
-    memory = _memory_of(candidate) if is_embedded else {"needed": 0, "available": 0}
-    return (
-        Check(
-            "both pairs run on the embedded runtime",
-            is_embedded,
-            runtimes,
-            "start its server yourself, and roll out between two servers with 'draftproof upstreams'",
-        ),
-        Check(
-            "it differs from the pair in service",
-            candidate.fingerprint != stable.fingerprint,
-            {name: pair.fingerprint for name, pair in targets.items()},
-            "name a recipe with other engines or other limits",
-        ),
-        Check(
-            "it has the tokenizer of the pair in service",
-            _are_equal(tokenizers),
-            {"tokenizer_identity_sha256": tokenizers},
-            "build the pair from checkpoints with that tokenizer",
-        ),
-        Check(
-            "its texts end at the same tokens",
-            _are_equal(ends),
-            ends,
-            "build the target from a checkpoint with the same end tokens",
-        ),
-        Check(
-            "there is memory for a second server",
-            memory["needed"] <= memory["available"],
-            memory,
-            "reduce the kv_cache sizes of the recipes, free memory, or use a larger machine",
-        ),
-    )
+    pairs = (candidate, stable)
+    runtimes = [pair.runtime for pair in pairs]
+    if runtimes != ["embedded", "embedded"]:
+        remedy = "start its server yourself, and roll out between two servers with 'draftproof upstreams'"
+        return _refused("both pairs must run on the embedded runtime", runtimes, remedy)
+    if candidate.fingerprint == stable.fingerprint:
+        remedy = "name a recipe with other engines or other limits"
+        return _refused("it does not differ from the pair in service", candidate.fingerprint, remedy)
+    evidence: dict[str, Any] = {}
+    manifests = [read_manifest(Path(pair.target_engine_dir)) or {} for pair in pairs]
+    for key, what in (("tokenizer_identity_sha256", "another tokenizer"), ("end_ids", "other end tokens")):
+        evidence[key] = of_both = [manifest.get(key) for manifest in manifests]
+        if of_both[0] is None or of_both[0] != of_both[1]:
+            remedy = "build the target from a checkpoint with those of the pair in service"
+            return _refused(f"its target has {what}", of_both, remedy)
+    if not is_listening(REPOSITORY_ROOT / candidate.socket):  # else an earlier controller has started it
+        engines = Path(candidate.draft_engine_dir), Path(candidate.target_engine_dir)
+        needed = pair_bytes(*engines, candidate.num_kv_blocks, candidate.max_batch_size)
+        evidence["bytes"] = {"needed": needed, "available": available_bytes()}
+        if needed > evidence["bytes"]["available"]:
+            remedy = "reduce the kv_cache sizes of the recipes, free memory, or use a larger machine"
+            return _refused("there is no memory for a second server", evidence["bytes"], remedy)
+    return Outcome(True, "its texts have the same tokens, and there is memory for it", evidence)
 
 
-def _are_equal(found: dict[str, Any]) -> bool:
-    return found["candidate"] is not None and found["candidate"] == found["stable"]
-
-
-def _memory_of(candidate: PairRecord) -> dict[str, int]:
-    if is_listening(REPOSITORY_ROOT / candidate.socket):  # it was started by an earlier controller
-        return {"needed": 0, "available": 0}
-    engines = Path(candidate.draft_engine_dir), Path(candidate.target_engine_dir)
-    needed = pair_bytes(*engines, candidate.num_kv_blocks, candidate.max_batch_size)
-    return {"needed": needed, "available": available_bytes()}
+def _refused(what: str, found: Any, remedy: str) -> Outcome:
+    return Outcome(False, f"refused: {what}; {json.dumps(found)}; {remedy}", {"found": found})
