@@ -21,8 +21,7 @@ from pipelines.atomic_file import remove_directory
 from pipelines.available_resources import available_bytes
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.world import Outcome
-from pipelines.canary.judge.resources import Sample
-from pipelines.canary.process_figures import read_taken
+from pipelines.canary.judge.resources import Sample, read_taken
 from pipelines.canary.run_files import RouterFiles
 from pipelines.deploy.pair_source import PairSource
 from pipelines.deploy.ports import HOST, Ports

@@ -9,9 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growth
+from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growth, read_taken
 from pipelines.canary.judge.verdict import Judged, analyse
-from pipelines.canary.process_figures import read_taken
 from pipelines.errors import CanaryError
 from tests.unit.canary.requests import LIMITS, SLO, samples
 
