@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines import configuration
 from pipelines.atomic_file import write_whole
@@ -34,14 +33,10 @@ class PairRecord:
         socket: Socket of the loop, as its process sees it.
         control_socket: Socket of the target alone.
         draft_engine_dir: Engine directory of the draft.
-        draft_fingerprint: Hash of everything that the draft's engine was built from.
         draft_digest: Hash of the files of the draft's engine.
         target_engine_dir: Engine directory of the target.
         target_fingerprint: Hash of everything that the target's engine was built from.
         target_digest: Hash of the files of the target's engine.
-        max_draft_len: Most draft tokens of a round.
-        num_draft_tokens: Draft tokens of a round, a number or ``adaptive``.
-        draft_length_file: File that overrides ``num_draft_tokens`` while the server runs.
         calibration_file: Measurements of the pair; "" on TensorRT-LLM.
         num_kv_blocks: KV cache blocks by role, on the embedded runtime.
         max_batch_size: Most concurrent requests.
@@ -53,25 +48,17 @@ class PairRecord:
     socket: str
     control_socket: str
     draft_engine_dir: str
-    draft_fingerprint: str
     draft_digest: str
     target_engine_dir: str
     target_fingerprint: str
     target_digest: str
-    max_draft_len: int
-    num_draft_tokens: str
-    draft_length_file: str
     calibration_file: str
     num_kv_blocks: dict[str, int]
     max_batch_size: int
 
-    def document(self) -> dict[str, Any]:
-        """Return the content of the file."""
-        return {"format": FORMAT, **asdict(self)}
-
     def write(self, folder: Path) -> None:
         """Write the file into the folder of the pair's loop."""
-        write_whole(folder / PAIR_FILE, json.dumps(self.document(), indent=1) + "\n")
+        write_whole(folder / PAIR_FILE, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path, error: type[DraftproofError] = RepositoryError) -> PairRecord:
