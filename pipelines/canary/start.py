@@ -43,7 +43,13 @@ def start(
             nothing was changed.
         DraftproofError: There is no server, or the rollout cannot continue.
     """
-    find_server(run_directory)
+    if not find_server(run_directory).ports.openai:
+        raise CanaryError(
+            "the server does not serve OpenAI's API",
+            values=f"{run_directory}, OpenAI port 0",
+            limit="a candidate is judged by requests of that API",
+            remedy="stop it, and serve the recipe with --openai-port",
+        )
 
     def new() -> Rollout:
         pair, table = served_pair(run_directory), arms_file(run_directory)

@@ -36,6 +36,7 @@ from pipelines.socket_path import is_listening
 
 _POLL_S = 0.1
 _DRAFT_LENGTH = "draft_length.json"
+_LOG = "candidate.log"
 
 
 def served_pair(run_directory: Path) -> PairRecord:
@@ -137,12 +138,14 @@ class OwnServers(RouterFiles):
         return Outcome(True, f"{self._run.name} serves {pair.name} from now on", evidence)
 
     def unload(self) -> str:
-        """End the second server, and remove what it left."""
+        """End the second server, and remove what it left but its log."""
         if (server := Server.running(self._beside)) is not None:
             server.stop()
         Server.clear(self._beside)
+        if (log := self._beside / "server.log").exists():
+            log.replace(self._run / _LOG)
         remove_directory(self._beside)
-        return "the second server has ended"
+        return f"the second server has ended; {_LOG} is its log"
 
     def sample(self) -> Sample:
         """Read the metrics of both servers."""

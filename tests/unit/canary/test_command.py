@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
 from pipelines.canary.run_files import arms_file, state_file
+from pipelines.deploy.ports import Ports
 from pipelines.program import EXIT_INTERRUPTED
 from tests.conftest import REPOSITORY_ROOT
 from tests.unit.canary.faults import NO_FAULT, Fault, less_accepted
@@ -38,6 +40,7 @@ class Commands:
 
     def __init__(self, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.fault: Fault = NO_FAULT
+        self.server = SimpleNamespace(ports=Ports())
         self.plan = folder / "canary.yaml"
         self.state = state_file(run)
         self.shown = ""
@@ -99,7 +102,7 @@ def commands(
 ) -> Commands:
     commands = Commands(run, tmp_path, capsys)
     monkeypatch.setattr(command, "run_directory", lambda recipe: run)
-    monkeypatch.setattr(starting, "find_server", lambda directory: None)
+    monkeypatch.setattr(starting, "find_server", lambda directory: commands.server)
     monkeypatch.setattr(starting, "OwnServers", commands.world)
     monkeypatch.setattr(starting, "Controller", commands.controller)
     return commands
@@ -144,6 +147,12 @@ def test_a_rollout_that_could_not_pass_does_not_begin(
     assert re.search(said, commands.errors)
     assert not arms_file(run).exists()
     assert Store.existing(commands.state).latest() is None
+
+
+def test_a_server_without_openai_s_api_has_nothing_to_judge(commands: Commands) -> None:
+    commands.server.ports = Ports(openai=0)
+    assert commands.start() == 1
+    assert "does not serve OpenAI's API" in commands.errors
 
 
 def test_a_second_rollout_is_refused_while_one_runs_or_waits(commands: Commands, run: Path) -> None:

@@ -30,9 +30,11 @@ def test_the_second_server_is_one_of_its_own_inside_the_first_ones_folder(place:
     )
     assert (candidate.name, place.stable) == ("new", stable), "the pair in service is untouched"
     assert (beside(place.run) / "draft_length.json").exists(), "a draft length that was set holds there, too"
+    (beside(place.run) / "server.log").write_text("why it failed")
     world.unload()
     assert place.told == ["start candidate", "stop candidate"]
     assert not beside(place.run).exists()
+    assert (place.run / "candidate.log").read_text() == "why it failed"
 
 
 def test_a_server_that_an_earlier_controller_started_is_kept(place: Place) -> None:
