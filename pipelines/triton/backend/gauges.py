@@ -51,6 +51,8 @@ _DESCRIPTIONS = {
     "draftproof_process_cpu_seconds_total": "CPU time of the model's process, in steps of 10 ms",
     "draftproof_control_cpu_seconds_total": "Part of it in steps for the target alone, in steps of 10 ms",
     "draftproof_router_requests_open": "Requests to the text model being processed",
+    "draftproof_router_arm_out": "1 while the text model avoids an arm because it failed",
+    "draftproof_router_fallbacks_total": "Requests to it that another arm answered, by the arm they left",
     "draftproof_router_requests_total": "Requests to the text model, by arm and outcome",
     "spec_decode_num_drafts_total": "Rounds that verified draft tokens",
     "spec_decode_num_draft_tokens_total": "Draft tokens verified",

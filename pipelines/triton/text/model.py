@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from pipelines.asyncio_thread import AsyncioThread
+from pipelines.router.arms import Arm
 from pipelines.router.router import Router, TextRequest
 from pipelines.triton.backend.gauges import Gauges
 from pipelines.triton.backend.header import Header
@@ -64,7 +65,11 @@ class TextModel(TritonModel):
 def watch_router(gauges: Gauges, router: Router) -> None:
     """Publish the requests of a router."""
     gauges.add("draftproof_router_requests_open", lambda: router.routing.num_open)
-    for arm in ("stable", "control"):
+    arms: tuple[Arm, ...] = ("stable", "control")
+    for arm in arms:
+        gauges.add("draftproof_router_arm_out", partial(router.routing.is_out, arm), arm=arm)
+        fallbacks = partial(router.num_fallbacks.__getitem__, arm)
+        gauges.add("draftproof_router_fallbacks_total", fallbacks, arm=arm)
         for outcome in ("answered", "error", "left"):
             count = partial(router.num_requests.__getitem__, (arm, outcome))
             gauges.add("draftproof_router_requests_total", count, arm=arm, outcome=outcome)
