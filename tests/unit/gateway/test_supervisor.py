@@ -334,13 +334,14 @@ async def test_another_pair_is_loaded_while_requests_wait(
 ) -> None:
     """Those in work end first, a pair that cannot be loaded is tried again, and it is no crash."""
     monkeypatch.setattr(supervising, "_RELOAD_PAUSE_S", 0.01)
-    async with supervised(tmp_path, monkeypatch, drain_s=30) as world:
+    async with supervised(tmp_path, monkeypatch, drain_s=5) as world:
         await world.served()
         in_work = asyncio.Event()
         asked = asyncio.create_task(world.calls.run("generate", _wait(in_work)))
         await until(lambda: world.calls.num_open == 1)
         world.fails_to_start = ["a model cannot be loaded"]
         world.reloading.set()
+        await until(lambda: not world.reloading.is_set())
         waiting = asyncio.create_task(world.supervisor.opened("generate"))
         await asyncio.sleep(0.1)
         assert (len(world.started), waiting.done()) == (1, False)
