@@ -167,8 +167,8 @@ def drawn_prompts(options: argparse.Namespace, count: int) -> tuple[Prompts, Pro
     Raises:
         InvalidRequestError: There are too few.
     """
-    judged = choose_prompts(options.prompts, options.recipe).for_judging().of_largest_set()
-    prompts = judged.draw(count, least=count)
+    largest = choose_prompts(options.prompts, options.recipe).of_largest_set()
+    prompts = largest.draw(count, least=count)
     check_chats(prompts, None)
     (prompt_set,) = make_prompt_sets(prompts, tuple(prompts.sets), count, 0.0).values()
     return prompts, prompt_set

@@ -1,10 +1,9 @@
 """Write a recipe's pair as a package: ``python -m build.package --recipe demo``.
 
-A package is a directory with the engines, their measurement, the recipe, and ``package.json``, a list of
-digests that may be signed (``build/signature.py``). It needs no checkout and no other file.
-``draftproof serve --package DIRECTORY`` serves it on any machine that has the code, and ``draftproof canary
-start --candidate DIRECTORY`` rolls it out. Before anything of it is used, the signature is checked if a key
-is demanded, then every file.
+A package is a directory with the engines, the recipe, and ``package.json``, a list of digests that may be
+signed (``build/signature.py``). It needs no checkout and no other file. ``draftproof serve --package
+DIRECTORY`` serves it on any machine that has the code, and ``draftproof canary start --candidate DIRECTORY``
+rolls it out. Before anything of it is used, the signature is checked if a key is demanded, then every file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from build.built_pair import BuiltPair, build_pair
 from build.command_line import add_runtime, optional_path, print_line, recipe_parser, run_command
 from build.files import Need, check_space
 from build.recipe import REPOSITORY_ROOT, Recipe, Runtime, load_recipe, parse_recipe
-from build.rendering.rendered_pair import calibration_file
 from build.signature import check_signature, sign
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines import configuration
@@ -245,7 +243,7 @@ def _different(directory: Path, differences: list[str]) -> PackageError:
 
 
 def write_package(pair: BuiltPair, destination: Path, private_key: Path | None = None) -> Contents:
-    """Copy the engines of a pair, with its recipe and measurement, into a package.
+    """Copy the engines of a pair, with its recipe, into a package.
 
     Args:
         pair: The pair, which must be built.
@@ -266,9 +264,6 @@ def write_package(pair: BuiltPair, destination: Path, private_key: Path | None =
     with whole_directory(destination) as staging:
         for engine in engines:
             shutil.copytree(engine.directory, staging / ENGINES / engine.directory.name)
-        if pair.recipe.runtime == "embedded":
-            calibration = calibration_file(pair.draft_engine, pair.target_engine)
-            shutil.copyfile(calibration, staging / ENGINES / calibration.name)
         document = yaml.safe_dump(recipe_document(pair.recipe), sort_keys=False)
         (staging / RECIPE).write_text(document, encoding="utf-8")
         paths = sorted(path for path in staging.rglob("*") if path.is_file())
@@ -289,10 +284,7 @@ def write_package(pair: BuiltPair, destination: Path, private_key: Path | None =
 
 
 def recipe_document(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe with all its settings, as ``parse_recipe`` reads it.
-
-    Its prompts stay behind: they served the measurement, which is in the package.
-    """
+    """Return the recipe with all its settings but its prompts, as ``parse_recipe`` reads it."""
     document = asdict(replace(recipe, prompts=None))
     del document["path"]
     return document

@@ -255,8 +255,8 @@ class Recipe:
         name: Name of the recipe, and of its folders under ``engines/`` and ``.run/``.
         runtime: Default runtime: ``embedded``, which needs no GPU, or ``tensorrt_llm``.
         prompts: File of prompts, ``*.jsonl`` (texts, or chat messages for a target with a chat template) or
-            ``*.txt``, or folder of such files, for calibration, verification and benchmarks; relative to the
-            recipe's own file. None: general prompts.
+            ``*.txt``, or folder of such files, for verification and benchmarks; relative to the recipe's own
+            file. None: general prompts.
         tensorrt_llm: Settings that only TensorRT-LLM has.
         path: The YAML file.
     """

@@ -34,8 +34,8 @@ class Part:
 
 # Ceilings with about 3 % of room. docs/explanation/source-tree.md says what a raised one buys.
 PARTS = (
-    Part("speculation", 2_080, ("pipelines/speculation/",)),
-    Part("executor", 2_120, ("pipelines/executor/",)),
+    Part("speculation", 1_560, ("pipelines/speculation/",)),
+    Part("executor", 1_990, ("pipelines/executor/",)),
     Part("text", 1_420, ("pipelines/text/",)),
     Part("wire", 1_220, ("pipelines/wire/",)),
     Part("router", 3_810, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
@@ -44,7 +44,7 @@ PARTS = (
     Part("client", 860, ("pipelines/client/",)),
     Part("validation", 4_290, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_470, ("pipelines/canary/",)),
-    Part("bench", 1_880, ("pipelines/bench/",)),
+    Part("bench", 1_340, ("pipelines/bench/",)),
     Part("deploy", 1_965, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_200, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 980, ("pipelines/",)),
@@ -69,7 +69,7 @@ PARTS = (
     Part("tools", 1_490, ("tools/",)),
 )
 
-TEST_LINES = 78_000
+TEST_LINES = 75_000
 """The most lines of tests, with blank lines and comments."""
 
 

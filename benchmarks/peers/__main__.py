@@ -115,7 +115,7 @@ def _prompts(options: argparse.Namespace, models: PeerModels, count: int) -> Pro
     """Return ``count`` prompts of each set; raises InvalidRequestError if there are fewer."""
     if options.context is not None:
         return models.code(count, options.context)
-    prompts = choose_prompts(options.prompts, options.recipe).for_judging()
+    prompts = choose_prompts(options.prompts, options.recipe)
     check_chats(prompts, None)
     names = options.prompt_sets or tuple(prompts.sets)
     sets = {name: replace(prompts, sets={name: prompts.sets.get(name, ())}) for name in names}

@@ -51,14 +51,14 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         say("building the checkout")
         engines = versions[AFTER].build(ENGINES)
         say(f"building {versions[BEFORE].name}")
-        engines_before = versions[BEFORE].build(versions[AFTER].tree / "engines", other=engines)
+        engines_before = versions[BEFORE].build(versions[AFTER].tree / "engines")
         has_same_engines = engines.are_same_as(engines_before)
         starts_s = Change.of(measure_starts(versions, options.pairs, say))
         with ExitStack() as stack:
             servers = {name: stack.enter_context(version.running()) for name, version in versions.items()}
             pairs, num_different = measure_batches(servers, prompts, options.pairs, say)
     settings, share_ms = figures_of(pairs), front_doors_share(pairs)
-    notes = [] if has_same_engines else ["The engines differ, and each version has calibrated its own."]
+    notes = [] if has_same_engines else ["The engines differ."]
     notes.append(f"{num_different} answers differ.")
     document = {
         "settings": [asdict(each) for each in settings],

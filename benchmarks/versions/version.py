@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.rendering.rendered_pair import calibration_file
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import run_directory
 from pipelines.errors import InvalidRequestError, VerificationError
@@ -34,11 +33,6 @@ class Engines:
 
     draft: Path
     target: Path
-
-    @property
-    def calibration(self) -> Path:
-        """Return the path of the pair's calibration."""
-        return calibration_file(self.draft, self.target)
 
     def are_same_as(self, other: Engines) -> bool:
         """Return whether both compute the same; fingerprints differ with the source text of the compiler."""
@@ -99,15 +93,14 @@ class Version:
     def _unpacked(cls, name: str, packed: bytes, tree: Path, recipe: str) -> Version:
         tree.mkdir(parents=True)
         subprocess.run(["tar", "-x", "-C", str(tree)], input=packed, check=True)
+        (tree / "checkpoints").symlink_to(_ROOT / "checkpoints")  # which git ignores
         return cls(name, tree, recipe)
 
-    def build(self, engines: Path, other: Engines | None = None) -> Engines:
-        """Build the recipe's engines, calibrate them, and render its repository.
+    def build(self, engines: Path) -> Engines:
+        """Build the recipe's engines and render its repository.
 
         Args:
             engines: Folder whose engines are used if this version computes the same fingerprints.
-            other: Engines of another version. If this version's are the same, so is the calibration, since
-                two measurements would differ and with them the draft lengths.
 
         Raises:
             VerificationError: The version's own program failed.
@@ -117,11 +110,8 @@ class Version:
             if file.is_file() and file.name != ".lock":
                 _link(file, self.tree / "engines" / file.relative_to(engines))
         built = json.loads(self._run("build.engines", "--recipe", self.recipe).splitlines()[-1])
-        own = Engines(Path(built["draft"]), Path(built["target"]))
-        if other is not None and own.are_same_as(other) and not own.calibration.exists():
-            _link(other.calibration, own.calibration)
         self._run("build.repository", "--recipe", self.recipe)
-        return own
+        return Engines(Path(built["draft"]), Path(built["target"]))
 
     @contextmanager
     def running(self) -> Iterator[RunningVersion]:

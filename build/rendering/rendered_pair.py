@@ -19,11 +19,6 @@ from pipelines.errors import RepositoryError
 from pipelines.manifest import EngineFiles, engine_digest, sha256_json
 
 
-def calibration_file(draft_engine: Path, target_engine: Path) -> Path:
-    """Return the path of a pair's measurements, which ``python -m pipelines.bench.calibration`` writes."""
-    return target_engine.parent / f"calibration-{draft_engine.name}-{target_engine.name}.json"
-
-
 @dataclass(frozen=True)
 class RenderedPair:
     """A pair, and how it uses the memory of a server.
@@ -119,7 +114,6 @@ class RenderedPair:
             "engine_access": "in_process",
             **{f"{role}_num_kv_blocks": str(blocks) for role, blocks in self.num_kv_blocks.items()},
             "max_num_tokens": str(serving.max_num_tokens),
-            "calibration_file": str(calibration_file(*engines)),
             "lookup_corpus_file": str(self.run / f"lookup_corpus-{self._tokenizer_identity[:16]}.npy"),
         }
 
@@ -137,7 +131,6 @@ class RenderedPair:
             target_engine_dir=self.values["target_engine_dir"],
             target_fingerprint=self.engine_fingerprint("target"),
             target_digest=self.values["target_engine_digest"],
-            calibration_file=self.values.get("calibration_file", ""),
             num_kv_blocks=dict(self.num_kv_blocks),
             max_batch_size=self.recipe.serving.max_batch_size,
         )

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     size = size_of(options)
     try:
-        prompts = choose_prompts(options.prompts, options.recipe).for_judging()
+        prompts = choose_prompts(options.prompts, options.recipe)
         names = names_of_sets(prompts, options.sets, is_quick=options.quick)
         draw_sets(prompts, names, *_prompts_needed(size))
         earlier = None if options.compare is None else read_earlier(options.compare)

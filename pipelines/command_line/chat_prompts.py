@@ -32,7 +32,7 @@ def as_messages(prompts: Prompts, engine: Path) -> Prompts:
 
     if not ChatTemplate.is_in(engine):
         return prompts
-    return chat_prompts().for_judging() if prompts.source == GENERAL else prompts.change(as_message)
+    return chat_prompts() if prompts.source == GENERAL else prompts.change(as_message)
 
 
 def check_chats(prompts: Prompts, engine: Path | None) -> None:

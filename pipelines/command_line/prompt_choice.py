@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from pipelines import configuration
@@ -27,10 +26,7 @@ def choose_prompts(given: Path | None, recipe: str) -> Prompts:
         InvalidRequestError: See ``given_prompts``.
         RecipeError: The recipe cannot be read.
     """
-    of_recipe = _prompts_of_recipe(recipe)
-    prompts = given_prompts(given or of_recipe)
-    is_calibrated = given is None or (of_recipe is not None and given.resolve() == of_recipe.resolve())
-    return replace(prompts, is_calibrated=is_calibrated)
+    return given_prompts(given or _prompts_of_recipe(recipe))
 
 
 def _prompts_of_recipe(recipe: str) -> Path | None:

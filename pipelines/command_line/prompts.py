@@ -1,4 +1,4 @@
-"""Holds the prompts that a program uses, and separates those that calibration may see."""
+"""Holds the prompts that a program uses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from pipelines.errors import InvalidRequestError
-
-_CALIBRATION_SHARE = 4  # one in four texts
 
 
 class TokenSwitches(TypedDict):
@@ -52,14 +50,6 @@ class Prompt:
         """Hash of the text, or of the messages, whatever template renders them."""
         return hashlib.sha256((self.messages or self.text).encode()).digest()
 
-    @property
-    def is_for_calibration(self) -> bool:
-        """Whether calibration sees the prompt, and no report is made of it.
-
-        The SHA-256 decides, so that a prompt belongs to the same side in every file.
-        """
-        return self.sha256[0] % _CALIBRATION_SHARE == 0
-
 
 @dataclass(frozen=True)
 class Prompts:
@@ -69,13 +59,11 @@ class Prompts:
         source: Where they come from: a path, or the name of the built-in set.
         sets: Prompts by the name of their set, the largest set first; no set is empty.
         notes: Sentences on prompts that were left out.
-        is_calibrated: Whether the pair was calibrated with some of these prompts.
     """
 
     source: str
     sets: Mapping[str, tuple[Prompt, ...]]
     notes: tuple[str, ...] = ()
-    is_calibrated: bool = True
 
     @property
     def all(self) -> tuple[Prompt, ...]:
@@ -97,18 +85,6 @@ class Prompts:
         counts = [prompt.num_tokens for prompt in self.all]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
-
-    def for_calibration(self) -> Prompts:
-        """Return the prompts that calibration may see; there may be none."""
-        return self.keep(lambda prompt: prompt.is_for_calibration)
-
-    def for_judging(self) -> Prompts:
-        """Return the prompts that calibration never saw: all of a file that is not the recipe's."""
-        if not self.is_calibrated:
-            return self
-        kept = self.keep(lambda prompt: not prompt.is_for_calibration)
-        num_others = len(self.all) - len(kept.all)
-        return kept.with_note(f"kept for calibration: {num_others}") if num_others else kept
 
     def of_largest_set(self) -> Prompts:
         """Return the prompts of the largest set."""
@@ -146,7 +122,6 @@ class Prompts:
                 values="; ".join((f"{len(drawn)} of {self.source}", *self.notes)),
                 limit=f"at least {least}",
                 remedy="add prompts (in *.txt one a line, or separated by lines ---)"
-                + (", of which one in four is kept for calibration" if self.is_calibrated else "")
                 + (", or request fewer" if least > 1 else ""),
             )
         chosen = {prompt.prompt_id for prompt in drawn}

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        prompts = choose_prompts(options.prompts, options.recipe).for_judging()
+        prompts = choose_prompts(options.prompts, options.recipe)
         prompts.draw(options.num_prompts)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))

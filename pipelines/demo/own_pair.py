@@ -33,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def write_recipe() -> int:
         nonlocal recipe
         if options.prompts is not None:
-            # A mistake shows before anything is downloaded.
-            read_prompts(options.prompts).for_judging().draw(1)
+            read_prompts(options.prompts)  # a mistake shows before anything is downloaded
         checkpoints = named_checkpoint(options.target), named_checkpoint(options.draft)
         names = [options.name] if options.name else map(_last_name, checkpoints)
         output = (options.output or Path("-".join(names) + ".yaml")).resolve()

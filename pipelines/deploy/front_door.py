@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from pipelines import configuration
 from pipelines.deploy.ports import HOST
@@ -50,6 +50,9 @@ class FrontDoorSettings:
         cors_origins: Origins of web pages that may use the API, such as ``https://chat.example.org``.
         hosts: Names by which the server is asked besides its addresses, such as ``models.example.org``. They
             count for the gateway and its metrics too.
+        open_metrics: Whether ``/metrics`` needs no API key. That is safe where only a proxy reaches the port
+            and keeps this path from strangers.
+        max_kept_bytes: Most bytes of responses that are kept for requests which continue them; 0 keeps none.
         max_body_bytes: Largest body.
         header_timeout_s: Longest time until the headers of a request have arrived, and of an idle connection.
         body_timeout_s: Longest time until the body has arrived.
@@ -71,6 +74,8 @@ class FrontDoorSettings:
     tls: Tls | None = None
     cors_origins: tuple[str, ...] = ()
     hosts: tuple[HostName, ...] = ()
+    open_metrics: bool = False
+    max_kept_bytes: NonNegativeInt = 64 << 20
     max_body_bytes: PositiveInt = 2 << 20  # the gateway's
     header_timeout_s: PositiveFloat = 30.0
     body_timeout_s: PositiveFloat = 30.0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipelines.errors import DraftproofError
 from pipelines.executor.engine import Engine, StepEngine
-from pipelines.executor.grammars import looking_ahead, with_renewed_grammars
+from pipelines.executor.grammars import GrammarTurns, looking_ahead, with_renewed_grammars
 from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
 from pipelines.executor.limits import (
@@ -29,10 +29,11 @@ from pipelines.executor.limits import (
 )
 from pipelines.executor.prompt_pace import PromptPace, is_short
 from pipelines.executor.recurrent_states import StateSlots
-from pipelines.executor.rows import NOTHING, RowBudget, RowSteps, fit_to_budget, next_rows
+from pipelines.executor.rows import next_rows
 from pipelines.executor.sequence import Sequence
-from pipelines.executor.step import WARM_UP_ROW, StepInputs, pack, size_with_prompts
+from pipelines.executor.step import WARM_UP_ROW, StepInputs, pack, size_of_rows, size_with_prompts
 from pipelines.manifest import EngineFiles
+from pipelines.speculation.draft_length.step_times import StepTimes
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.sampler import Sampler
 from pipelines.speculation.token_ids import TokenIds
@@ -42,7 +43,9 @@ from pipelines.text.vocabulary import Vocabulary
 
 _LOG = logging.getLogger(__name__)
 
-_WARM_UP_S = 1.0
+_TIMED_ROWS = (1, 2, 4, 8, 16)
+_REPETITIONS = 2
+_WARM_UP_S = 3.0  # after which only the first two are timed
 
 
 class Executor:
@@ -52,7 +55,7 @@ class Executor:
         engine: Computes the steps.
         num_steps: Engine calls so far.
         engine_time_s: Time spent in engine calls.
-        budget: Sizes the steps; None to compute only what is requested.
+        times: Predicts how long steps take, and learns from them; None until ``warm_up``.
         has_open_rounds: Whether requests of the first lane continue, although none of them may be here now.
         pace: Limits the prompts in a step.
         lanes: Queues and running requests.
@@ -84,12 +87,14 @@ class Executor:
         self.vocabulary = vocabulary
         self.on_work: Callable[[], None] = lambda: None
         self.has_open_rounds: Callable[[], bool] = lambda: False
-        self.budget: RowBudget | None = None
+        self.times: StepTimes | None = None
         self.pace = PromptPace()
+        self._turns = GrammarTurns()
         self.num_steps = 0
         self._num_plans = 0
         self.engine_time_s = 0.0
-        self._last: RowSteps | None = None
+        # Rows of the last steps, if they had no prompts, and the number of those steps.
+        self._last_rows: tuple[int, int] | None = None
         self.engine = engine
         self._token_map = token_map
         limits.check(engine.config, num_lanes)
@@ -201,15 +206,22 @@ class Executor:
         return Output.joined([output async for output in self.generate(request)])
 
     def warm_up(self) -> None:
-        """Compute a step of each size, smallest first, because the first one of a size compiles its kernels.
+        """Compute and time steps of a few sizes, smallest first; the first one of a size compiles kernels.
 
-        It ends after a second: a large network computes the step longer than it compiles the kernels.
+        A large network is timed with fewer sizes. What is not timed is learned while serving.
         """
         ends_s = time.monotonic() + _WARM_UP_S
-        for size in () if self.budget is None else self.budget.sizes.tolist():
-            self.engine.step(pack([WARM_UP_ROW], self.config.kv_block_size, size))
-            if time.monotonic() > ends_s:
+        seconds: list[float] = []
+        for rows in _TIMED_ROWS:
+            if len(seconds) > 1 and time.monotonic() > ends_s:
                 break
+            seconds.append(min(self._time_step(rows) for _ in range(_REPETITIONS)))
+        self.times = StepTimes(_TIMED_ROWS[: len(seconds)], seconds)
+
+    def _time_step(self, rows: int) -> float:
+        started_s = time.perf_counter()
+        self.engine.step(pack([WARM_UP_ROW], self.config.kv_block_size, rows))
+        return time.perf_counter() - started_s
 
     def step(self, *, may_continue: bool = False) -> bool:
         """Compute one step and distribute its tokens. Never raises: errors go to the affected requests.
@@ -221,7 +233,7 @@ class Executor:
             Whether coroutines may have something to do; False after short steps in which all requests
             continued a proposal.
         """
-        self._last = None
+        self._last_rows = None
         if self.engine.is_busy:
             # A step that was given up still writes into its blocks and slots, so nobody may take one yet.
             _LOG.error("all requests of a %s fail: a step that was given up has not ended", self.config.role)
@@ -230,27 +242,22 @@ class Executor:
         work = self._plan()
         if not work:
             return True
-        num_tokens = 0
-        if self.budget is not None:
-            work, num_tokens = fit_to_budget(work, self.budget)
         is_rows_only = all(item.chunk.as_rows for item in work)
-        if not is_rows_only:
-            num_needed = sum(len(item.chunk.token_ids) for item in work)
-            num_tokens = min(size_with_prompts(num_needed), self.limits.max_num_tokens)
+        num_needed = sum(len(item.chunk.token_ids) for item in work)
+        padded = (size_of_rows if is_rows_only else size_with_prompts)(num_needed)
+        num_tokens = max(min(padded, self.limits.max_num_tokens), num_needed)
         inputs = pack([item.chunk for item in work], self.config.kv_block_size, num_tokens)
-        num_before, engine_s_before = self.num_steps, self.engine_time_s
+        num_before = self.num_steps
         if not self._compute(work, inputs):
             return True
-        while may_continue and (further := self._next_rows(work, len(inputs.input_ids))):
+        while may_continue and (further := self._next_rows(work)):
             token_ids = [item.chunk.token_ids[0] for item in further]
             own = self.engine.states if self.config.reads_features else None
             work, inputs = further, inputs.moved_on(token_ids, own)
             if not self._compute(work, inputs):
                 return True
-        if is_rows_only and self.budget is not None:
-            num_steps, engine_s = self.num_steps - num_before, self.engine_time_s - engine_s_before
-            num_adapted = self.budget.costs.overhead.num_adapted
-            self._last = RowSteps(work, len(inputs.input_ids), num_steps, engine_s, num_adapted)
+        if is_rows_only:
+            self._last_rows = len(inputs.input_ids), self.num_steps - num_before
         return not is_rows_only or any(not item.sequence.is_proposing for item in work)
 
     def _plan(self) -> list[Work]:
@@ -259,16 +266,12 @@ class Executor:
         if len(self.lanes) > 1:
             divide_blocks(*self.lanes, is_first_open=self.has_open_rounds())
         lanes = self.lanes[::-1] if self._num_plans % 2 else self.lanes  # their rows take turns
-        return self.pace.fit(plan_step(lanes, self.limits.max_num_tokens))
+        return self.pace.fit(self._turns.fit(plan_step(lanes, self.limits.max_num_tokens)))
 
-    def _next_rows(self, work: list[Work], num_rows: int) -> list[Work] | None:
+    def _next_rows(self, work: list[Work]) -> list[Work] | None:
         """Return the step after a computed one if it needs no plan."""
-        if len(work) < self.counts.num_running:
-            return None
-        further = next_rows(work, self.config.kv_block_size)
-        if further and self.budget is not None and self.budget.rows(len(work), NOTHING) != num_rows:
-            return None  # fewer rows have become cheaper than a change of shape
-        return further
+        is_whole = len(work) == self.counts.num_running
+        return next_rows(work, self.config.kv_block_size) if is_whole else None
 
     def _compute(self, work: list[Work], inputs: StepInputs) -> bool:
         """Compute a planned step and distribute its tokens; False if it failed, and with it its requests."""
@@ -306,15 +309,11 @@ class Executor:
     def _fail(self, lane: Lane, sequence: Sequence) -> None:
         lane.fail(sequence, step_failed(sequence, self.config.role))
 
-    def learn_cost(self, seconds: float, *, is_first: bool) -> None:
-        """Update the step costs from the last call of ``step``.
-
-        Args:
-            seconds: Time of its steps including the work that followed them.
-            is_first: Whether they were the first ones after a step of another executor.
-        """
-        if self.budget is not None and self._last is not None:
-            self._last.teach(self.budget.costs, seconds, is_first=is_first)
+    def learn_time(self, seconds: float) -> None:
+        """Learn from the last call of ``step``, which took this long with the work that followed it."""
+        if self.times is not None and self._last_rows is not None:
+            num_rows, num_steps = self._last_rows
+            self.times.observe(num_rows, seconds / num_steps)
 
     def fail_all(self) -> None:
         """End all requests with an error and discard what they computed."""

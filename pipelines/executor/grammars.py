@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
@@ -12,14 +13,47 @@ import numpy as np
 
 from pipelines.errors import InvalidRequestError
 from pipelines.executor import sequence
+from pipelines.executor.lane import Work
 from pipelines.speculation.request import GenerationRequest, Output
 
-_LOOK_AHEAD_S = 0.05
+_LOOK_AHEAD_S = 0.02
 """Time of a step for the masks behind draft tokens, shared by its requests; a usual mask takes 50 us."""
+
+_SLOW_SHARE = 0.1
+"""Of the time, for slow masks while there are other requests."""
 
 _LOOK_AHEAD_THREAD = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
 _RENEWAL_THREADS = ThreadPoolExecutor(2, thread_name_prefix="grammars anew")
+
+
+class GrammarTurns:
+    """Lets requests whose masks are slow take turns, so that others keep most of the time."""
+
+    def __init__(self) -> None:
+        self._num_turns = 0
+        self._next_s = 0.0
+
+    def fit(self, work: list[Work]) -> list[Work]:
+        """Leave slow requests of a planned step to a later one: all but one, and that one until its turn.
+
+        Args:
+            work: The planned step, which stays as it is if all are slow.
+        """
+        slow = [(item, slow_s) for item in work if (slow_s := _slow_s(item))]
+        if len(slow) in (0, len(work)):
+            return work
+        turn = None
+        if time.monotonic() >= self._next_s:
+            turn, slow_s = slow[self._num_turns % len(slow)]
+            self._num_turns += 1
+            self._next_s = time.monotonic() + slow_s / _SLOW_SHARE
+        return [item for item in work if item is turn or not _slow_s(item)]
+
+
+def _slow_s(item: Work) -> float:
+    grammar = item.sequence.request.grammar
+    return 0.0 if grammar is None else grammar.slow_s
 
 
 @contextmanager

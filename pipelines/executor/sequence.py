@@ -47,10 +47,9 @@ class Sequence:
         num_cached: Those of the prompt that were there when the request began; None before.
         draft_ids: int32, draft tokens that are not yet verified.
         draft_logits: float32 [len(draft_ids), vocab_size] for the ratio rule, otherwise None.
-        draft_survival: float64 [len(draft_ids)] if draft tokens may be dropped, otherwise None.
         is_verification: Whether the request ends with the token after its accepted draft tokens.
         output_ids: Tokens chosen so far.
-        margins: Margins of the tokens proposed so far.
+        gaps: Gaps of the tokens proposed so far.
         most_chunk_tokens: Most tokens of a prompt's chunk whose logits are all needed.
         table: Blocks of a running request; None while it waits.
         returned_states: Hidden states for the next output; None if there are none, or they are not wanted.
@@ -96,10 +95,9 @@ class Sequence:
         self.num_cached: int | None = None
         self.draft_ids = request.draft_input_ids
         self.draft_logits = request.draft_logits
-        self.draft_survival = request.draft_survival
         self.is_verification = len(request.draft_input_ids) > 0
         self.output_ids: list[int] = []
-        self.margins: list[float] = []
+        self.gaps: list[float] = []
         self.most_chunk_tokens = max(_MOST_LOGITS // sampler.vocab_size, MIN_STEP_TOKENS)
         self.table: BlockTable | None = None
         # Until they are returned.
@@ -255,16 +253,16 @@ class Sequence:
         assert self.request.keep_drafting is not None
         kept: list[int] = []
         try:
-            token_id, margin = self.sampler.propose(logits)
+            token_id, gap = self.sampler.propose(logits)
         except (
             NothingAllowedError
         ):  # a draft with another tokenizer may lack all tokens that a grammar allows
             finish_reason = "length"
         else:
             finish_reason = self._take_token(token_id, kept)
-            self.margins += [margin] * len(kept)
+            self.gaps += [gap] * len(kept)
             self._append(kept, num_fed, num_accepted=0)
-            if not finish_reason and self.request.keep_drafting(margin):
+            if not finish_reason and self.request.keep_drafting(gap):
                 return None
         return self.proposal(finish_reason or "length")
 
@@ -273,8 +271,8 @@ class Sequence:
         if self.request.keep_drafting is None:
             return Output(NO_TOKENS, finish_reason, is_final=True)
         proposed = np.array(self.output_ids, np.int32)
-        margins = np.array(self.margins, np.float32)
-        return Output(proposed, finish_reason, is_final=True, margins=margins)
+        gaps = np.array(self.gaps, np.float32)
+        return Output(proposed, finish_reason, is_final=True, gaps=gaps)
 
     def _append(self, kept: list[int], num_fed: int, num_accepted: int) -> TokenIds:
         new_ids = np.array(kept, np.int32)

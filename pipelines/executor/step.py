@@ -258,12 +258,17 @@ def _repeat_last(begins: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.in
     return np.append(begins, np.repeat(begins[-1:], count))
 
 
+def size_of_rows(num_rows: int) -> int:
+    """Return the rows that a step without prompts computes: an engine prepares each size at its first use."""
+    multiple = 1 if num_rows <= 16 else 2 if num_rows <= 64 else 8
+    return -(-num_rows // multiple) * multiple
+
+
 def size_with_prompts(num_tokens: int) -> int:
     """Round up the number of tokens of a step with prompts.
 
     OpenVINO permanently keeps about 4 MB of kernels for each number of tokens it has seen: 2 GB for the two
-    engines of ``demo-large`` with all numbers up to 512. Rounding leaves few numbers for 5 % more tokens
-    (docs/decisions/draft-length.md).
+    engines of ``demo-large`` with all numbers up to 512. Rounding leaves few numbers for 5 % more tokens.
     """
     for limit, multiple in ((32, 4), (128, 8), (256, 16)):
         if num_tokens <= limit:

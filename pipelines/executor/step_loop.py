@@ -82,7 +82,7 @@ class StepLoop(AsyncioThread):
         if is_answered:
             await asyncio.sleep(0)  # let each coroutine that was answered run and ask for its next step
         seconds = time.perf_counter() - started_s
-        executor.learn_cost(seconds, is_first=is_first)
+        executor.learn_time(seconds)
 
 
 def _only_reads_long(executor: Executor) -> bool:

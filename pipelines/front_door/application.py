@@ -101,7 +101,7 @@ class FrontDoor:
         self._metrics = metrics
         self._observers = observers
         self._keys = KeyRing(Path(settings.keys) if settings.keys else None, server_key)
-        self._kept = KeptResponses()
+        self._kept = KeptResponses(settings.max_kept_bytes)
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
@@ -131,7 +131,7 @@ class FrontDoor:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if needs_key(request, OPEN_PATHS):
+        if needs_key(request, self._settings, OPEN_PATHS):
             request[CLIENT] = self._keys.client(request)
             request[EXCHANGE].key_name = request[CLIENT].key.name
         return await handler(request)

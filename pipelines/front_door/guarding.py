@@ -22,7 +22,6 @@ MAX_REQUESTS = 1024
 """Most requests at a time: as many as the gateway has open calls (``gateway.open_calls``)."""
 
 _POLL_S = 0.05
-_OF_PROXIES = ("forwarded", "via", "x-forwarded-", "x-real-ip")
 
 
 class RequestsInProgress:
@@ -103,7 +102,7 @@ def openai_application(
         hosts=settings.hosts,
         has_pages=True,
         any_host=lambda request: (
-            request.path == HEALTH or (bool(settings.keys) and needs_key(request, open_paths))
+            request.path == HEALTH or (bool(settings.keys) and needs_key(request, settings, open_paths))
         ),
         max_body_bytes=settings.max_body_bytes,
     )
@@ -111,15 +110,12 @@ def openai_application(
     return application
 
 
-def needs_key(request: web.Request, open_paths: Collection[str]) -> bool:
+def needs_key(request: web.Request, settings: FrontDoorSettings, open_paths: Collection[str]) -> bool:
     """Whether a request must have an API key, where there are keys.
 
-    A scrape of this machine needs none: Prometheus has no key, and HAProxy has a port for metrics. What
-    another proxy passes on is not one.
+    Neither address nor headers tell a scrape of this machine from what a proxy on it passes on.
     """
-    is_passed_on = any(name.lower().startswith(_OF_PROXIES) for name in request.headers)
-    is_local = request.remote in ("127.0.0.1", "::1") and not is_passed_on
-    return request.path not in open_paths and not (request.path == "/metrics" and is_local)
+    return request.path not in open_paths and not (settings.open_metrics and request.path == "/metrics")
 
 
 async def _answered(

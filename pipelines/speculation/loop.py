@@ -168,9 +168,10 @@ class _Loop:
 
     async def propose(self) -> Proposal:
         """Draft the tokens of a round: forced ones, then as ``lengths`` decides."""
-        forced = await self._forced_tokens()
+        may_draft = self.num_emitted and not (self.request.grammar and self.request.grammar.slow_s)
+        forced = await self._forced_tokens() if may_draft else NO_TOKENS
         max_draft_len = self.lengths.max_draft_len
-        plan = self.lengths.next_round(self._num_remaining - len(forced)) if self.num_emitted else NO_DRAFT
+        plan = self.lengths.next_round(self._num_remaining - len(forced)) if may_draft else NO_DRAFT
         num_wanted = min(plan.max_tokens, max_draft_len - len(forced))
         if len(forced) and self.states.begin is not None:
             num_wanted = 0  # a head cannot read tokens whose states the target has not computed
@@ -196,7 +197,6 @@ class _Loop:
                 len(proposal.token_ids) + 1,
                 draft_input_ids=proposal.token_ids,
                 draft_logits=draft_logits,
-                draft_survival=proposal.survival,
             )
         )
 
@@ -238,7 +238,7 @@ class _Loop:
 
     async def _forced_tokens(self) -> TokenIds:
         limit = min(self.lengths.max_draft_len, self._num_remaining - 1)
-        if self.forced is None or not self.num_emitted or not limit:
+        if self.forced is None or not limit:
             return NO_TOKENS
         return (await self.forced.after(self.known[self.request.num_prompt_tokens :]))[:limit]
 

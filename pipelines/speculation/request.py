@@ -48,8 +48,6 @@ class GenerationRequest:
         draft_logits: float32 [k, vocab_size], raw logits from which the draft tokens were drawn with
             ``independent_noise`` and the same ``sampling``; the ratio rule then applies. Without them, a
             draft token is accepted if the engine would have chosen it itself.
-        draft_survival: float64 [k], non-increasing probabilities that draft tokens become output. If given,
-            the engine verifies only those that are worth their row.
         sampling: Sampling parameters.
         end_ids: Tokens that end the output; the end token is not part of it.
         stop_words: Bytes of words; the output ends with the token that completes one.
@@ -63,8 +61,8 @@ class GenerationRequest:
         return_generation_logits: Whether to return the logits from which tokens were chosen.
         return_states: Whether to return the hidden states that the engine has for a trained head.
         target_states: For a trained head; None for other engines.
-        keep_drafting: If given, margins are returned, and the output ends with "length" after the first token
-            for whose margin this returns False.
+        keep_drafting: If given, gaps are returned, and the output ends with "length" after the first token
+            for whose gap this returns False.
         independent_noise: Whether to draw with separate noise instead of the noise that draft and target
             share, and to return an end token as the last token: a proposal for the ratio rule.
         deadline_s: Deadline on the clock of ``time.monotonic``; None for none.
@@ -76,7 +74,6 @@ class GenerationRequest:
     prompt_length: int | None = None
     draft_input_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
     draft_logits: Logits | None = None
-    draft_survival: npt.NDArray[np.float64] | None = None
     sampling: SamplingParams = GREEDY
     end_ids: tuple[int, ...] = ()
     stop_words: tuple[bytes, ...] = ()
@@ -183,7 +180,7 @@ class Output:
         is_final: Whether the request ends with this output.
         log_probs: Log probabilities of ``token_ids`` if requested.
         generation_logits: float32 [n, vocab_size], raw logits of ``token_ids`` if requested.
-        margins: float32 [n], lead of each token over the next best, including noise; with ``keep_drafting``.
+        gaps: float32 [n], lead of each token over the next best, including noise; with ``keep_drafting``.
         num_verified: Number of leading draft tokens that were verified; None if all were.
         prompt_log_probs: Log probabilities of the prompt without its first token;
             with the first output if requested.
@@ -197,7 +194,7 @@ class Output:
     is_final: bool
     log_probs: LogProbs | None = None
     generation_logits: Logits | None = None
-    margins: npt.NDArray[np.float32] | None = None
+    gaps: npt.NDArray[np.float32] | None = None
     num_verified: int | None = None
     prompt_log_probs: LogProbs | None = None
     num_cached: int = 0
@@ -205,7 +202,7 @@ class Output:
 
     @classmethod
     def joined(cls, outputs: Sequence[Output]) -> Output:
-        """Join all outputs of one answer to a single one, without margins."""
+        """Join all outputs of one answer to a single one, without gaps."""
         if len(outputs) == 1:
             return outputs[0]
         log_probs = [output.log_probs for output in outputs if output.log_probs is not None]
@@ -256,7 +253,14 @@ class GrammarState(Protocol):
 
 
 class Grammar(Protocol):
-    """The grammar of one request."""
+    """The grammar of one request.
+
+    Attributes:
+        slow_s: Processor time of the latest mask if it was slow, otherwise 0. Nothing is drafted then, and
+            requests with slow masks take turns, so that others need not wait for them.
+    """
+
+    slow_s: float
 
     @property
     def is_used_up(self) -> bool:

@@ -22,7 +22,8 @@ TokenIds = npt.NDArray[np.int32]
 _Found = TypeVar("_Found")
 
 
-_MOST_MASK_S = 0.1
+_USUAL_MASK_S = 0.002  # most take less than a tenth of it
+_MOST_MASK_S = 0.03
 """Time of a mask on the processor; a step waits for it. Trials refuse guides that begin so slowly."""
 
 _MOST_RENEWING_S = 10.0
@@ -40,6 +41,9 @@ class RequestGrammar:
         new_origin: Returns another, with a lexer of its own; may take seconds.
         vocab_size: Logits per position.
         num_tokens: Tokens of the vocabulary, at most ``vocab_size``.
+
+    Attributes:
+        slow_s: See ``Grammar``.
     """
 
     def __init__(self, origin: Any, new_origin: Callable[[], Any], vocab_size: int, num_tokens: int) -> None:
@@ -47,6 +51,8 @@ class RequestGrammar:
         self.num_tokens = num_tokens
         self._new_origin = new_origin
         self._renewing_s = 0.0
+        self._spent_s = 0.0  # since the latest mask
+        self.slow_s = 0.0
         self._begin(origin)
 
     def _begin(self, origin: Any) -> None:
@@ -87,6 +93,7 @@ class RequestGrammar:
             InvalidRequestError: The output does not follow the grammar.
         """
         self.is_complete_after(output_ids)
+        self._spent_s = 0.0  # an output that is read anew is no slow mask
         return RequestGrammarState(self, output_ids)
 
     def is_complete_after(self, output_ids: TokenIds) -> bool:
@@ -94,8 +101,13 @@ class RequestGrammar:
         return self._ask(self._masks, output_ids, lambda matcher: bool(matcher.is_stopped()))
 
     def mask_after(self, output_ids: TokenIds) -> npt.NDArray[np.bool_]:
-        """Return ``mask_of`` after an output, int32 [n]; errors as ``after``."""
-        return self._ask(self._masks, output_ids, _quick_mask_of)
+        """Return ``mask_of`` after an output, int32 [n]; errors as ``after``, also if it takes too long."""
+        mask = self._ask(self._masks, output_ids, mask_of)
+        spent_s, self._spent_s = self._spent_s, 0.0
+        self.slow_s = spent_s if spent_s > _USUAL_MASK_S else 0.0
+        if spent_s > _MOST_MASK_S:
+            raise _failed(f"what may follow here takes {spent_s:.2f} s to compute, at most {_MOST_MASK_S} s")
+        return mask
 
     def forced_after(self, output_ids: TokenIds) -> TokenIds:
         """Return the tokens that must follow an output, int32 [n]; empty if there is a choice."""
@@ -104,11 +116,15 @@ class RequestGrammar:
         )
 
     def _ask(self, place: _Place, output_ids: TokenIds, ask: Callable[[Any], _Found]) -> _Found:
+        began_s = time.thread_time()
         try:
             return ask(place.matcher_after(output_ids))
         except InvalidRequestError:
             place.begin(self._origin)  # an error is for good
             raise
+        finally:
+            if place is self._masks:
+                self._spent_s += time.thread_time() - began_s
 
 
 class RequestGrammarState:
@@ -244,14 +260,6 @@ def mask_of(matcher: Any) -> npt.NDArray[np.bool_]:
     if matcher.is_error():
         raise _failed(matcher.get_error())
     return mask.view(np.bool_)
-
-
-def _quick_mask_of(matcher: Any) -> npt.NDArray[np.bool_]:
-    began_s = time.thread_time()
-    mask = mask_of(matcher)
-    if (spent_s := time.thread_time() - began_s) > _MOST_MASK_S:
-        raise _failed(f"what may follow here takes {spent_s:.2f} s to compute, at most {_MOST_MASK_S} s")
-    return mask
 
 
 def is_used_up(origin: Any) -> bool:

@@ -20,11 +20,17 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-CPU_SECONDS = 5
+CPU_SECONDS = 2
 WALL_SECONDS = 15
+"""The largest guides take 0.3 s of a processor, and a trial gets what the engine's steps leave."""
+
+NICENESS = 7
+"""Beside the engine's steps, which come first; with 5, another stream kept three quarters of its speed."""
+
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 4 << 20
 """Threads that compile what passed have a larger one."""
@@ -32,6 +38,9 @@ STACK_BYTES = 4 << 20
 MAX_LITERAL_BYTES = 16 << 10
 MAX_MASK_SECONDS = 0.02
 """For one mask, and for one call for forced tokens; usual guides take less than a millisecond."""
+
+MOST_FORCED_CHARACTERS = 1000
+"""Of a text that a guide forces, for the tokenizer at a time."""
 
 MAX_LEXER_STATES = 50_000
 MAX_WARNINGS = 100  # of one schema
@@ -80,7 +89,7 @@ def limits_of(max_lexer_states: int) -> Any:
 
 
 def check_literals(kind: str, text: str) -> None:
-    """Refuse literals that force a long text, whose tokens would be computed anew for each mask.
+    """Refuse literals that force a long text, for which a lexer may have no room.
 
     Raises:
         ValueError: A literal is longer than ``MAX_LITERAL_BYTES``.
@@ -162,12 +171,18 @@ class _Tokens:
         self.eos_token_id = len(tokens) - 1
 
     def __call__(self, text: str) -> list[int]:
-        return [] if self.tokenizer is None else list(self.tokenizer.greedy_tokenize(text))
+        if self.tokenizer is None:
+            return []
+        return list(self.tokenizer.greedy_tokenize(text[:MOST_FORCED_CHARACTERS]))
 
 
-def _answer(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+def _answer(question: dict[str, Any], tokenizer: Any, connection: socket.socket) -> dict[str, Any]:
     if "schemas" in question:
-        return {"warnings": [_warnings(schema) for schema in question["schemas"]]}
+        found = []
+        for schema in question["schemas"]:
+            found.append(_warnings(schema))
+            connection.sendall(b" ")  # so that an end tells which of them was its cause
+        return {"warnings": found}
     import llguidance
 
     kind, text = question["kind"], question["text"]
@@ -198,13 +213,13 @@ def _try(connection: socket.socket, tokenizer: Any) -> None:
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + MEMORY_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-    os.nice(5)  # the engine's steps come first
+    os.nice(NICENESS)
     spent = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU_SECONDS, spent + CPU_SECONDS + 1))
     with connection.makefile("rb") as asked:
         question = json.loads(asked.readline())
     try:
-        answer = _answer(question, tokenizer)
+        answer = _answer(question, tokenizer, connection)
     except MemoryError:
         answer = {"error": _REASONS[signal.SIGABRT]}
     except BaseException as error:  # also a panic of llguidance
@@ -251,6 +266,9 @@ def main() -> None:
     gc.freeze()  # so that forks copy no page of it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a watch ended
     control = socket.socket(fileno=int(sys.argv[1]))
+    os.setsid()
+    with suppress(OSError):  # Linux may compare the niceness of sessions instead of processes
+        Path("/proc/self/autogroup").write_text(f"{NICENESS}")
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not descriptors:

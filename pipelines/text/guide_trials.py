@@ -48,12 +48,12 @@ class GuideTrials:
         self._known: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
         self._num_waiting = 0
 
-    async def ask(self, question: Mapping[str, Any], place: str) -> dict[str, Any]:
+    async def ask(self, question: Mapping[str, Any], *places: str) -> dict[str, Any]:
         """Return the answer of ``guide_trial.py``; a trial whose caller is cancelled ends.
 
         Args:
             question: ``kind`` and ``text`` of a guide, or ``schemas``.
-            place: The field of the request, for errors.
+            places: The field of the request, or of each of the schemas, for errors.
 
         Raises:
             InvalidRequestError: The guide is wrong, or exceeds a limit.
@@ -70,7 +70,7 @@ class GuideTrials:
             if len(self._known) > _NUM_REMEMBERED:
                 self._known.popitem(last=False)
         if "error" in answer:
-            raise wrong_guide(place, answer["error"])
+            raise wrong_guide(places[min(answer["num_passed"], len(places) - 1)], answer["error"])
         return answer
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ class GuideTrials:
             pieces = []
             while piece := ours.recv(1 << 16):
                 pieces.append(piece)
-            found: dict[str, Any] = json.loads(b"".join(pieces))
-            return found
+            content = b"".join(pieces)
+            return {**json.loads(content), "num_passed": len(content) - len(content.lstrip())}
         except (OSError, ValueError):  # nobody waits any more, or the process was killed
             return {}
 

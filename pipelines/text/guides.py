@@ -9,6 +9,7 @@ Source: llguidance 1.9, https://github.com/guidance-ai/llguidance.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,7 +22,13 @@ import numpy as np
 
 from pipelines.errors import InvalidRequestError
 from pipelines.text.grammar import RequestGrammar, is_used_up, mask_of
-from pipelines.text.guide_trial import MAX_LEXER_STATES, check_costs, grammar_of, limits_of
+from pipelines.text.guide_trial import (
+    MAX_LEXER_STATES,
+    MOST_FORCED_CHARACTERS,
+    NICENESS,
+    grammar_of,
+    limits_of,
+)
 from pipelines.text.guide_trials import Tokens, wrong_guide
 from pipelines.text.vocabulary import Vocabulary
 
@@ -98,7 +105,7 @@ class GrammarCompiler:
         found = self.remembered(guide)
         if found is not None:
             return found
-        matcher = _on_large_stack(partial(self._new_matcher, guide, _MOST_SHARED_STATES))
+        matcher = _on_large_stack(partial(self._new_matcher, self._tokenizer, guide, _MOST_SHARED_STATES))
         with self._lock:
             self._matchers[guide] = matcher
             while sum(map(_num_bytes, self._matchers)) > _MOST_REMEMBERED_BYTES:
@@ -115,17 +122,17 @@ class GrammarCompiler:
         return None if is_used_up(matcher) else self._of_request(guide, matcher)
 
     def _of_request(self, guide: Guide, matcher: Any) -> RequestGrammar:
-        renew = partial(_on_large_stack, partial(self._new_matcher, guide, MAX_LEXER_STATES))
+        renew = partial(_on_large_stack, partial(self._new_matcher, self._tokenizer, guide, MAX_LEXER_STATES))
         return RequestGrammar(matcher, renew, self._vocab_size, len(self._vocabulary.bytes_of))
 
-    def _new_matcher(self, guide: Guide, max_lexer_states: int) -> Any:
+    def _new_matcher(self, tokenizer: Any, guide: Guide, max_lexer_states: int) -> Any:
         check_guide(guide)
         try:
             grammar = grammar_of(GUIDE_TYPES[guide.kind], guide.text)
         except (ValueError, TypeError, RecursionError) as error:
             raise _wrong(guide, str(error)) from None
         limits = limits_of(max_lexer_states)
-        matcher = _llguidance().LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        matcher = _llguidance().LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _wrong(guide, matcher.get_error())
         trial = matcher.deep_copy()
@@ -136,10 +143,6 @@ class GrammarCompiler:
             raise _wrong(guide, f"its first token cannot be followed: {trial.get_error()}")
         if not trial.rollback(1):
             raise _wrong(guide, "a rejected draft could not be taken back: leave out stop= and max_tokens=")
-        try:
-            check_costs(matcher)  # with the tokenizer, which may be slower than that of the trial
-        except ValueError as error:
-            raise _wrong(guide, str(error)) from None
         return matcher
 
     @cached_property
@@ -167,6 +170,8 @@ class _Tokens:
             text or b"\xff" + names.get(token_id, b"<%d>" % token_id)
             for token_id, text in enumerate(vocabulary.bytes_of)
         ]
+        longest = max(map(len, self.tokens))
+        self._most_characters = max(MOST_FORCED_CHARACTERS, 8 * longest)  # the last tokens may be taken back
         self.eos_token_id = len(self.tokens)
         self.tokens.append(b"\xff<end of output>")
         self.special_token_ids = [
@@ -174,7 +179,12 @@ class _Tokens:
         ]
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a text, without the space that SentencePiece's tokenizers write before it."""
+        """Return the tokens of a text, without the space that SentencePiece's tokenizers write before it.
+
+        Of a longer text only the first tokens are returned, after which llguidance asks again. It needs one
+        at a time, so all of them for each token would take time that grows with the square of the text.
+        """
+        text = text[: self._most_characters]
         ids = self._encode(text)
         return ids if self._vocabulary.join(ids) == text.encode() else self._vocabulary.spell(text.encode())
 
@@ -213,6 +223,7 @@ def _on_large_stack(work: Callable[[], _Result]) -> _Result:
 
     def run() -> None:
         try:
+            os.nice(NICENESS)  # this thread alone
             done.set_result(work())
         except BaseException as error:
             done.set_exception(error)

@@ -84,7 +84,7 @@ class Application:
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if needs_key(request, (HEALTH,)):
+            if needs_key(request, self._settings, (HEALTH,)):
                 self._keys.client(request)
             return await handler(request)
         except EngineFailedError as error:

@@ -29,7 +29,7 @@ from pipelines.validation.own import verify_own
 from pipelines.validation.reference import compare_with_reference
 from pipelines.validation.report import Report, add_report_options, show
 from pipelines.validation.size import MOST_PROMPTS, Size, add_size_options
-from pipelines.validation.stopping import stopped_early
+from pipelines.validation.stopping import stoppable, stopped_early
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(command_line)
     size = Size.of(options)
     try:
-        prompts = choose_prompts(options.prompts, options.recipe).for_judging()
+        prompts = choose_prompts(options.prompts, options.recipe)
         prompts.draw(options.num_prompts or MOST_PROMPTS, least=options.num_prompts or LEAST_PROMPTS)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page = options.html or run_directory(options.recipe) / "verify.html"
         with running_server(options.url, options.recipe) as url, stopped_early(size.minutes) as ends_at_s:
             if options.reference:
-                section = compare_with_reference(url, options.recipe, prompts, print)
+                section = stoppable(compare_with_reference)(url, options.recipe, prompts, print)
                 about = conditions("pipelines.validation", command_line, recipe=options.recipe)
                 return show(Report((section,)), about, page, as_json=options.json)
             asked = prompts, options.only, command_line
-            report, context = verify_own(url, options.recipe, size, ends_at_s, *asked)
+            report, context = stoppable(verify_own)(url, options.recipe, size, ends_at_s, *asked)
         return show(report, context, page, as_json=options.json, printed=PASSES)
 
     result = {"verdict": "inconclusive"} if options.json else None

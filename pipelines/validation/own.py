@@ -22,6 +22,7 @@ from pipelines.validation.distribution.sections import judge
 from pipelines.validation.exact.run import LEAST_PROMPTS, Limits, read_limits, run_exact
 from pipelines.validation.report import Report
 from pipelines.validation.size import MOST_PROMPTS, Size
+from pipelines.validation.stopping import cancelled_when_stopped
 
 _FIRST_LINE_TOKENS = 64
 """More than the first line that makes a cold prompt different from all earlier ones (``exact/plan.py``)."""
@@ -54,7 +55,7 @@ def verify_own(
         DraftproofError: The server cannot be reached or described.
     """
     nonce = secrets.token_hex(4)
-    with Client.connect(url) as client:
+    with Client.connect(url) as client, cancelled_when_stopped(client.close):
         engine_dirs = engine_directories(client)
         anything = client.generate(CompletionRequest("x", max_tokens=1), SPECULATIVE)
         limits = read_limits(client.model_parameters("speculative"), anything.draft_length)

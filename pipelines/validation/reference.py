@@ -19,6 +19,7 @@ from pipelines.client.connection import TARGET_ALONE
 from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
+from pipelines.validation.stopping import cancelled_when_stopped
 
 LEAST_AGREEMENT, MOST_DIVERGENCE = 0.85, 0.2
 """Bars of an engine that rounds: share of tokens that are the reference's, and mean KL divergence, nats."""
@@ -43,7 +44,7 @@ def compare_with_reference(url: str, recipe: str, prompts: Prompts, report: Call
     Raises:
         DraftproofError: The server does not answer, or the reference cannot be computed.
     """
-    with Client.connect(url) as client:
+    with Client.connect(url) as client, cancelled_when_stopped(client.close):
         is_gpu = client.model_parameters("speculative").get("engine_access") == "tensorrt_llm"
         used = fitting_prompts(prompts, client, _ANSWER_TOKENS).draw(_PROMPTS).all
         ids = encode_prompts(used, read_tokenizer(engine_directories(client)["target"]), _PROMPT_TOKENS)

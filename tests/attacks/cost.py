@@ -18,7 +18,7 @@ import httpx
 
 from tests.attacks import guides, pages
 
-LEAVES_AFTER_S = 12.0
+LEAVES_AFTER_S = 20.0
 _ALONE_S = 2.0
 _STREAM = {
     **{"prompt": "def area(radius):", "max_tokens": 400, "temperature": 0},

@@ -67,6 +67,20 @@ def many_terminals(number: int = 300) -> str:
     return f"start: ({names})*\n{terminals}\n"
 
 
+def ambiguous() -> str:
+    """Return a Lark grammar whose masks take longer with each "a"."""
+    return 'start: s\ns: s s s | s s | "a"'
+
+
+def ranges(number: int = 2500) -> dict[str, Any]:
+    """Return a schema that is accepted and takes more than a second to compile."""
+    properties = {
+        f"a{each}": {"type": "integer", "minimum": each * 7919123, "maximum": (each + 5) * 791912377}
+        for each in range(number)
+    }
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
 def with_schema(schema: dict[str, Any]) -> Body:
     """Return a chat request whose answer follows a schema."""
     form = {"type": "json_schema", "json_schema": {"name": "hostile", "schema": schema}}
@@ -110,6 +124,11 @@ COMPLETIONS: dict[str, Callable[[], Body]] = {
     "one word of 16 KB": lambda: with_outputs("choice", ["x" * 16_000]),
     "literals of 150 KB": lambda: with_outputs("grammar", long_literals()),
     "literals of 150 KB behind a choice": lambda: with_outputs("grammar", long_literals_behind_a_choice()),
+    "an ambiguous grammar": lambda: {
+        **with_outputs("grammar", ambiguous()),
+        **{"max_tokens": 400, "ignore_eos": True},
+    },
+    "2,500 ranges of integers": lambda: with_outputs("json", ranges()),
     "300 terminals": lambda: with_outputs("grammar", many_terminals()),
 }
 """Name -> body for ``/v1/completions``."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import time
 from pathlib import Path
 
 import yaml
 
-from build.built_pair import measure_pair
 from build.engines import build_engines
 from build.recipe import load_recipe, parse_recipe
-from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import HOST, Ports
@@ -47,7 +44,6 @@ class Place:
         self._recipe = load_recipe(recipe, "embedded")
         engines = build_engines(self._recipe)
         self.draft, self.target = Path(engines["draft"]), Path(engines["target"])
-        measure_pair(self._recipe, self.draft, self.target)
         self.directory = self.render(self.draft, self.target, folder)
         self.ports = Ports.free()
         self.questions: tuple[Question, ...] = ()
@@ -65,7 +61,6 @@ class Place:
         copies = folder / self.draft.name, folder / self.target.name
         for engine, copy in zip((self.draft, self.target), copies, strict=True):
             writable_copy(engine, copy)
-        shutil.copyfile(calibration_file(self.draft, self.target), calibration_file(*copies))
         return copies
 
     @property

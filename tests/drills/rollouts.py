@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 import yaml
 
-from build.built_pair import measure_pair
 from build.engines import build_engines
 from build.recipe import load_recipe
 from pipelines.bench.reporting.conditions import engine_conditions
@@ -127,7 +126,6 @@ def run(options: argparse.Namespace, folder: Path, about: dict[str, Any]) -> Ite
     recipe = load_recipe(options.recipe, "embedded")
     built = build_engines(recipe)
     engines = {role: Path(built[role]) for role in ("draft", "target")}
-    measure_pair(recipe, engines["draft"], engines["target"])
     document = yaml.safe_load(recipe.path.read_text(encoding="utf-8"))
     setting = Setting(document, engines["draft"], engines["target"], demo_questions(), PLAN, drill_limits())
     about |= {"engines": engine_conditions(engines)}

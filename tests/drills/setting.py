@@ -13,7 +13,6 @@ import yaml
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.files import write_manifest
 from build.recipe import parse_recipe
-from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.judge.limits import Limit, Limits, read_limits
@@ -117,14 +116,8 @@ class Setting:
         return {**self.recipe, "name": "drill-candidate", "serving": {**serving, "max_queue_size": queue}}
 
     def candidate_engines(self, folder: Path, *, has_other_tokenizer: bool) -> tuple[Path, Path]:
-        """Copy both engines, draft first, without their measured acceptance.
-
-        With it, the cold start would refuse a candidate that the analysis should find.
-        """
+        """Copy both engines, draft first."""
         copies = [writable_copy(engine, folder / engine.name) for engine in (self.draft, self.target)]
-        calibration = json.loads(calibration_file(self.draft, self.target).read_text())
-        calibration.pop("baseline", None)
-        calibration_file(copies[0], copies[1]).write_text(json.dumps(calibration))
         if has_other_tokenizer:
             for copy in copies:
                 _exchange_two_tokens(copy)

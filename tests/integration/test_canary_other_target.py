@@ -16,9 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
-from pipelines.bench.calibration.__main__ import main as calibrate
 from pipelines.canary.controller import own_servers
 from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.orders import give_order
@@ -77,16 +75,12 @@ Engines = tuple[Path, Path]
 
 @pytest.fixture(scope="module")
 def engines(tiny_pair: Engines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engines]:
-    """Return the engines of each recipe, measured, because each pair becomes a candidate."""
+    """Return the engines of each recipe."""
     first = shutil.copytree(tiny_pair[0].parent, tmp_path_factory.mktemp("first") / "copy")
-    pairs = {
+    return {
         FIRST: (first / "draft", first / "target"),
         SECOND: build_tiny_pair(tmp_path_factory.mktemp("second"), 3, quantization="none", num_threads=1),
     }
-    for draft, target in pairs.values():
-        arguments = ["--draft", draft, "--target", target, "--output", calibration_file(draft, target)]
-        assert calibrate(list(map(str, arguments))) == 0
-    return pairs
 
 
 class Listener(Crowd):

@@ -13,14 +13,13 @@ import yaml
 
 from build.engines import build_engines
 from build.recipe import parse_recipe
-from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest
 from tests.integration.conftest import grpc_client, keep_models, target_alone, tiny_recipe
 from tests.support.checkpoints import make_checkpoint
 from tests.support.partly_shared import share_part
 from tests.support.ready_server import ready_server
-from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair
+from tests.support.tiny_engines import build_tiny_pair
 
 pytestmark = pytest.mark.triton
 
@@ -70,7 +69,6 @@ def another_tokenizer(folder: Path) -> Path:
     recipe = parse_recipe(raw, path)
     built = build_engines(recipe, folder / "engines", lambda line: None)
     engines = Path(built["draft"]), Path(built["target"])
-    TINY_CALIBRATION.write(calibration_file(*engines))
     return render_recipe(recipe, *engines, folder / "r")
 
 

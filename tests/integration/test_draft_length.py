@@ -176,7 +176,7 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
     assert read_gauge(server, "draftproof_ttft_seconds_count", model="speculative") >= 1
     assert read_gauge(server, "draftproof_ttft_seconds_count", model="target") >= 1
     assert read_gauge(server, "draftproof_draft_available") == 1
-    assert 0 <= read_gauge(server, "draftproof_draft_threshold") <= 2
+    assert 0 <= read_gauge(server, "draftproof_expected_draft_tokens") <= MAX_DRAFT_LEN
     assert 0 <= read_gauge(server, "draftproof_recent_acceptance_rate") <= 1
 
     def by_length() -> list[float]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.errors import ServerStartError
 from tests.integration.conftest import keep_models, tiny_recipe
@@ -23,7 +22,6 @@ def engines(tiny_pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     copies = tmp_path / "draft", tmp_path / "target"
     for source, copy in zip(tiny_pair, copies, strict=True):
         writable_copy(source, copy)
-    shutil.copyfile(calibration_file(*tiny_pair), calibration_file(*copies))
     return copies
 
 

@@ -17,7 +17,6 @@ from benchmarks.families.networks import save_model
 from build.checkpoints.tensor_file import Tensor
 from build.engines import build_engines
 from build.recipe import load_recipe
-from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import CompletionRequest
 from pipelines.command_line.running_server import known_key
@@ -30,7 +29,6 @@ from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import change_weights
 from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint
 from tests.support.ready_server import ready_server
-from tests.support.tiny_engines import TINY_CALIBRATION
 from tests.support.trained_tokenizers import sentencepiece_bpe
 
 # By day tests/unit/build/test_hugging_face.py compiles such directories, and test_download.py by the command.
@@ -95,7 +93,6 @@ def test_two_directories_become_a_server_that_answers_as_the_target(family: str,
     built = json.loads(done.stdout.splitlines()[-1])
     assert sorted(built["built"]) == ["draft", "target"]
     engines = Path(built["draft"]), Path(built["target"])
-    TINY_CALIBRATION.write(calibration_file(*engines))
     run = render_recipe(load_recipe(path), *engines, tmp_path / "r").parent
     with Server.start(run, Ports.free()) as server:
         server.wait_ready()
@@ -134,7 +131,6 @@ def test_a_wrong_target_passes_the_proof_and_fails_beside_transformers(
         pair = replace(load_recipe(path), target=built)
         engines = build_engines(pair, tmp_path / "engines")
         folders = Path(engines["draft"]), Path(engines["target"])
-        TINY_CALIBRATION.write(calibration_file(*folders))
         run = render_recipe(pair, *folders, tmp_path / target).parent
         with ready_server(run) as server, known_key(run):
             url, page = f"grpc://127.0.0.1:{server.ports.grpc}", str(tmp_path / "page.html")

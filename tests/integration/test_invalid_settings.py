@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from build.rendering.rendered_pair import calibration_file
 from pipelines.deploy.server import Server
 from pipelines.errors import ServerStartError
 from tests.integration.conftest import keep_models
@@ -24,31 +22,11 @@ def directory(render: Callable[..., Path]) -> Path:
     return directory
 
 
-@pytest.fixture
-def calibration(tiny_pair: tuple[Path, Path]) -> Iterator[Path]:
-    """Return the pair's calibration file; restore it afterwards."""
-    path = calibration_file(*tiny_pair)
-    content = path.read_bytes()
-    yield path
-    path.write_bytes(content)
-
-
 def words_of_refusal(directory: Path) -> str:
     with pytest.raises(ServerStartError) as refused, ready_server(directory):
         pass
     assert Server.running(directory) is None
     return str(refused.value)
-
-
-@pytest.mark.long
-def test_a_calibration_that_cannot_be(directory: Path, calibration: Path) -> None:
-    document = json.loads(calibration.read_text())
-    document["acceptance_rates"][2] = 1.5
-    calibration.write_text(json.dumps(document))
-    words = words_of_refusal(directory)
-    assert "the calibration of the pair cannot be used" in words
-    assert "each from 0 to 1" in words
-    assert "run 'draftproof repository'" in words
 
 
 def test_a_rendered_draft_length_above_its_ceiling(directory: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from build.engines import build_engines
 from build.recipe import EngineRecipe, load_recipe
-from build.rendering.rendered_pair import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.server import Server
@@ -24,7 +23,7 @@ from tests.support import kserve_http
 from tests.support.compiler import needs_compiler
 from tests.support.demo_prompts import held_out_prompts
 from tests.support.ready_server import ready_server
-from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair
+from tests.support.tiny_engines import build_tiny_pair
 
 # test_row_rule.py and test_many_threads.py show in this process that rows are equal in bits.
 pytestmark = [pytest.mark.triton, pytest.mark.long, needs_compiler]
@@ -88,7 +87,6 @@ def long_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server
     recipe = replace(recipe, serving=serving, draft=engines["draft"], target=engines["target"])
     built = build_engines(recipe, folder / "engines")
     draft, target = Path(built["draft"]), Path(built["target"])
-    TINY_CALIBRATION.write(calibration_file(draft, target))
     run = render_recipe(recipe, draft, target, folder / "run").parent
     with ready_server(run) as running:
         yield running, target

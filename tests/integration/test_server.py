@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -30,6 +31,12 @@ PROMPTS = ("def main(", "import os\n", "class Tree:\n    def __init__", "naïve 
 
 def token_ids(generation: Generation) -> list[int]:
     return list(generation.output_ids)
+
+
+def test_the_log_of_a_start_has_no_error_on_a_machine_without_a_gpu(server: Server) -> None:
+    start, _, rest = server.log.read_text(encoding="utf-8").partition("Started Metrics Service")
+    assert "successfully loaded 'speculative'" in start
+    assert not re.findall(r"^[EW]\d{4} .*", start, re.MULTILINE) and "evhtp" not in rest
 
 
 @pytest.mark.parametrize("model", (*MODELS, "ensemble"))

@@ -28,7 +28,7 @@ class Faults:
         garbles: Something else than JSON.
         renames: The model changes from answer to answer.
         delay_s: Time before each token.
-        hangs: No answer for ``hang_s``.
+        hangs: No answer for ``hang_s``; ``StandIn.is_hanging`` is set meanwhile.
     """
 
     changes: float = 0.0
@@ -81,6 +81,7 @@ class StandIn:
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     says: Mapping[str, str] = field(default_factory=dict)
+    is_hanging: threading.Event = field(default_factory=threading.Event)
 
     @property
     def prompts(self) -> list[Any]:
@@ -133,6 +134,7 @@ class _Handler(SilentHandler):
         elif body.get("max_tokens", 1) < 1:
             self._send(400, {"error": {"message": "max_tokens must be at least 1", "input": prompt}})
         elif served.faults.concerns("hangs", prompt):
+            served.is_hanging.set()
             self.is_closing.wait(served.faults.hang_s)
         elif served.faults.concerns("fails", prompt):
             self._send(500, {"error": {"message": "broken"}})

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,18 +33,7 @@ from build.networks.recurrent import CONVOLUTION_TAPS, RecurrentSizes, Recurrent
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from build.recipe import Growth
-from build.rendering.rendered_pair import calibration_file
 from pipelines.manifest import sha256_file, sha256_json
-from pipelines.speculation.draft_length.calibration import Calibration, EngineCosts
-
-# Costs that make drafting look worthwhile: a target this small would be better off alone.
-TINY_CALIBRATION = Calibration(
-    draft=EngineCosts((2, 36), (0.0005, 0.001), seconds_per_position=0.0, reread_share=1.0, change_s=0.0),
-    target=EngineCosts((2, 36), (0.02, 0.03), seconds_per_position=0.0, reread_share=1.0, change_s=0.0),
-    acceptance_rates=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99),
-    margin_shares=(0.12, 0.12, 0.12, 0.12, 0.12, 0.1, 0.1, 0.1, 0.1),
-    busy_share=0.0,
-)
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_TOKENIZER = ROOT / "engines" / "demo_pair" / "target" / "tokenizer.json"
@@ -438,7 +426,7 @@ def build_tiny_pair(
         "attention": attention,
         "linear": linear,
     }
-    engines = (
+    return (
         build_tiny_engine(
             *(directory, config, drafts[draft]()),
             role="draft",
@@ -453,18 +441,3 @@ def build_tiny_pair(
             **options,
         ),
     )
-    TINY_CALIBRATION.write(calibration_file(*engines))
-    return engines
-
-
-TIMED_CONFIG = SimpleNamespace(
-    linear="openvino",
-    vocab_size=2048,
-    kv_block_size=32,
-    max_position_embeddings=2048,
-    num_layers=1,
-    num_kv_heads=1,
-    head_size=64,
-    kv_cache_dtype="float32",
-)
-"""Configuration of an engine, as far as the timing of steps reads it."""

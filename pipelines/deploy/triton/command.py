@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,15 @@ from pipelines.deploy.triton.nvidia_triton import NvidiaTriton
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
 
+# What the embedded runtime's Triton 2.51 prints on every machine without a GPU, and for every Unix socket.
+_NO_GPU = re.compile(
+    rb'E\d{4} \S+ \d+ server\.cc:241\] "CudaDriverHelper has not been initialized\."\n'
+    rb'|E\d{4} \S+ \d+ ensemble_scheduler\.cc:1468\] "unable to create stream for [\w.-]+: '
+    rb'CUDA driver version is insufficient for CUDA runtime version"\n'
+    rb"|\[\x1b\[1;33mWARN\x1b\[0;39m\]  \x1b\[33mevhtp\.c:4050     \x1b\[39m\x1b\[94mNODELAY NOT SUPPORTED"
+    rb"\x1b\[39m :: \x1b\[35m\(errno: Operation not supported\)\x1b\[39m\n"
+)
+
 
 @dataclass(frozen=True)
 class ServerCommand:
@@ -25,10 +35,12 @@ class ServerCommand:
     Attributes:
         arguments: Program and arguments.
         environment: All environment variables.
+        noise: Whole lines of its output that say nothing, and are left out of the log; None for none.
     """
 
     arguments: list[str]
     environment: dict[str, str]
+    noise: re.Pattern[bytes] | None = None
 
 
 def background_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
@@ -79,10 +91,12 @@ def _embedded(directory: Path, place: TritonPlace, endpoint: Endpoint) -> Server
         f"--model-repository={repository}",
         f"--backend-directory={backends}",
         "--allow-gpu-metrics=false",
+        "--pinned-memory-pool-byte-size=0",  # it cannot be had without a GPU, which Triton would warn of
         *place.options(endpoint.exit_timeout_s),
         *loading_options(repository),
     ]
-    return ServerCommand(arguments, {**install.environment(directory / "libraries"), **place.variables()})
+    environment = {**install.environment(directory / "libraries"), **place.variables()}
+    return ServerCommand(arguments, environment, _NO_GPU)
 
 
 def _nvidia_triton(launch: Launch) -> NvidiaTriton:

@@ -37,7 +37,6 @@ class PairRecord:
         target_engine_dir: Engine directory of the target.
         target_fingerprint: Hash of everything that the target's engine was built from.
         target_digest: Hash of the files of the target's engine.
-        calibration_file: Measurements of the pair; "" on TensorRT-LLM.
         num_kv_blocks: KV cache blocks by role, on the embedded runtime.
         max_batch_size: Most concurrent requests.
     """
@@ -52,7 +51,6 @@ class PairRecord:
     target_engine_dir: str
     target_fingerprint: str
     target_digest: str
-    calibration_file: str
     num_kv_blocks: dict[str, int]
     max_batch_size: int
 

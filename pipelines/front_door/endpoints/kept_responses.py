@@ -23,8 +23,6 @@ from pipelines.front_door.access.clients import CLIENT
 from pipelines.front_door.answering import json_response
 
 KEPT_S = 3600.0
-MAX_BYTES = 64 << 20
-MAX_BYTES_OF_KEY = 16 << 20
 
 _MAX_LISTED = 100
 _ID_PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
@@ -44,19 +42,17 @@ class _Kept:
 class KeptResponses:
     """The latest responses of each API key, the oldest first. Used on several threads.
 
+    Attributes:
+        max_bytes: Most bytes of all responses and their conversations, as JSON; 0 if none is kept.
+
     Args:
+        max_bytes: As above; one API key may have a quarter of them.
         now: A clock, seconds.
-        max_bytes: Most bytes of all responses and their conversations, as JSON.
-        max_bytes_of_key: Most bytes of those of one API key.
     """
 
-    def __init__(
-        self,
-        now: Callable[[], float] = time.monotonic,
-        max_bytes: int = MAX_BYTES,
-        max_bytes_of_key: int = MAX_BYTES_OF_KEY,
-    ) -> None:
-        self._now, self._max_bytes, self._max_bytes_of_key = now, max_bytes, max_bytes_of_key
+    def __init__(self, max_bytes: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.max_bytes, self._max_bytes_of_key = max_bytes, max_bytes // 4
+        self._now = now
         self._kept: dict[tuple[str, str], _Kept] = {}
         self._num_bytes: Counter[str] = Counter()
         self._lock = Lock()
@@ -75,7 +71,7 @@ class KeptResponses:
             self._num_bytes[owner] += kept.num_bytes
             while self._num_bytes[owner] > self._max_bytes_of_key:
                 self._drop(next(place for place in self._kept if place[0] == owner))
-            while self._num_bytes.total() > self._max_bytes:
+            while self._num_bytes.total() > self.max_bytes:
                 self._drop(next(iter(self._kept)))
 
     def drop_old(self) -> None:
@@ -153,7 +149,7 @@ class KeptResponses:
             "this response is not kept",
             values=f"{field}={response_id!r:.200}",
             limit="responses of this server and API key from the last hour, without store=false, the latest "
-            f"{self._max_bytes_of_key >> 20} MiB",
+            f"{self._max_bytes_of_key / (1 << 20):g} MiB",
             remedy="send the items of the conversation in input",
         )
 

@@ -155,6 +155,7 @@ async def answer_response(
     """
     body.check()
     kept, owner = request.app[KEPT], request[CLIENT].key.sha256
+    body = replace(body, store=body.store and kept.max_bytes > 0)
 
     def conversation() -> JsonValue:
         items = items_of(body.input)

@@ -141,7 +141,8 @@ async def with_warnings(body: _Fields, calls: CallStyle | None) -> _Fields:
     schemas, left_out = await loop.run_in_executor(_WARNING_THREAD, _read_schemas, body, calls)
     found: list[list[str]] = []
     if schemas:
-        answer = await _TRIALS.ask({"schemas": [schema for _, schema in schemas]}, schemas[0][0])
+        places, texts = zip(*schemas, strict=True)
+        answer = await _TRIALS.ask({"schemas": texts}, *places)
         found = answer["warnings"]
     of_form = [
         _warning(place, reason)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
@@ -20,16 +19,13 @@ class Proposal:
     """The draft tokens of a round.
 
     Attributes:
-        token_ids: int32 [n], tokens to verify: forced ones, those of the draft model, then looked-up ones.
-        survival: float64 [n], non-increasing probabilities that tokens become output, by which the target
-            chooses what to verify; None to verify all.
+        token_ids: int32 [n], tokens to verify: forced ones, then those of the draft model or looked-up ones.
         drafted: Output of the draft model; None if it was not called or failed.
         num_forced: Number of leading tokens that the grammar forces.
         num_predicted: Number of last tokens that stand in the client's prediction.
     """
 
     token_ids: TokenIds
-    survival: npt.NDArray[np.float64] | None
     drafted: Output | None
     num_forced: int = 0
     num_predicted: int = 0
@@ -37,7 +33,9 @@ class Proposal:
     @property
     def num_by_model(self) -> int:
         """Number of tokens from the draft model."""
-        return 0 if self.drafted is None else len(self.drafted.token_ids)
+        if self.drafted is None:
+            return 0
+        return min(len(self.drafted.token_ids), len(self.token_ids) - self.num_forced)
 
     def behind(self, forced: TokenIds, max_draft_len: int) -> Proposal:
         """Return the draft model's tokens behind forced ones, int32 [n], at most ``max_draft_len`` in all.
@@ -47,11 +45,8 @@ class Proposal:
         if not len(forced):
             return self
         num_kept = min(self.num_by_model, max_draft_len - len(forced))
-        survival = None
-        if self.survival is not None:
-            survival = np.concatenate((np.ones(len(forced)), self.survival[:num_kept]))
         token_ids = np.concatenate((forced, self.token_ids[:num_kept]))
-        return Proposal(token_ids, survival, self.drafted, len(forced))
+        return Proposal(token_ids, self.drafted, len(forced))
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,7 @@ def all_of(num_draft_tokens: int) -> DraftPlan:
 
 
 def _whole(drafted: Output | None) -> Proposal:
-    return Proposal(NO_TOKENS if drafted is None else drafted.token_ids, None, drafted)
+    return Proposal(NO_TOKENS if drafted is None else drafted.token_ids, drafted)
 
 
 NO_DRAFT = all_of(0)

@@ -17,8 +17,8 @@ from pipelines.speculation.token_ids import Scores
 # The logarithm may be wrong in the last bit and therefore not quite monotonic.
 _LOG_SLACK = 1e-9
 
-MAX_MARGIN = 6.0
-"""Larger margins, in nats, carry no more information."""
+MAX_GAP = 6.0
+"""Larger gaps, in nats, carry no more information."""
 
 
 def draw_token(scores: Scores, seed: int, stream: NoiseStream, position: int) -> int:
@@ -39,24 +39,24 @@ def draw_token(scores: Scores, seed: int, stream: NoiseStream, position: int) ->
     return int(candidates[np.argmax(sums)])
 
 
-def draw_with_margin(scores: Scores, seed: int, stream: NoiseStream, position: int) -> tuple[int, float]:
-    """Choose a token as ``draw_token`` does, and return its margin too.
+def draw_with_gap(scores: Scores, seed: int, stream: NoiseStream, position: int) -> tuple[int, float]:
+    """Choose a token as ``draw_token`` does, and return its gap too.
 
     Returns:
-        The token, and the lead of its score plus noise over the next best, at most ``MAX_MARGIN``.
+        The token, and the lead of its score plus noise over the next best, at most ``MAX_GAP``.
     """
-    candidates, sums = _contenders(scores, seed, stream, position, within=MAX_MARGIN)
-    return int(candidates[np.argmax(sums)]), margin_of(sums)
+    candidates, sums = _contenders(scores, seed, stream, position, within=MAX_GAP)
+    return int(candidates[np.argmax(sums)]), gap_of(sums)
 
 
-def margin_of(scores: npt.NDArray[np.floating[Any]]) -> float:
-    """Return the gap between the largest and the second largest score, at most ``MAX_MARGIN``."""
+def gap_of(scores: npt.NDArray[np.floating[Any]]) -> float:
+    """Return the gap between the largest and the second largest score, at most ``MAX_GAP``."""
     if len(scores) < 2:
-        return MAX_MARGIN
+        return MAX_GAP
     others = scores.copy()
     best = int(np.argmax(others))
     others[best] = -np.inf
-    return min(float(scores[best] - others.max()), MAX_MARGIN)
+    return min(float(scores[best] - others.max()), MAX_GAP)
 
 
 def _contenders(

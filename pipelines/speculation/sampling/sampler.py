@@ -114,19 +114,19 @@ class Sampler:
         return self._best_of(self._adjust(logits))
 
     def propose(self, logits: Logits) -> tuple[int, float]:
-        """Choose the next token as ``choose`` does, and return its margin over the next best too.
+        """Choose the next token as ``choose`` does, and return its gap over the next best too.
 
         Raises:
             DraftproofError: See ``choose``.
         """
         if not self._sampling.is_greedy:
             scores = self.distribution_scores(logits)
-            return draws.draw_with_margin(scores, self._sampling.seed, self._stream, self.position)
+            return draws.draw_with_gap(scores, self._sampling.seed, self._stream, self.position)
         if not self._leaves_logits_alone:
             adjusted = self._adjust(logits)
-            return self._best_of(adjusted), draws.margin_of(adjusted)
+            return self._best_of(adjusted), draws.gap_of(adjusted)
         token_id = self.choose(logits)
-        return token_id, draws.margin_of(logits if self._grammar is None else self._adjust(logits))
+        return token_id, draws.gap_of(logits if self._grammar is None else self._adjust(logits))
 
     def verify(self, logits: Logits, draft_id: int, draft_logits: Logits) -> int:
         """Choose the next token by the ratio rule: ``draft_id`` if accepted, otherwise a recovered token.

@@ -41,7 +41,7 @@ _DESCRIPTIONS = {
     "draftproof_draft_failures_total": "Failed calls of the draft",
     "draftproof_draft_refusals_total": "Requests that the draft refused and that continued without it",
     "draftproof_draft_available": "1 while the draft works, 0 while requests continue without it",
-    "draftproof_draft_threshold": "Probability above which verifying a draft token pays; above 1: never",
+    "draftproof_expected_draft_tokens": "Draft tokens that the latest round was to have for each request",
     "draftproof_lookup_corpus_tokens": "Tokens of the operator's texts in which drafts are looked up",
     "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of the last minute",
     "draftproof_max_queue_size": "Capacity of the queue; the server refuses requests beyond it",

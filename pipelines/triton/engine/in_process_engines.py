@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.executor.executor import Executor
-from pipelines.executor.rows import RowBudget
 from pipelines.executor.step_loop import StepLoop
-from pipelines.speculation.draft_length.calibration import Calibration
-from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.loop import EngineStream
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.engine_answerer import EngineAnswerer, executor_limits
@@ -33,21 +29,12 @@ class InProcessEngines:
 
     Args:
         parameters: The model's settings.
-        calibration: Calibration of the pair.
-        costs: Step costs by role; updated after every step.
-        tokens_per_s: Returns the server's current throughput.
 
     Raises:
         EngineLoadError: An engine cannot be loaded.
     """
 
-    def __init__(
-        self,
-        parameters: ModelParameters,
-        calibration: Calibration,
-        costs: Mapping[str, StepCosts],
-        tokens_per_s: Callable[[], float],
-    ) -> None:
+    def __init__(self, parameters: ModelParameters) -> None:
 
         def load(role: str) -> Executor:
             executor = Executor.load(
@@ -57,14 +44,14 @@ class InProcessEngines:
                 parameters.path("socket").parent,
                 _NUM_LANES[role],
             )
-            measured = calibration.draft if role == "draft" else calibration.target
-            executor.budget = RowBudget(costs[role], measured.change_s, tokens_per_s)
-            print(f"start: the {role}'s engine is mapped and warms up", flush=True)
-            executor.warm_up()
+            print(f"start: the {role}'s engine is mapped", flush=True)
             return executor
 
-        with ThreadPoolExecutor() as pool:  # the draft warms up while the target is read
+        with ThreadPoolExecutor() as pool:
             self.executors = dict(zip(_NUM_LANES, pool.map(load, _NUM_LANES), strict=True))
+        for role, executor in self.executors.items():  # one after the other: their steps are timed
+            executor.warm_up()
+            print(f"start: the {role}'s engine is warm", flush=True)
         target = self.executors["target"]
         self.vocabulary = target.vocabulary
         self.end_ids = target.config.end_ids

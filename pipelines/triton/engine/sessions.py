@@ -1,4 +1,4 @@
-"""Keeps what is learned about a session for its next request."""
+"""Keeps a session's answers for its next request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipelines.speculation.draft_length.survival import AcceptanceByMargin, RequestAcceptance
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 MAX_SESSIONS = 4096
@@ -16,18 +15,13 @@ MAX_TOKENS = 4096
 
 
 class Session:
-    """Remembers what the earlier requests of a session tell about its next one.
+    """Remembers the answers of a session.
 
     Attributes:
-        acceptance: Acceptance rates of its text.
         answer_ids: int32 [n], tokens of its latest answers, in which drafts are looked up.
-
-    Args:
-        common: Acceptance rates of the whole server.
     """
 
-    def __init__(self, common: AcceptanceByMargin) -> None:
-        self.acceptance = RequestAcceptance(common)
+    def __init__(self) -> None:
         self.answer_ids = NO_TOKENS
 
     def remember(self, parts: Sequence[TokenIds]) -> None:
@@ -37,21 +31,16 @@ class Session:
 
 
 class Sessions:
-    """Sessions by id. Keeps the most recently used ones.
+    """Sessions by id. Keeps the most recently used ones."""
 
-    Args:
-        common: Acceptance rates of the whole server.
-    """
-
-    def __init__(self, common: AcceptanceByMargin) -> None:
-        self._common = common
+    def __init__(self) -> None:
         self._known: OrderedDict[str, Session] = OrderedDict()
 
     def of(self, session_id: str) -> Session:
         """Return a session; a new one for an unknown or empty id."""
         if not session_id:
-            return Session(self._common)
-        found = self._known.pop(session_id, None) or Session(self._common)
+            return Session()
+        found = self._known.pop(session_id, None) or Session()
         self._known[session_id] = found
         if len(self._known) > MAX_SESSIONS:
             self._known.popitem(last=False)

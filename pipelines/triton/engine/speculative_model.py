@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.speculation.draft_length.adaptive import DraftLengths
-from pipelines.speculation.draft_length.calibration import Calibration
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
-from pipelines.speculation.draft_length.step_costs import StepCosts
-from pipelines.speculation.draft_length.survival import AcceptanceByMargin
+from pipelines.speculation.draft_length.rule import DraftLengths
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import Output
 from pipelines.speculation.statistics import SpeculationStatistics
@@ -68,7 +65,7 @@ class SpeculativeAnswerer:
         self._admission = admission
         self._setting = setting
         self._lengths = lengths
-        self._sessions = None if lengths is None else Sessions(lengths.acceptance)
+        self._sessions = Sessions()
 
     def check(self, call: GenerationCall) -> None:
         """Refuse a request that cannot be answered."""
@@ -90,12 +87,12 @@ class SpeculativeAnswerer:
         reason = self._engines.reason_for_target_alone(call)
         if reason and wanted != 0:
             wanted, used = 0, f"off: {reason}"
-        session = None if self._sessions is None else self._sessions.of(call.session_id)
+        session = self._sessions.of(call.session_id)
         said: list[TokenIds] = [request.input_ids[request.num_prompt_tokens :]]  # by another server
         async with self._admission.slot(request.deadline_s), self._rounds(call, wanted, session) as rounds:
             async for outcome in rounds:
                 said.append(outcome.token_ids)
-                if outcome.finish_reason and session is not None:
+                if outcome.finish_reason:
                     session.remember(said)
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome)
@@ -118,17 +115,16 @@ class SpeculativeAnswerer:
 
     @asynccontextmanager
     async def _rounds(
-        self, call: GenerationCall, wanted: int | None, session: Session | None
+        self, call: GenerationCall, wanted: int | None, session: Session
     ) -> AsyncIterator[AsyncIterator[Round]]:
         length: DraftLength
         if wanted is None:
-            assert self._lengths is not None and session is not None
+            assert self._lengths is not None
             length = self._lengths.begin(
                 call.request.input_ids,
-                session.acceptance,
                 session.answer_ids,
                 call.prediction_ids,
-                sees_margins=not call.use_draft_logits,
+                sees_gaps=not call.use_draft_logits,
             )
         else:
             length = FixedDraftLength(wanted)
@@ -180,7 +176,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         backend: The module ``triton_python_backend_utils``.
 
     Raises:
-        EngineLoadError: An engine or the pair's calibration cannot be loaded.
+        EngineLoadError: An engine cannot be loaded.
         InvalidRequestError: The file with the draft length is invalid.
         RepositoryError: The draft length of the recipe is invalid, or a parameter is missing.
     """
@@ -193,26 +189,15 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     if parameters.text("engine_access") == "tensorrt_llm":
         engines = TensorRtLlmEngines(parameters, ServerCalls())
     else:
-        calibration = Calibration.read(parameters.path("calibration_file"))
-        costs = {
-            role: StepCosts.of(measured, is_estimate=calibration.was_busy)
-            for role, measured in (("draft", calibration.draft), ("target", calibration.target))
-        }
-        acceptance = AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares)
-        # The engines size their steps by the throughput that the controller, made next, expects.
-        engines = InProcessEngines(parameters, calibration, costs, lambda: by_margin.tokens_per_s)
-        vocab_size = engines.executors["target"].config.vocab_size
-        corpus = LiveCorpus(parameters.path("lookup_corpus_file"), vocab_size)
+        engines = InProcessEngines(parameters)
+        draft, target = engines.executors["draft"], engines.executors["target"]
+        corpus = LiveCorpus(parameters.path("lookup_corpus_file"), target.config.vocab_size)
         gauges.add("draftproof_lookup_corpus_tokens", lambda: corpus.num_tokens)
-        lengths = by_margin = DraftLengths(
-            acceptance,
-            costs["draft"],
-            costs["target"],
-            setting.max_draft_len,
-            engines.executors["draft"].count_cached,
-            corpus.read,
+        assert draft.times is not None and target.times is not None
+        lengths = expecting = DraftLengths(
+            draft.times, target.times, setting.max_draft_len, draft.count_cached, corpus.read
         )
-        gauges.add("draftproof_draft_threshold", lambda: by_margin.threshold)
+        gauges.add("draftproof_expected_draft_tokens", lambda: expecting.mean_length)
         for role, executor in engines.executors.items():
             watch_executor(gauges, role, executor)
     max_queue_size = parameters.integer("max_queue_size")

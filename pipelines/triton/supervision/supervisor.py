@@ -22,6 +22,7 @@ from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
     DraftproofError,
     ProcessEndedError,
+    RepositoryError,
     RequestCancelledError,
     ServerStartError,
     ServerUnavailableError,
@@ -42,7 +43,10 @@ _START_INTERVAL_S = 0.05  # between checks of a Triton that is starting
 # To replace a model; after that Triton is restarted. Requests of the router wait as long (RETURNS_WITHIN_S).
 RELOAD_TIMEOUT_S = 60.0
 _SEARCH_INTERVAL_S = 5.0  # between searches for processes of newly loaded models
-_MAX_STARTS_FOR_ITS_RACE = 3
+# A request that waits for an engine reaches it a moment before Triton knows that it has loaded. If that
+# request ends the process, the load fails, or the start of Triton, and the next one usually succeeds.
+_MAX_LOADS = 3
+_MAX_STARTS = 3
 _MAX_RESTARTS, _RESTARTS_WITHIN_S = 5, 120.0
 _STOP_PATIENCE_S = 15.0  # for Triton's models to stop, after the time for requests in flight
 _DRAIN_POLL_S = 0.05
@@ -216,7 +220,7 @@ class Supervisor:
             ServerStartError: Triton ended, or a model could not be loaded.
         """
         wanted = set(models_at_start(self._repository))
-        for attempt in range(1, _MAX_STARTS_FOR_ITS_RACE + 1):
+        for attempt in range(1, _MAX_STARTS + 1):
             while not (self._process.has_ended or self._stopping.is_set()):
                 if await self._triton.ready_models() >= wanted:
                     self._search()
@@ -227,9 +231,10 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             await self._process.clear()
-            if not self._process.met_its_race or attempt == _MAX_STARTS_FOR_ITS_RACE:
+            is_worth_another = self._process.met_its_race or self.num_restarts > 0  # it has served before
+            if not is_worth_another or attempt == _MAX_STARTS:
                 break
-            _LOG.warning("Triton met a race of its startup, attempt %d", attempt)
+            _LOG.warning("Triton ended before it was ready: start %d of at most %d", attempt, _MAX_STARTS)
             self._process = self._new_process()
         raise ServerStartError(
             "Triton ended before it was ready",
@@ -325,8 +330,15 @@ class Supervisor:
                 self._search()
 
     async def _load_again(self, model: str) -> None:
-        for action in ("unload", "load"):
-            await self._triton.control(model, action)
+        await self._triton.control(model, "unload")
+        for attempt in range(1, _MAX_LOADS + 1):
+            try:
+                await self._triton.control(model, "load")
+                break
+            except RepositoryError as error:
+                if attempt == _MAX_LOADS:
+                    raise
+                _LOG.warning("model %s: load %d of at most %d failed: %r", model, attempt, _MAX_LOADS, error)
         self._models.pop(model, None)
 
     def _forget_tasks(self) -> None:

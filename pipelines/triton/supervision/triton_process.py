@@ -46,7 +46,7 @@ class TritonProcess:
     def __init__(self, command: ServerCommand, place: TritonPlace) -> None:
         self.met_its_race = False
         self._untaken: dict[str, float] = {}  # model -> when its process had loaded
-        self._place, self._program = place, command.arguments[0]
+        self._place, self._program, self._noise = place, command.arguments[0], command.noise
         self._process = subprocess.Popen(
             command.arguments,
             cwd=REPOSITORY_ROOT,  # its Python models are imported from there
@@ -110,5 +110,7 @@ class TritonProcess:
                     self._untaken[loaded[1].decode()] = time.monotonic()
                 if taken := _TAKEN.search(line):
                     self._untaken.pop(taken[1].decode(), None)
+                if self._noise and self._noise.fullmatch(line):
+                    continue
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()

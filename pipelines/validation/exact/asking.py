@@ -12,6 +12,7 @@ from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.errors import DraftproofError
 from pipelines.validation.asking import OnAnswer, ask_each
 from pipelines.validation.exact.plan import Pass, ProofPlan, Question
+from pipelines.validation.stopping import stoppable
 
 TOKENS_TO_CANCEL = 64
 """Length of an answer that is cancelled: several chunks at any draft length."""
@@ -133,7 +134,7 @@ class Cancellations:
         while not self._is_over.is_set() and self.num_cut_off < self._most:
             number += 1
             try:
-                self._start_and_cancel(number)
+                stoppable(self._start_and_cancel)(number)
             except DraftproofError:  # the server is full; the compared requests matter more
                 self._has_begun.set()
                 self._is_over.wait(_PAUSE_S)

@@ -159,7 +159,9 @@ class Proof:
         """Return what the proof lacks; empty if it is complete."""
         reasons = self.reasons_of_missing()
         if self.stopped:
-            return [f"{self.stopped} (after {len(self.passes)} passes)", *reasons]
+            num_compared = total(self.passes).answers_compared
+            done = f"{num_compared:,} comparisons in {len(self.passes)} passes were finished"
+            return [f"{self.stopped}; {done}; the rest was not asked", *reasons]
         for result in self.passes:
             if result.asked.with_cancellations and not result.totals.requests_cut_off:
                 reasons.append(f"{result.asked}: no other request was cancelled meanwhile")

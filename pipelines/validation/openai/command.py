@@ -120,7 +120,7 @@ def _unfit(values: str, limit: str) -> InvalidRequestError:
 
 
 def _prompts(path: Path | None, settings: Settings) -> Prompts:
-    return given_prompts(path).for_judging().draw(settings.num_prompts)
+    return given_prompts(path).draw(settings.num_prompts)
 
 
 def _candidate(options: argparse.Namespace) -> Endpoint:

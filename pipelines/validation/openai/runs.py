@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.bench.reporting.conditions import conditions
-from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompts
 from pipelines.validation.asking import Stages
 from pipelines.validation.openai.baseline import Baseline, Settings
@@ -21,7 +20,6 @@ from pipelines.validation.openai.server.server import OpenAIServer
 from pipelines.validation.openai.verify import Expect, compare
 from pipelines.validation.report import Report
 from pipelines.validation.size import Size
-from pipelines.validation.stopping import stop_error
 
 Conditions = dict[str, Any]
 
@@ -93,10 +91,6 @@ class Run:
         self, baseline: Baseline, candidate: OpenAIServer, title: str, stages: Stages, more: Conditions
     ) -> tuple[Report, Conditions]:
         sections = compare(baseline, candidate, self.expect, stages)
-        if stopped := stop_error():
-            sections.insert(
-                0, Section("Stopped early", "inconclusive", f"{stopped}; the rest is what was asked")
-            )
         context = self._conditions(
             recipe=title,
             engines={"control": baseline.control, "candidate": candidate.description},

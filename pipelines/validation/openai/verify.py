@@ -24,6 +24,7 @@ from pipelines.validation.openai.feature_choice import refused_features
 from pipelines.validation.openai.sampled import compare_samples
 from pipelines.validation.openai.server.server import OpenAIServer
 from pipelines.validation.openai.unjudged import Unchecked, compares_streams, failures, features, not_checked
+from pipelines.validation.stopping import StoppedError, pause, stop_error
 
 _COUNTS_WITHIN_S = 120.0
 Expect = Literal["audit", "exact"]
@@ -42,8 +43,8 @@ def compare(
         on_answer: Called after each answer.
 
     Returns:
-        The noise floor and a section for each load of the candidate, the same for features, sampled answers,
-        what went wrong, and what was not checked.
+        Whether it was stopped early, the noise floor and a section for each load of the candidate, the same
+        for features, sampled answers, what went wrong, and what was not checked.
 
     Raises:
         VerificationError: The candidate cannot be asked the same questions.
@@ -59,12 +60,12 @@ def compare(
     under_load = [_Way(load)]
     if compares_streams(baseline, candidate):
         under_load.append(_Way(load, stream=True))
-    plain = audit("candidate", baseline.plain, [_Way(1), *under_load])
+    audits = [plain := audit("candidate", baseline.plain, [_Way(1), *under_load])]
     judged = _judged(plain, expect)
     refused = refused_features(candidate, baseline.featured.questions)
     featured = _without(baseline.featured, refused)
     if featured.questions:
-        of_features = audit("candidate, features", featured, under_load)
+        audits.append(of_features := audit("candidate, features", featured, under_load))
         judged += [*_judged(of_features, expect), features(featured, of_features)]
     samples = baseline.samples if candidate.abilities.token_ids else None
     if samples is not None:
@@ -74,7 +75,16 @@ def compare(
         samples=samples is None,
         drafts=any(arm.num_drafted is None for arm in plain.candidates),
     )
-    return [*judged, failures(baseline, candidate), not_checked(baseline, candidate, unchecked)]
+    sections = [*judged, failures(baseline, candidate), not_checked(baseline, candidate, unchecked)]
+    return [_stopped(audits, stopped), *sections] if (stopped := stop_error()) else sections
+
+
+def _stopped(audits: Sequence[Audit], error: StoppedError) -> Section:
+    arms = [arm for audit in audits for arm in audit.candidates]
+    num_asked = sum(len(arm.differences) for arm in arms)
+    num_compared = num_asked - sum(len(arm.missing) for arm in arms)
+    rest = f"{num_compared} of {num_asked} comparisons were finished; the rest was not asked"
+    return Section("Stopped early", "inconclusive", f"{error}; {rest}")
 
 
 @dataclass(frozen=True)
@@ -136,8 +146,8 @@ def _num_drafted(candidate: OpenAIServer, before: int | None) -> int | None:
     """Return the number of tokens drafted since a count, which servers may publish after the answers."""
     gives_up_at_s = time.monotonic() + _COUNTS_WITHIN_S
     after = candidate.draft_tokens()
-    while before is not None and after == before and time.monotonic() < gives_up_at_s:
-        time.sleep(0.5)
+    while before is not None and after == before and time.monotonic() < gives_up_at_s and not stop_error():
+        pause(0.5)
         after = candidate.draft_tokens()
     return None if before is None or after is None else after - before
 

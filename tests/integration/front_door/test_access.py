@@ -98,10 +98,14 @@ def test_without_a_key_nothing_is_answered(closed: Closed, given: bytes) -> None
         assert unsent.recv(12) == b"HTTP/1.1 401", "the body is not waited for"
 
 
-def test_probes_scrapes_of_this_machine_and_the_description_need_no_key(closed: Closed) -> None:
+def test_metrics_are_for_every_key(closed: Closed, key: str) -> None:
+    with closed.client(key) as client:
+        assert "vllm:num_requests_running" in client.get("/metrics").text
+
+
+def test_probes_and_the_description_need_no_key(closed: Closed) -> None:
     with closed.client() as client:
         assert client.get("/health").status_code == 200
-        assert "vllm:num_requests_running" in client.get("/metrics").text
         assert client.get("/openapi.json").json()["security"] == [{"key": []}]
 
 

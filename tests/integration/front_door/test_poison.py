@@ -25,9 +25,18 @@ KILLER: dict[str, Any] = {"prompt": POISON, "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def mortal(door_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = render_recipe(tiny_recipe(MODEL), *door_pair, tmp_path_factory.mktemp("run")).parent
-    make_mortal(directory)
+def directory(door_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return render_recipe(tiny_recipe(MODEL), *door_pair, tmp_path_factory.mktemp("run")).parent
+
+
+@pytest.fixture(scope="module")
+def late(directory: Path) -> Path:
+    """Return the file that lets Triton hear late that the engine has loaded."""
+    return make_mortal(directory)
+
+
+@pytest.fixture(scope="module")
+def mortal(directory: Path, late: Path) -> Iterator[Server]:
     with ready_server(directory, with_openai=True) as server:
         yield server
 
@@ -59,3 +68,17 @@ def test_a_poison_request_ends_two_processes_and_no_answer_of_others(mortal: Ser
     assert post(mortal, "/v1/completions", {**KILLER, "stream": True}).status_code == 400
     assert text_of(mortal, 0) == expected[0]
     assert num_replaced(mortal) == 2
+
+
+def test_a_request_that_ends_an_engine_which_still_loads_costs_no_restart_of_triton(
+    mortal: Server, late: Path
+) -> None:
+    """It waits for the engine, and reaches its socket before Triton knows that the model has loaded."""
+    num_before = num_replaced(mortal)
+    late.touch()
+    killed = post(mortal, "/v1/completions", {**KILLER, "max_tokens": 5})
+    late.unlink()
+    assert killed.status_code == 400 and "10 minutes" in killed.json()["error"]["remedy"]
+    assert text_of(mortal, 0)
+    assert num_replaced(mortal) == num_before + 1, "it died once in service and once before"
+    assert read_gauge(mortal, "draftproof_triton_restarts_total") == 0

@@ -40,7 +40,7 @@ BYTES = tuple(bytes([value]) for value in range(256))
 
 
 def demo_sets() -> dict[str, PromptSet]:
-    prompts = read_prompts(DEMO_PROMPTS).for_judging()
+    prompts = read_prompts(DEMO_PROMPTS)
     names = names_of_sets(prompts, None, is_quick=False)
     assert names == ("code", "mixed", "adversarial", "repetitive")
     return make_prompt_sets(draw_sets(prompts, names, 32, 32), names, 32, 0.8)
@@ -221,7 +221,7 @@ def test_a_refusal_leaves_no_result(tmp_path: Path, serve: Any, capsys: pytest.C
 @pytest.mark.parametrize(
     "arguments",
     [
-        *("--concurrency 0", "--concurrency 32", "--concurrency 999", "--repetitions 2", "--max-tokens 1"),
+        *("--concurrency 0", "--concurrency 64", "--concurrency 999", "--repetitions 2", "--max-tokens 1"),
         *("--draft-lengths 0", "--sets code,poetry", "--sets code,code", "--rates 0", "--rates inf"),
         *("--temperature -1", "--slo-ttft-ms nan", "--prompts absent.jsonl", "--compare absent.json"),
     ],

@@ -108,6 +108,9 @@ class ScriptedClient:
     def model_parameters(self, model: str) -> dict[str, str]:
         return {"max_draft_len": "2", "max_batch_size": "2", "max_queue_size": "3"}
 
+    def close(self) -> None:
+        """Close nothing."""
+
     def __enter__(self) -> ScriptedClient:
         return self
 

@@ -101,12 +101,10 @@ def test_texts_beside_conversations_are_sent_as_they_are(engine: Path) -> None:
     assert ids[0] == 0 and not {2, 400, 401} & set(ids)
 
 
-def test_the_template_changes_neither_the_split_nor_the_identity(engine: Path, tmp_path: Path) -> None:
+def test_the_template_does_not_change_the_identity(engine: Path, tmp_path: Path) -> None:
     written = chats(tmp_path, *(f"question {number}" for number in range(40)))
     rendered = render_chats(written, engine)
     assert rendered.sha256 == written.sha256
-    kept = [prompt.prompt_id for prompt in rendered.for_calibration().all]
-    assert kept == [prompt.prompt_id for prompt in written.for_calibration().all] and 0 < len(kept) < 40
     assert len({prompt.sha256 for prompt in written.all}) == 40
 
 
@@ -171,12 +169,11 @@ def test_a_demonstration_sends_texts_as_a_users_messages(engine: Path, tmp_path:
 
 
 def test_general_prompts_are_questions_where_people_ask_and_texts_where_they_write(engine: Path) -> None:
-    asked = as_messages(general_prompts().for_judging(), engine)
+    asked = as_messages(general_prompts(), engine)
     assert {name: bool(of_set[0].messages) for name, of_set in asked.sets.items()} == {
         **{"english": False, "code": False, "lists": False},
         **{"dialogue": True, "code-chat": True},
     }
-    assert not any(prompt.is_for_calibration for prompt in asked.all)
     assert all(
         "User:" not in prompt.messages and "{" not in last_words(prompt) for prompt in asked.sets["dialogue"]
     )

@@ -1,4 +1,4 @@
-"""Tests of the choice of prompts: whose they are, which calibration sees, and which are too long."""
+"""Tests of the choice of prompts: whose they are, how many, and which are too long."""
 
 from __future__ import annotations
 
@@ -56,38 +56,15 @@ def test_a_recipe_names_prompts_beside_itself_and_an_option_beats_it(tmp_path: P
     assert choose_prompts(tmp_path / "other.txt", str(recipe)).all[0].text == "other text"
 
 
-def test_calibration_never_saw_prompts_that_are_not_the_recipes(tmp_path: Path) -> None:
-    text = next(text for text in map(str, range(99)) if Prompt("", text).is_for_calibration)
-    (tmp_path / "mine.txt").write_text(text)
-    (tmp_path / "own.yaml").write_text("prompts: mine.txt")
-    assert len(choose_prompts(tmp_path / "mine.txt", "demo").for_judging().all) == 1
-    assert not choose_prompts(tmp_path / "mine.txt", str(tmp_path / "own.yaml")).for_judging().all
-
-
 def test_a_recipe_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"absent\.yaml: cannot be read"):
         choose_prompts(None, str(tmp_path / "absent.yaml"))
 
 
-def test_calibration_and_reports_share_no_text_in_whatever_file_it_is(tmp_path: Path) -> None:
-    everything = made(a=300, b=100)
-    calibration, judged = everything.for_calibration(), everything.for_judging()
-    seen = {prompt.text for prompt in calibration.all}
-    assert seen.isdisjoint(prompt.text for prompt in judged.all)
-    assert len(calibration.all) + len(judged.all) == 400
-    assert 70 < len(calibration.all) < 130
-    assert judged.notes == (f"kept for calibration: {len(seen)}",)
-    (tmp_path / "some.txt").write_text("\n---\n".join([*seen, "more"]))
-    again = read_prompts(tmp_path / "some.txt")
-    assert seen <= {prompt.text for prompt in again.for_calibration().all}
-
-
 @pytest.mark.parametrize("prompts", [general_prompts(), read_prompts(DEMO_PROMPTS)], ids=["general", "demo"])
-def test_there_are_enough_prompts_for_a_release_a_benchmark_and_a_calibration(prompts: Prompts) -> None:
-    judged = prompts.for_judging()
-    assert len(judged.all) >= MOST_PROMPTS
-    assert all(len(of_set) >= 32 for of_set in judged.sets.values())
-    assert len(prompts.for_calibration().all) >= 16
+def test_there_are_enough_prompts_for_a_release_and_a_benchmark(prompts: Prompts) -> None:
+    assert len(prompts.all) >= MOST_PROMPTS
+    assert all(len(of_set) >= 32 for of_set in prompts.sets.values())
 
 
 def test_prompts_are_drawn_from_all_sets_in_turns() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.command_line.prompts import Prompt
 from pipelines.demo import own_pair
 
 
@@ -59,20 +58,9 @@ def test_prompts_that_cannot_be_used_are_an_error_before_anything_is_built(
 ) -> None:
     chat = tmp_path / "chat.jsonl"
     chat.write_text('{"messages": []}')
-    assert own_pair.main(["big", "small", "--prompts", str(chat)]) == 1
-    assert "a line is no prompt" in capsys.readouterr().err
-    assert told == []
-
-
-def test_prompts_that_are_all_kept_for_calibration_are_an_error_before_anything_is_built(
-    told: list[Sequence[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = next(text for text in map(str, range(99)) if Prompt("", text).is_for_calibration)
-    (tmp_path / "mine.txt").write_text(text)
-    assert own_pair.main(["big", "small", "--prompts", str(tmp_path / "mine.txt"), "--json"]) == 1
+    assert own_pair.main(["big", "small", "--prompts", str(chat), "--json"]) == 1
     shown = capsys.readouterr()
-    assert "there are too few prompts" in shown.err and "kept for calibration: 1" in shown.err
-    assert json.loads(shown.out)["verdict"] == "fail"
+    assert "a line is no prompt" in shown.err and json.loads(shown.out)["verdict"] == "fail"
     assert told == []
 
 

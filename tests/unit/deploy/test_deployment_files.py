@@ -243,6 +243,7 @@ def test_haproxy_passes_every_path_that_is_posted() -> None:
 def test_openai_s_api_needs_keys_and_listens_where_haproxy_alone_asks_it(server: list[Document]) -> None:
     settings = FrontDoorSettings.read(DEPLOY / "server" / "front_door.yaml")
     assert (settings.address, settings.keys) == (HOST, "/etc/draftproof/keys/keys.json")
+    assert settings.open_metrics, "HAProxy's port for metrics has no key"
     mounts = {
         each["mountPath"]: each for each in box(pod(one(server, "Deployment")), "server")["volumeMounts"]
     }

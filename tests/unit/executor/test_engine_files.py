@@ -105,7 +105,7 @@ def test_a_repository_of_before_has_to_be_rendered_again(engine: Path) -> None:
     values = {"draft_engine_dir": str(engine), **dict.fromkeys(numbers, "8")}
     parameters = ModelParameters("speculative", values)
     with pytest.raises(RepositoryError, match=r"'draft_engine_digest' is needed .*'draftproof repository'"):
-        InProcessEngines(parameters, MagicMock(), {}, lambda: 1.0)
+        InProcessEngines(parameters)
 
 
 # Steps of an engine whose files change meanwhile. OpenVINO lays weights out anew for each new number of rows.

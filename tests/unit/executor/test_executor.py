@@ -396,11 +396,11 @@ def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_on
     asked = request([1, 2, 3])
     steps = iter([False, False, True])
 
-    def learn_cost(seconds: float, *, is_first: bool) -> None:
+    def learn_time(seconds: float) -> None:
         if next(steps, False):
             raise defect("math domain error")
 
-    monkeypatch.setattr(target, "learn_cost", learn_cost)
+    monkeypatch.setattr(target, "learn_time", learn_time)
 
     async def scenario() -> tuple[list[Any], Any]:
         failed = await asyncio.gather(*(target.complete(asked) for _ in range(3)), return_exceptions=True)

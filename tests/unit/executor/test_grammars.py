@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError
+from pipelines.executor import grammars as grammars_module
+from pipelines.executor.grammars import GrammarTurns
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
+from pipelines.text import grammar as grammar_module
 from pipelines.text import guides as guides_module
 from pipelines.text.grammar import RequestGrammar
 from pipelines.text.guides import GrammarCompiler, Guide
@@ -111,3 +116,48 @@ def test_rejected_drafts_do_not_end_an_answer(
 
     assert run([target], answer) == expected.token_ids.tolist()
     assert num_renewals > 1
+
+
+def test_an_answer_with_slow_masks_waits_for_others(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every mask counts as slow, and the next turn is far away; alone, the answer goes on."""
+    expected = alone(guided(compiler, 7))
+    assert isinstance(expected, Output)
+    monkeypatch.setattr(grammar_module, "_USUAL_MASK_S", -1.0)
+    monkeypatch.setattr(grammars_module, "_SLOW_SHARE", 1e-9)
+    target = make_executor(RecordingEngine(64))
+    written: list[str] = []
+
+    async def write(name: str, asked: GenerationRequest) -> list[int]:
+        found = []
+        async for output in target.generate(asked):
+            written.append(name)
+            found += output.token_ids.tolist()
+        return found
+
+    async def answer() -> list[list[int]]:
+        slow = write("slow", guided(compiler, 7))
+        return await asyncio.gather(slow, write("other", request([6, 7, 8], 30, end_ids=())))
+
+    assert run([target], answer)[0] == expected.token_ids.tolist()
+    last = len(written) - 1 - written[::-1].index("other")
+    assert written.count("slow") > 10 and written[:last].count("slow") <= 3
+
+
+def test_slow_masks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = [0.0]
+    monkeypatch.setattr(grammars_module, "time", SimpleNamespace(monotonic=lambda: times_s[-1]))
+    turns = GrammarTurns()
+    first, second, usual, free = work = [
+        SimpleNamespace(sequence=SimpleNamespace(request=SimpleNamespace(grammar=grammar)))
+        for grammar in (*(SimpleNamespace(slow_s=each) for each in (0.01, 0.03, 0.0)), None)
+    ]
+    found = []
+    for each_s in (0.0, 0.05, 0.11, 0.3, 0.42):
+        times_s.append(each_s)
+        planned = turns.fit(work)  # type: ignore[arg-type]
+        found.append([each for each in planned if each not in (usual, free)])  # type: ignore[comparison-overlap]
+        assert len(planned) == len(found[-1]) + 2
+    assert found == [[first], [], [second], [], [first]]
+    assert turns.fit([first, second]) == [first, second]  # type: ignore[list-item]

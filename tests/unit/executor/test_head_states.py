@@ -134,10 +134,10 @@ def pair(num_blocks: int = NUM_BLOCKS, **limits: int) -> tuple[Executor, Executo
 
 
 class Margins(FixedDraftLength):
-    """Asks for margins, as the adaptive length does: such proposals go on without a plan."""
+    """Asks for gaps, as the adaptive length does: such proposals go on without a plan."""
 
     def next_round(self, num_remaining: int) -> DraftPlan:
-        return replace(super().next_round(num_remaining), keep_drafting=lambda: lambda margin: True)
+        return replace(super().next_round(num_remaining), keep_drafting=lambda: lambda gap: True)
 
 
 def answer(

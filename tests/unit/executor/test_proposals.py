@@ -21,11 +21,9 @@ from tests.support.recording_engine import BLOCK_SIZE, RecordingEngine, check_bl
 LONGEST = 12
 
 
-def proposal(length: int, least_margin: float = 0.0, **fields: Any) -> GenerationRequest:
+def proposal(length: int, least_gap: float = 0.0, **fields: Any) -> GenerationRequest:
     prompt = np.array([1 + (i * i + length) % 15 for i in range(length)], np.int32)
-    return GenerationRequest(
-        "test", prompt, LONGEST, keep_drafting=lambda margin: margin >= least_margin, **fields
-    )
+    return GenerationRequest("test", prompt, LONGEST, keep_drafting=lambda gap: gap >= least_gap, **fields)
 
 
 def propose(
@@ -49,24 +47,24 @@ def propose(
     return outputs, executor.num_steps, num_calls
 
 
-@pytest.mark.parametrize("least_margins", [(0.0,), (1.0,), (0.0, 0.0), (0.0, 1.0, 2.0)])
+@pytest.mark.parametrize("least_gaps", [(0.0,), (1.0,), (0.0, 0.0), (0.0, 1.0, 2.0)])
 @pytest.mark.parametrize("length", range(BLOCK_SIZE, 2 * BLOCK_SIZE))
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
 def test_proposals_are_those_of_planned_steps(
-    sampling: SamplingParams, length: int, least_margins: tuple[float, ...]
+    sampling: SamplingParams, length: int, least_gaps: tuple[float, ...]
 ) -> None:
     """The last two tokens of each request are output that the draft has not read."""
     requests = [
         proposal(length + 5 * i, least, sampling=sampling, prompt_length=length + 5 * i - 2)
-        for i, least in enumerate(least_margins)
+        for i, least in enumerate(least_gaps)
     ]
     planned, num_planned, num_plans = propose(requests, may_continue=False)
     continued, num_steps, num_calls = propose(requests, may_continue=True)
     for one, other in zip(planned, continued, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()
-        assert one.margins.tolist() == other.margins.tolist() and one.finish_reason == other.finish_reason
+        assert one.gaps.tolist() == other.gaps.tolist() and one.finish_reason == other.finish_reason
     assert (num_steps, num_plans) == (num_planned, num_planned)
-    assert num_calls < num_plans or any(least_margins)
+    assert num_calls < num_plans or any(least_gaps)
 
 
 def test_a_proposal_is_planned_again_only_where_a_block_begins() -> None:

@@ -169,7 +169,7 @@ def test_a_request_that_bans_all_that_the_draft_knows_does_not_pause_it() -> Non
 def test_a_proposal_ends_before_a_token_that_the_draft_lacks() -> None:
     compiler = GrammarCompiler(letters(), VOCAB_SIZE, lambda: lambda text: letters().spell(text.encode()))
     grammar = compiler.compile(Guide("regex", "[ab]{2}[cg][ab]{20}"))
-    req = request([1, 2], 6, grammar=grammar, end_ids=(0,), keep_drafting=lambda margin: True)
+    req = request([1, 2], 6, grammar=grammar, end_ids=(0,), keep_drafting=lambda gap: True)
     draft = draft_executor()
     assert len(run([draft], lambda: draft.complete(req)).token_ids) == 2
 

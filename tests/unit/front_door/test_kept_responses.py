@@ -154,29 +154,47 @@ async def test_another_key_gets_the_same_answer_as_for_an_unknown_response(tmp_p
 
 def test_what_is_kept_has_a_limit_for_all_one_for_each_key_and_an_end() -> None:
     now_s = 0.0
-    kept = KeptResponses(lambda: now_s, max_bytes=2000, max_bytes_of_key=1000)
+    kept = KeptResponses(4000, lambda: now_s)  # 10 of these, and 2 of one key
 
     def put(owner: str, *names: str) -> None:
         for name in names:
             kept.keep(owner, {"id": name, "output": []}, b"[" + b" " * 360 + b"]")
 
-    def known(owner: str) -> str:
-        found = ""
-        for name in "abcdefg":
-            with suppress(ResponseNotFoundError):
-                found += name if kept.conversation(owner, name) == [] else ""
+    def known() -> dict[str, str]:
+        found: dict[str, str] = {}
+        for owner in owners:
+            for name in "abcde":
+                with suppress(ResponseNotFoundError):
+                    found[owner] = found.get(owner, "") + (
+                        name if kept.conversation(owner, name) == [] else ""
+                    )
         return found
 
+    owners = ["alice", "bob", "carol", "dan", "eve", "frank"]
     put("alice", "a", "b", "c")
     put("bob", "d", "e")
-    assert (known("alice"), known("bob")) == ("bc", "de")
+    assert known() == {"alice": "bc", "bob": "de"}
     now_s = KEPT_S - 1
-    put("carol", "f", "g")
-    assert (known("alice"), known("bob"), known("carol")) == ("c", "de", "fg")
+    for owner in owners[2:]:
+        put(owner, "a", "b")
+    assert known() == {"bob": "de", **dict.fromkeys(owners[2:], "ab")}
     now_s = KEPT_S
-    assert (known("alice"), known("bob"), known("carol")) == ("", "", "fg")
-    put("carol", "h" * 1000)  # larger than all that a key may have
-    assert (known("carol"), kept._num_bytes.total()) == ("", 0)
+    assert known() == dict.fromkeys(owners[2:], "ab")
+    for owner in owners:
+        put(owner, "h" * 1000)  # larger than all that a key may have
+    assert (known(), kept._num_bytes.total()) == ({}, 0)
+
+
+async def test_an_operator_may_keep_nothing() -> None:
+    async with open_door(max_kept_bytes=0) as door:
+        response = await respond(door, store=True)
+        assert response["store"] is False
+        status, found = await get(door, f"{PATH}/{response['id']}")
+        assert status == 404 and "0 MiB" in found["error"]["message"]
+        application: Any = door.client.server
+        assert application.app[KEPT]._kept == {}
+        continued = await door.post({**ASKED, "previous_response_id": response["id"]}, PATH)
+        assert continued[0] == 404
 
 
 async def test_a_kept_response_is_freed_without_another_request(monkeypatch: pytest.MonkeyPatch) -> None:

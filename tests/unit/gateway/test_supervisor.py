@@ -87,7 +87,7 @@ class World:
         self.models = {name: ModelProcess() for name in BOTH}
         self.started: list[Process] = []
         self.controlled: list[str] = []
-        self.refusal: DraftproofError | None = None
+        self.refusals: list[DraftproofError] = []
         self.fails_to_start = list(fails_to_start)
         self.stopping, self.reloading = asyncio.Event(), asyncio.Event()
         self.calls = OpenCalls()
@@ -106,9 +106,9 @@ class World:
 
     async def control(self, model: str, action: str) -> None:
         self.controlled.append(f"{action} {model}")
-        if self.refusal is not None:
-            raise self.refusal
         if action == "load":
+            if self.refusals:
+                raise self.refusals.pop()
             self.models[model] = ModelProcess()
 
     async def ask(self, method: str, name: str) -> Any:
@@ -289,8 +289,17 @@ async def test_a_triton_that_is_silent_for_long_is_started_anew(
         assert world.supervisor.num_restarts == 1
 
 
+async def test_a_load_that_fails_is_tried_again_before_triton_is_restarted(world: World) -> None:
+    """A request that waits for the engine may end it before Triton knows that it has loaded."""
+    world.refusals = [RepositoryError("its process is not healthy")] * 2
+    world.models["speculative"].is_alive = False
+    await world.replaced()
+    assert world.controlled == ["unload speculative", *["load speculative"] * 3]
+    assert len(world.started) == 1 and await world.supervisor.is_ready()
+
+
 async def test_a_model_that_cannot_be_replaced_means_another_triton(world: World) -> None:
-    world.refusal = RepositoryError("it cannot be loaded")
+    world.refusals = [RepositoryError("it cannot be loaded")] * 3
     world.models["speculative"].is_alive = False
     await until(lambda: len(world.started) == 2)
     await world.served()
@@ -389,6 +398,14 @@ async def test_a_start_is_tried_again_for_its_race_alone(
             await until(lambda: len(world.started) == num_started)
             await (world.served() if is_served else asyncio.sleep(0.2))
             assert len(world.started) == num_started
+
+
+async def test_a_restart_that_fails_is_tried_again(world: World) -> None:
+    """A request that waits for the server may end an engine before it is ready."""
+    world.fails_to_start = ["broken"] * 2
+    world.started[0].end(-9)
+    await until(lambda: len(world.started) == 4)
+    await world.served()
 
 
 @pytest.mark.parametrize("is_served", [False, True])

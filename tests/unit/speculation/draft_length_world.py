@@ -1,149 +1,137 @@
-"""A world with known costs and acceptance, in which a controller of draft lengths is tried."""
+"""A machine with known step times and texts of known acceptance, on which the rule is tried."""
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipelines.executor.rows import RowBudget
-from pipelines.speculation.draft_length.adaptive import DraftLengths
-from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength, Proposal
-from pipelines.speculation.draft_length.step_costs import StepCosts
-from pipelines.speculation.draft_length.survival import MARGIN_EDGES, AcceptanceByMargin
+from pipelines.speculation.draft_length.acceptance import GAP_EDGES
+from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength, KeepDrafting
+from pipelines.speculation.draft_length.rule import DraftLengths
+from pipelines.speculation.draft_length.step_times import StepTimes
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS
 
-# Measured on the pair demo-large (docs/decisions/draft-length.md): seconds of a target step by rows.
-ROWS = (2, 3, 5, 9, 12, 16, 24, 40, 72)
-TARGET_S = (0.0138, 0.0142, 0.0146, 0.0157, 0.0182, 0.0253, 0.0329, 0.0493, 0.085)
-DRAFT_S = (0.00025, 0.00025, 0.00025, 0.00027, 0.0003, 0.0003, 0.0004, 0.0005, 0.0008)
-RATES = (0.45, 0.54, 0.63, 0.80, 0.93, 0.975, 0.987, 0.995, 0.995)
-SHARES = tuple(np.array([6.3, 8, 12, 18.5, 14, 10, 15, 7.5, 8.7]) / 100)
+# Measured: Qwen2.5-Coder 1.5B and 0.5B on two cores with AVX2 (docs/results/calibration-published.json).
+ROWS = (1, 2, 4, 8, 16, 32, 72)
+TARGET_S = (0.0532, 0.0577, 0.0673, 0.1192, 0.2200, 0.4502, 1.2362)
+DRAFT_S = (0.0136, 0.0165, 0.0204, 0.0404, 0.0605, 0.1172, 0.2951)
+OUTSIDE_S = 0.004  # of a step, in this process
+FIRST_S = 0.005  # more for the first step of the draft in a round
+RATES, SHARES = (0.45, 0.65, 0.85, 0.96), (0.17, 0.22, 0.26, 0.35)
 MAX_DRAFT_LEN = 8
-CHANGE_S = 0.0025
-DRAFTING_S = 0.0005
-"""The cost of a drafting round besides its steps, unknown to the controller."""
-
-_CUMULATIVE = np.cumsum(SHARES)[:-1].tolist()
 
 Agreement = Callable[[int], float]
-"""Maps a round to how well the text suits the draft: 1 as calibrated, 0 not at all."""
+"""Maps a round to how well the text suits the draft: 1 as above, 0 not at all."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Machine:
-    """Costs of a machine, by rows, and what the calibration says about its target.
+    """What steps take, and what was measured of it at start.
 
     Attributes:
-        calibrated_s: Calibrated seconds of a step of the target.
-        overhead_s: Seconds outside of the engines for each request that speculates.
+        target_s: Seconds of a step of the target, by ``ROWS``.
+        draft_s: The same of the draft.
+        timed_target_s: What the server believes at first.
+        timed_draft_s: The same of the draft.
+        slow_draft_from: Round from which a step of the draft takes ten times as long.
     """
 
-    calibrated_s: Sequence[float] = TARGET_S
     target_s: Sequence[float] = TARGET_S
     draft_s: Sequence[float] = DRAFT_S
-    overhead_s: float = 0.0
+    timed_target_s: Sequence[float] = TARGET_S
+    timed_draft_s: Sequence[float] = DRAFT_S
+    slow_draft_from: int = 10**9
 
 
-class World:
-    """Requests that never end."""
+@dataclass
+class Played:
+    """The rounds of a run.
 
-    def __init__(
-        self, num_requests: int, agreement: Agreement, seed: int = 0, machine: Machine | None = None
-    ) -> None:
-        machine = machine or Machine()
-        self._seed = seed
-        self._agreement = agreement
-        self._num_requests = num_requests
-        self._position = 0
-        self._overhead_s = machine.overhead_s
-        self._target = StepCosts(ROWS, machine.target_s)
-        self._draft = StepCosts(ROWS, machine.draft_s)
-        self._learnt = StepCosts(ROWS, machine.calibrated_s)
-        self.lengths = DraftLengths(
-            AcceptanceByMargin(RATES, SHARES), self._draft, self._learnt, MAX_DRAFT_LEN
-        )
+    Attributes:
+        tokens: Output tokens of each, of all requests.
+        seconds: Time of each.
+        verified: Verified draft tokens of each, per request.
+    """
 
-    def adaptive(self, num_rounds: int) -> tuple[float, list[float]]:
-        """Return tokens per second, and the mean number of verified draft tokens of each round."""
-        return self._run([self.lengths.begin(NO_TOKENS) for _ in range(self._num_requests)], num_rounds)
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    verified: list[float] = field(default_factory=list)
 
-    def fixed(self, length: int, num_rounds: int) -> float:
-        return self._run([FixedDraftLength(length)] * self._num_requests, num_rounds)[0]
-
-    def _run(self, requests: list[DraftLength], num_rounds: int) -> tuple[float, list[float]]:
-        budget = RowBudget(self._learnt, CHANGE_S, lambda: self.lengths.tokens_per_s)
-        num_tokens, seconds, verified, last_rows = 0, 0.0, [], 0
-        for number in range(num_rounds):
-            proposals, right = [], []
-            # All ways of drafting get the same random numbers, so that nothing else differs.
-            luck = np.random.default_rng((self._seed, number)).random((len(requests), MAX_DRAFT_LEN, 2))
-            for request, draws in zip(requests, luck.tolist(), strict=True):
-                plan = request.next_round(1000)
-                drafted, num_right = self._draft_tokens(
-                    draws[: plan.max_tokens], plan.keep_drafting(), number
-                )
-                proposals.append(plan.complete(drafted if plan.max_tokens else None))
-                right.append(num_right)
-            counts, rows = _fit(proposals, budget)
-            for request, proposal, count, num_right in zip(requests, proposals, counts, right, strict=True):
-                num_accepted = min(num_right, count)
-                num_tokens += num_accepted + 1
-                # Token 0 is never right; the others never repeat, so there is nothing to look up.
-                self._position += 100
-                own = np.full(1, self._position, np.int32)
-                drafted_ids = NO_TOKENS if proposal.drafted is None else proposal.drafted.token_ids
-                output = np.concatenate((drafted_ids[:num_right], own))[: num_accepted + 1]
-                request.observe(proposal, output)
-            depth = max(0 if each.drafted is None else len(each.drafted.token_ids) for each in proposals)
-            step_s = float(self._target.seconds(max(rows, 2))) + CHANGE_S * (rows != last_rows)
-            seconds += step_s + self._teach(max(rows, 2), step_s, drafts=depth > 0)
-            seconds += DRAFTING_S * (depth > 0)
-            seconds += depth * float(self._draft.seconds(max(self._num_requests, 2)))
-            verified.append(sum(counts) / len(requests))
-            last_rows = rows
-        return num_tokens / seconds, verified
-
-    def _teach(self, rows: int, step_s: float, *, drafts: bool) -> float:
-        """Teach the cost model a step, as ``RowSteps`` does; return its time outside of the engine."""
-        overhead = self._learnt.overhead
-        outside_s = self._num_requests * self._overhead_s * drafts
-        overhead.observe(self._num_requests, outside_s, "adapted" if self.lengths.is_on else "alone")
-        extra_s = overhead.extra_s(self._num_requests) * self.lengths.is_on
-        self._learnt.observe(rows, 0, max(step_s + outside_s - extra_s, step_s))
-        return outside_s
-
-    def _draft_tokens(
-        self, draws: list[list[float]], keep_drafting: Callable[[float], bool] | None, number: int
-    ) -> tuple[Output, int]:
-        edges = (0.0, *MARGIN_EDGES)
-        margins, is_right = [], []
-        for which, whether in draws:
-            margin_class = bisect(_CUMULATIVE, which)
-            margins.append(edges[margin_class] + 0.01)
-            is_right.append(whether < RATES[margin_class] * self._agreement(number))
-            if keep_drafting is not None and not keep_drafting(margins[-1]):
-                break
-        num_right = is_right.index(False) if False in is_right else len(is_right)
-        self._position += 100
-        truth = np.arange(self._position, self._position + len(is_right))
-        token_ids = np.where(is_right, truth, 0).astype(np.int32)
-        return Output(token_ids, "length", True, margins=np.array(margins, np.float32)), num_right
+    def speed(self, begin: int = 0, end: int | None = None) -> float:
+        """Return tokens per second of some rounds."""
+        return sum(self.tokens[begin:end]) / sum(self.seconds[begin:end])
 
 
-def _fit(proposals: list[Proposal], budget: RowBudget) -> tuple[list[int], int]:
-    """Fit proposals as ``fit_to_budget`` does: return the verified tokens of each, and the step's rows."""
-    survivals = [np.empty(0) if proposal.survival is None else proposal.survival for proposal in proposals]
-    num_needed = sum(
-        1 + (len(proposal.token_ids) if proposal.survival is None else 0) for proposal in proposals
-    )
-    ranked = np.sort(np.concatenate(survivals))[::-1]
-    rows = budget.rows(num_needed, ranked)
-    least = ranked[: rows - num_needed].min(initial=2.0)
-    return [
-        len(proposal.token_ids) if proposal.survival is None else int((proposal.survival >= least).sum())
-        for proposal in proposals
-    ], rows
+def play(
+    num_requests: int,
+    num_rounds: int,
+    agreement: Agreement = lambda number: 1.0,
+    *,
+    fixed: int | None = None,
+    machine: Machine | None = None,
+    seed: int = 0,
+    sees_gaps: bool = True,
+) -> Played:
+    """Play rounds of requests that never end, with the rule or with a fixed length."""
+    machine = machine or Machine()
+    draft, target = StepTimes(ROWS, machine.timed_draft_s), StepTimes(ROWS, machine.timed_target_s)
+    lengths = DraftLengths(draft, target, MAX_DRAFT_LEN)
+    requests: list[DraftLength] = [
+        lengths.begin(NO_TOKENS, sees_gaps=sees_gaps) if fixed is None else FixedDraftLength(fixed)
+        for _ in range(num_requests)
+    ]
+    played, position = Played(), 0
+    for number in range(num_rounds):
+        # All ways of drafting get the same random numbers, so that nothing else differs.
+        luck = np.random.default_rng((seed, number)).random((num_requests, MAX_DRAFT_LEN, 2)).tolist()
+        depth, rows, num_tokens, seconds = 0, 0, 0, 0.0
+        for request, draws in zip(requests, luck, strict=True):
+            plan = request.next_round(1000)
+            position += 100  # tokens never repeat, so there is nothing to look up
+            drafted, num_right = _draft(
+                draws[: plan.max_tokens], plan.keep_drafting(), agreement(number), position, sees_gaps
+            )
+            proposal = plan.complete(drafted if plan.max_tokens else None)
+            num_accepted = min(num_right, len(proposal.token_ids))
+            own = np.full(1, position + 99, np.int32)
+            request.observe(proposal, np.concatenate((proposal.token_ids[:num_accepted], own)))
+            depth = max(depth, len(drafted.token_ids))
+            rows += 1 + len(proposal.token_ids)
+            num_tokens += 1 + num_accepted
+        slowdown = 10.0 if number >= machine.slow_draft_from else 1.0
+        for step in range(depth):
+            step_s = slowdown * float(np.interp(num_requests, ROWS, machine.draft_s)) + FIRST_S * (step == 0)
+            draft.observe(num_requests, step_s)
+            seconds += step_s
+        step_s = float(np.interp(rows, ROWS, machine.target_s)) + OUTSIDE_S
+        target.observe(rows, step_s)
+        played.tokens.append(num_tokens)
+        played.seconds.append(seconds + step_s)
+        played.verified.append(rows / num_requests - 1)
+    return played
+
+
+def _draft(
+    draws: list[list[float]],
+    keep_drafting: KeepDrafting | None,
+    agreement: float,
+    begin: int,
+    sees_gaps: bool,
+) -> tuple[Output, int]:
+    """Draft tokens as the text has them, or wrong ones; return how many leading ones are right."""
+    cumulative = np.cumsum(SHARES)[:-1].tolist()
+    gaps, is_right = [], []
+    for which, whether in draws:
+        gap_class = bisect(cumulative, which)
+        gaps.append((0.0, *GAP_EDGES)[gap_class] + 0.01)
+        is_right.append(whether < RATES[gap_class] * agreement)
+        if keep_drafting is not None and not keep_drafting(gaps[-1]):
+            break
+    num_right = is_right.index(False) if False in is_right else len(is_right)
+    token_ids = np.where(is_right, np.arange(begin, begin + len(is_right)), 0).astype(np.int32)
+    seen = np.array(gaps, np.float32) if sees_gaps else None
+    return Output(token_ids, "length", True, gaps=seen), num_right

@@ -206,7 +206,7 @@ async def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
 
         def next_round(self, num_remaining: int) -> DraftPlan:
             found = self.lookup.propose(min(4, num_remaining - 1))
-            return replace(NO_DRAFT, complete=lambda drafted: Proposal(found, None, drafted))
+            return replace(NO_DRAFT, complete=lambda drafted: Proposal(found, drafted))
 
         def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
             assert proposal.drafted is None
@@ -230,6 +230,7 @@ class ForcedText:
     output: list[int]
     may_end: threading.Event = field(default_factory=threading.Event)
     num_calls: int = 0
+    slow_s: float = 0.0
 
     def forced_after(self, output_ids: TokenIds) -> TokenIds:
         self.num_calls += 1
@@ -257,6 +258,20 @@ def test_the_tokens_of_a_forced_text_are_computed_once() -> None:
     rounds = run_forced(grammar, output, lambda number: None)
     assert tokens(rounds) == output and grammar.num_calls == 1
     assert sum(part.num_forced for part in rounds) == len(output) - len(rounds)
+
+
+def test_nothing_is_drafted_while_masks_are_slow() -> None:
+    """Each draft token would need another of them."""
+    output = list(range(1, 12))
+    grammar = ForcedText(output, slow_s=0.01)
+    grammar.may_end.set()
+
+    def be_quick_after_five(number: int) -> None:
+        grammar.slow_s *= number < 5
+
+    rounds = run_forced(grammar, output, be_quick_after_five)
+    assert tokens(rounds) == output and grammar.num_calls == 1
+    assert [part.num_draft_tokens for part in rounds] == [0] * 5 + [4, 0]
 
 
 def test_rounds_go_on_without_forced_tokens_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,8 @@ def test_what_one_vocabulary_allows_is_not_taken_for_valid_with_another() -> Non
 @pytest.mark.parametrize("params", [{}, {"logit_bias": ((3, 9.0),)}, {"temperature": 1.0, "seed": 5}])
 def test_a_proposal_chooses_what_a_plain_step_would(params: dict[str, Any]) -> None:
     for logits in np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32):
-        token_id, margin = sampler(**params).propose(logits)
-        assert token_id == sampler(**params).choose(logits) and margin > 0
+        token_id, gap = sampler(**params).propose(logits)
+        assert token_id == sampler(**params).choose(logits) and gap > 0
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:

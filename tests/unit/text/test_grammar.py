@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +17,13 @@ from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
 from pipelines.text import grammar as grammar_module
+from pipelines.text import guide_trial as guide_trial_module
 from pipelines.text import guides as guides_module
 from pipelines.text.grammar import RequestGrammar, RequestGrammarState
+from pipelines.text.guide_trial import MOST_FORCED_CHARACTERS, NICENESS, check_costs
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.prompt_tokenizer import PromptTokenizer
-from tests.attacks.guides import chain_of_references, chain_of_rules
+from tests.attacks.guides import chain_of_references, chain_of_rules, words
 from tests.support.examples import examples
 from tests.support.tiny_engines import DEMO_TOKENIZER
 
@@ -115,6 +121,28 @@ def test_forced_text_is_written_in_the_tokenizers_own_tokens() -> None:
     assert forced and '{"full_name":'.startswith(text) and forced[0] == begin[0]
 
 
+def test_of_a_long_forced_text_the_tokenizer_gets_a_piece_at_a_time() -> None:
+    """Else each mask takes as long as cutting the whole text into tokens."""
+    text = words(3 * MOST_FORCED_CHARACTERS)
+    asked: list[int] = []
+
+    def recorded(text: str) -> list[int]:
+        asked.append(len(text))
+        return encode(text)
+
+    compiler = GrammarCompiler(VOCABULARY, VOCAB_SIZE, lambda: recorded)
+    grammar = compiler.compile(Guide("choice", json.dumps([text])))
+    state = grammar.after(ids([]))
+    expected = encode(text)
+    for number, token_id in enumerate(expected):
+        assert np.flatnonzero(state.allowed()).tolist() == [token_id]
+        if not number % 100:
+            forced = grammar.forced_after(ids(expected[:number])).tolist()
+            assert len(forced) > 9 and forced[:-4] == expected[number : number + len(forced) - 4]
+        state.push(token_id)
+    assert state.is_complete and max(asked) == MOST_FORCED_CHARACTERS
+
+
 def test_control_without_a_tokenizer_masks_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The brace is forced, the mask is that of the text after it, and none of its tokens could follow."""
     monkeypatch.setattr(guides_module._Tokens, "__call__", lambda self, text: [])
@@ -154,13 +182,20 @@ def test_special_tokens_and_the_columns_behind_the_vocabulary_are_never_allowed(
         (Guide("ebnf_grammar", "\n" * 5000), "5000 bytes"),  # would take minutes with Python's lock held
         (Guide("json_schema", "[" * 200_000), "recursion"),
         (Guide("lark_grammar", 'start: t\nt[stop="\\n"]: /.*/'), "taken back"),
-        (Guide("choice", json.dumps(["x" * 200_000])), "a mask takes"),
     ],
 )
 def test_a_wrong_guide_is_refused_with_its_place(guide: Guide, found: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         COMPILER.compile(guide)
     assert found in str(refused.value)
+
+
+def test_slow_first_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = COMPILER.compile(GUIDES[0])._origin
+    check_costs(origin)
+    monkeypatch.setattr(guide_trial_module, "MAX_MASK_SECONDS", -1.0)
+    with pytest.raises(ValueError, match="a mask takes"):
+        check_costs(origin)
 
 
 def test_draft_tokens_behind_the_vocabulary_are_rejected() -> None:
@@ -252,6 +287,37 @@ def test_what_passes_a_trial_does_not_overflow_the_stack_of_any_thread_that_comp
                 assert grammar.after(ids([])).allowed().any()
     finally:
         threading.stack_size(usual)
+
+
+def test_a_guide_is_compiled_behind_the_steps() -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    found = []
+
+    def recorded(text: str) -> list[int]:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return encode(text)
+
+    grammar = GrammarCompiler(VOCABULARY, VOCAB_SIZE, lambda: recorded).compile(Guide("choice", '["yes"]'))
+    assert set(found) == {min(usual + NICENESS, 19)}
+    grammar.mask_after(ids(encode("y")))
+    assert found[-1] == usual == os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_a_slow_mask_is_told_and_what_comes_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes a second; an output that is read anew does not count."""
+    monkeypatch.setattr(grammar_module, "time", SimpleNamespace(thread_time=itertools.count().__next__))
+    monkeypatch.setattr(grammar_module, "_USUAL_MASK_S", 1.5)
+    monkeypatch.setattr(grammar_module, "_MOST_MASK_S", 2.5)
+    grammar = COMPILER.compile(GUIDES[2])
+    found = []
+    state = grammar.after(ids(encode("1")))
+    for num_questions in (0, 1, 0, 2):
+        assert not any(state.is_complete for _ in range(num_questions))
+        with nullcontext() if num_questions < 2 else pytest.raises(InvalidRequestError, match="takes 3"):
+            state.allowed()
+        found.append(grammar.slow_s)
+        state = RequestGrammarState(grammar, ids(encode("1")))
+    assert found == [0, 2, 0, 3]
 
 
 def test_a_mask_that_takes_too_long_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError, RepositoryError
-from pipelines.speculation.draft_length.survival import NUM_CLASSES, AcceptanceByMargin
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
 from pipelines.triton.engine.sessions import MAX_SESSIONS, MAX_TOKENS, Session, Sessions
@@ -101,7 +100,7 @@ def test_a_length_above_the_ceiling_is_refused() -> None:
 
 
 def test_a_session_is_remembered_and_the_oldest_forgotten() -> None:
-    sessions = Sessions(AcceptanceByMargin([0.5] * NUM_CLASSES, [1 / NUM_CLASSES] * NUM_CLASSES))
+    sessions = Sessions()
     first = sessions.of("a")
     assert sessions.of("a") is first
     assert sessions.of("") is not sessions.of("")
@@ -111,7 +110,7 @@ def test_a_session_is_remembered_and_the_oldest_forgotten() -> None:
 
 
 def test_of_a_session_the_latest_answers_are_kept() -> None:
-    session = Session(AcceptanceByMargin([0.5] * NUM_CLASSES, [1 / NUM_CLASSES] * NUM_CLASSES))
+    session = Session()
     session.remember([np.arange(2, dtype=np.int32), np.arange(2, 5, dtype=np.int32)])
     session.remember([])
     assert session.answer_ids.tolist() == [0, 1, 2, 3, 4]

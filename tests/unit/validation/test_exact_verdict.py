@@ -187,7 +187,9 @@ def test_cancellations_that_the_server_refuses_do_not_end_the_proof_but_are_lack
 def test_a_proof_that_was_stopped_says_why_and_keeps_what_it_has() -> None:
     whole = run()
     stopped = Proof(whole.passes[:3], PLAN.max_rate, stopped=StoppedError("the proof was stopped"))
-    assert (stopped.verdict, stopped.lacks()) == ("inconclusive", ["the proof was stopped (after 3 passes)"])
+    num_compared = sum(each.totals.answers_compared for each in stopped.passes)
+    done = f"the proof was stopped; {num_compared} comparisons in 3 passes were finished"
+    assert (stopped.verdict, stopped.lacks()) == ("inconclusive", [f"{done}; the rest was not asked"])
     assert "stopped before all levels" in covered_section(stopped).summary
     wrong = run(change_of(with_token(3, 99)))
     assert Proof(wrong.passes[:9], PLAN.max_rate, stopped=StoppedError("x")).verdict == "fail"

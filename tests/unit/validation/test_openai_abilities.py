@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import EngineFailedError
+from pipelines.errors import EngineFailedError, VerificationError
 from pipelines.validation.__main__ import main
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.openai.server.server import OpenAIServer
 from pipelines.validation.openai.unjudged import compares_streams
+from tests.support.scripted_http import scripted_http
 from tests.support.stand_in_openai import Faults, stand_in_openai
 
 SIZE = ("--num-prompts", "6", "--max-tokens", "8", "--num-at-once", "2")
@@ -49,6 +50,18 @@ def test_a_named_model_needs_no_list() -> None:
         assert opened(server.url, "stand-in").abilities.completions
         with pytest.raises(EngineFailedError):
             opened(server.url)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "many"])
+def test_a_counter_that_is_no_number_tells_nothing(value: str) -> None:
+    with stand_in_openai(metrics=f"spec_decode_num_draft_tokens_total {value}") as server:
+        assert opened(server.url).draft_tokens() is None
+
+
+@pytest.mark.parametrize("listed", [b"[" * 100_000, b"{", b"[]", b'{"data": [1]}', b'{"data": null}'])
+def test_a_list_of_models_that_is_none_is_told(listed: bytes) -> None:
+    with scripted_http((200, {}, listed)) as script, pytest.raises(VerificationError, match="lists none"):
+        opened(script.url)
 
 
 def test_streams_that_neither_server_ends_are_not_compared(

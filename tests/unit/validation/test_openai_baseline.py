@@ -47,14 +47,20 @@ def damaged(whole: bytes, kind: str) -> bytes:
         "another file": b"PK",
         "edited": gzip.compress(header + b"\n" + content.replace(b'"ab"', b'"ac"')),
         "no header": gzip.compress(content),
+        "deep header": gzip.compress(b"[" * 100_000 + b"\n" + content),
+        "deep content": signed(b"[" * 100_000),
         "older format": signed(content, "draftproof-baseline-0"),
         "unknown key": signed(content.replace(b'"control"', b'"kontrol"', 1)),
     }[kind]
 
 
-@pytest.mark.parametrize(
-    "kind", ["cut", "flipped", "another file", "edited", "no header", "older format", "unknown key"]
+DAMAGE = (
+    *("cut", "flipped", "another file", "edited", "no header", "deep header", "deep content"),
+    *("older format", "unknown key"),
 )
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_is_refused(kind: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_bytes(damaged(file.read_bytes(), kind))
     with pytest.raises(InvalidRequestError, match="record it again"):

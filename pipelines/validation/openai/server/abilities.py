@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -117,7 +118,9 @@ def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
 def draft_tokens(connection: Connection) -> int | None:
     """Return how many tokens a server has drafted since its start; None if its metrics do not say."""
     found = _DRAFTED.findall(_metrics(connection))
-    return round(sum(map(float, found))) if found else None
+    with suppress(ValueError, OverflowError):  # "NaN", "+Inf" and what is no number
+        return round(sum(map(float, found))) if found else None
+    return None
 
 
 class _Probe:
@@ -175,8 +178,9 @@ class _Probe:
 def _model(endpoint: Endpoint, connection: Connection) -> tuple[str, str]:
     """Return the model to ask and its owner, which several engines name after themselves."""
     try:
-        listed = {str(each["id"]): str(each.get("owned_by") or "") for each in _models(connection)}
-    except (KeyError, TypeError, ValueError, AttributeError):
+        document = json.loads(connection.get("/v1/models"))
+        listed = {str(each["id"]): str(each.get("owned_by") or "") for each in document["data"]}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         listed = {}
     except (EngineFailedError, ModelNotFoundError):  # no list, or a server that fails to make one
         if not endpoint.model:
@@ -193,11 +197,6 @@ def _model(endpoint: Endpoint, connection: Connection) -> tuple[str, str]:
         )
     ((model, owner),) = listed.items()
     return model, owner
-
-
-def _models(connection: Connection) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(connection.get("/v1/models"))["data"]
-    return found
 
 
 def _metrics(connection: Connection) -> str:

@@ -7,10 +7,10 @@ would look like a fault. A busy server (429, 503) is asked again a few times, as
 from __future__ import annotations
 
 import json
+import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -29,6 +29,7 @@ from pipelines.errors import (
     UnauthorizedError,
 )
 from pipelines.validation.openai.server.endpoint import Endpoint
+from pipelines.validation.stopping import cancelled_when_stopped, pause
 
 _STATUSES: dict[int, type[DraftproofError]] = {
     401: UnauthorizedError,
@@ -122,8 +123,13 @@ class Connection:
     @contextmanager
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:
         for attempt in range(_MOST_RETRIES + 1):
+            sockets = _Sockets()
+            noted = {"trace": sockets.note}
             try:
-                with self._http.stream(method, path, json=body) as response:
+                with (
+                    cancelled_when_stopped(sockets.end),
+                    self._http.stream(method, path, json=body, extensions=noted) as response,
+                ):
                     if response.status_code == httpx.codes.OK:
                         yield response
                         return
@@ -134,7 +140,7 @@ class Connection:
                 raise self._refused(response)
             with self._lock:
                 self.num_retries += 1
-            time.sleep(_wait_s(response, attempt))
+            pause(_wait_s(response, attempt))
 
     def _object(self, content: str | bytes) -> dict[str, Any]:
         try:
@@ -172,6 +178,28 @@ class Connection:
         """Return the beginning of a text without the key, which servers may quote."""
         hidden = text.replace(self._key, "[key]") if self._key else text
         return hidden[:_LONGEST_EXCERPT]
+
+
+class _Sockets:
+    """The connection of one request, which another thread may end."""
+
+    def __init__(self) -> None:
+        self._open: list[socket.socket] = []
+        self._is_ended = False
+
+    def note(self, event: str, info: Mapping[str, Any]) -> None:
+        """Take the connection from an event of httpcore's extension ``trace``."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._open.append(info["return_value"].get_extra_info("socket"))
+            if self._is_ended:
+                self.end()
+
+    def end(self) -> None:
+        """Let the server's bytes end here, which wakes the thread that waits for more."""
+        self._is_ended = True
+        for each in self._open:
+            with suppress(OSError):  # it has ended; a TLS socket's own ``shutdown`` would break its reader
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
 
 
 def _message_of(response: httpx.Response) -> str:

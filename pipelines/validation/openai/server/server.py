@@ -15,6 +15,7 @@ from pipelines.validation.openai.server.abilities import CHAT, COMPLETIONS, draf
 from pipelines.validation.openai.server.answers import Answer, change_of_server, join_events, read_answer
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
+from pipelines.validation.stopping import StoppedError, stoppable
 
 
 class OpenAIServer:
@@ -32,7 +33,7 @@ class OpenAIServer:
         self._connection = Connection(endpoint, timeout_s)
         self._body = dict(endpoint.body)
         self.url = endpoint.url
-        self.abilities = find_abilities(endpoint, self._connection)
+        self.abilities = stoppable(find_abilities)(endpoint, self._connection)
         self._served_by = ("", "")
         self._lock = threading.Lock()
         self.failures: Counter[str] = Counter()
@@ -82,7 +83,7 @@ class OpenAIServer:
 
     def try_out(self, question: Question) -> Answer:
         """Ask as ``ask_with_log_probs``, but a failure is not counted: the server need not be able to."""
-        return self._send(*self._request_with_log_probs(question, named_ids=True), stream=False)
+        return stoppable(self._send)(*self._request_with_log_probs(question, named_ids=True), stream=False)
 
     def log_prob_fields(self, path: str, *, named_ids: bool = True) -> dict[str, Any]:
         """Return the fields that ask for log probabilities on a path."""
@@ -95,7 +96,9 @@ class OpenAIServer:
     def request(self, path: str, fields: dict[str, Any], *, stream: bool = False) -> Answer:
         """Send one request; a failure is counted, and raised as by ``ask``."""
         try:
-            return self._send(path, fields, stream=stream)
+            return stoppable(self._send)(path, fields, stream=stream)
+        except StoppedError:
+            raise
         except DraftproofError as error:
             with self._lock:
                 self.failures[f"{type(error).__name__}: {error.what}"] += 1

@@ -1,1 +1,0 @@
-"""Measure a pair of engines after they are built."""

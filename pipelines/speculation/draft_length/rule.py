@@ -1,0 +1,300 @@
+"""Decides how many tokens each request drafts in each round.
+
+The output does not depend on the draft length, so the length is free to be the fastest one. Let a_r be the
+probability that the next draft token of request r is accepted, and k_r the number of tokens that it drafts.
+A round is expected to write, for each request, and to take
+
+    E_r = 1 + a_r + a_r^2 + ... + a_r^k_r                          tokens
+    T = V(sum of 1 + k_r) + D(m_1) + D(m_2) + ...                  seconds
+
+V and D are the times of a step of target and draft by its rows (``step_times.py``), and m_j is the number of
+requests that draft at least j tokens. The requests of a round share its time, so the lengths are those with
+the greatest geometric mean of speeds, that is, the greatest
+
+    sum over requests of log(E_r / T)
+
+With one request this is E / T, tokens over seconds. With several, no request becomes faster at the cost of
+others that become slower by more.
+
+These lengths are means. How sure the draft is of a token shows only when it is drafted (``acceptance.py``).
+With s the probability that this token and those before it are accepted, a request drafts another one while
+
+    s * a_r >= w_r * (V' + D(m) / m)        where w_r = number of requests * E_r / T
+
+is what a second is worth to it, in tokens, and V' is the time of one more row. Tokens at the end with
+s < w_r * V' are not verified. A looked-up token costs no step of the draft: D = 0.
+
+Source: the mean over many rounds is best where each decision maximises tokens - w * seconds (Dinkelbach 1967,
+On nonlinear fractional programming). SmartSpec (arXiv:2406.14066) maximises tokens over seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.speculation.draft_length.acceptance import Acceptance
+from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
+from pipelines.speculation.draft_length.step_times import StepTimes
+from pipelines.speculation.lookup.corpus import Corpus
+from pipelines.speculation.lookup.lookup_draft import LookupDraft
+from pipelines.speculation.request import Output
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
+
+_LEAST_REST = 64  # tokens that an answer is expected to have left at least
+_TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
+# Lengths of the first rounds of a server with one request, whatever promises most: what was tried is known
+# from then on. With more requests, one round without drafts is tried.
+_TRIALS = (3, 1, 2, 4)
+_CHUNK = 16  # rows of the step by which the time to read a prompt is judged
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a request is to draft in a round.
+
+    Attributes:
+        length: Draft tokens, on average.
+        prices: float64 [max_draft_len], by position: the least probability of becoming output with which a
+            token is worth a step of the draft and a row of the target.
+        row_prices: The same for a token that is drafted already.
+    """
+
+    length: int
+    prices: npt.NDArray[np.float64]
+    row_prices: npt.NDArray[np.float64]
+
+
+class DraftLengths:
+    """Decides the draft lengths of all requests of a server.
+
+    Attributes:
+        acceptance: What requests have shown about the draft.
+
+    Args:
+        draft_times: Times of a step of the draft.
+        target_times: Times of a step of the target.
+        max_draft_len: Upper limit.
+        count_read: Returns how many leading tokens of a prompt the draft need not read.
+        corpus: Returns the texts in which the drafts of a new request are looked up; None for none.
+    """
+
+    def __init__(
+        self,
+        draft_times: StepTimes,
+        target_times: StepTimes,
+        max_draft_len: int,
+        count_read: Callable[[TokenIds], int] = lambda token_ids: 0,
+        corpus: Callable[[], Corpus | None] = lambda: None,
+    ) -> None:
+        self.acceptance = Acceptance()
+        self.max_draft_len = max_draft_len
+        self.count_read = count_read
+        self.corpus = corpus
+        self._draft_times = draft_times
+        self._target_times = target_times
+        self._requests: dict[RequestDraftLength, None] = {}  # in the order in which they began
+        self._asked: set[RequestDraftLength] = set()  # in this round
+        self._aims: dict[RequestDraftLength, Aim] = {}
+        self._trials: dict[int, list[int]] = {}  # left, by number of requests
+
+    @property
+    def mean_length(self) -> float:
+        """Draft tokens that the latest round aimed at for each request; 0 without a round."""
+        return sum(aim.length for aim in self._aims.values()) / max(len(self._aims), 1)
+
+    def begin(
+        self,
+        prompt_ids: TokenIds,
+        earlier_ids: TokenIds = NO_TOKENS,
+        prediction_ids: TokenIds = NO_TOKENS,
+        *,
+        sees_gaps: bool = True,
+    ) -> RequestDraftLength:
+        """Add a request until ``end``.
+
+        Args:
+            prompt_ids: int32 [n], searched for continuations.
+            earlier_ids: int32 [n], answers of the session, searched as well.
+            prediction_ids: int32 [n], what the client expects as the answer, searched as well.
+            sees_gaps: Whether lengths may depend on the gaps of the tokens. With the ratio rule they must
+                not: leaving out tokens of which the draft was unsure would change the distribution.
+        """
+        known_ids = np.concatenate((earlier_ids, prompt_ids)) if sees_gaps else NO_TOKENS
+        lookup = LookupDraft(known_ids, self.corpus() if sees_gaps else None, prediction_ids)
+        request = RequestDraftLength(self, lookup, prompt_ids, sees_gaps=sees_gaps)
+        self._requests[request] = None
+        self._asked.clear()
+        return request
+
+    def end(self, request: RequestDraftLength) -> None:
+        """Remove a request."""
+        self._requests.pop(request, None)
+        self._asked.clear()
+
+    def aim(self, request: RequestDraftLength) -> Aim:
+        """Return what a request is to draft in its next round.
+
+        Requests ask once between two steps of the target, so a round begins when one asks again.
+        """
+        if request in self._asked or not self._asked:
+            self._asked.clear()
+            self._begin_round()
+        self._asked.add(request)
+        return self._aims[request]
+
+    def _begin_round(self) -> None:
+        """Find the best lengths: add the token that gains most, of any request, and compare all sums."""
+        requests = list(self._requests)
+        num_requests, depths = len(requests), np.arange(self.max_draft_len)
+        accepted = np.array([request.expected_acceptance for request in requests])
+        tokens = np.cumsum(accepted[:, np.newaxis] ** np.arange(self.max_draft_len + 1), axis=1)
+        gains = np.diff(np.log(tokens), axis=1)
+        order = np.argsort(-gains, axis=None, kind="stable")
+        owners, depth = np.divmod(order, self.max_draft_len)
+        is_drafted = np.array([not request.uses_lookup for request in requests])[owners]
+        at_depth = np.cumsum((depth[:, np.newaxis] == depths) & is_drafted[:, np.newaxis], axis=0)  # m_j
+        drafting_s = np.where(at_depth, self._draft_times.seconds(np.maximum(at_depth, 1)), 0.0).sum(axis=1)
+        read_s = np.array([self._reading_s(request) for request in requests])[owners]
+        seconds = self._target_times.seconds(num_requests + np.arange(len(order) + 1))
+        seconds[1:] += drafting_s + np.cumsum(read_s * (depth == 0) * is_drafted)
+        speeds = np.append(0.0, np.cumsum(gains.ravel()[order])) - num_requests * np.log(seconds)
+        best = int(np.argmax(speeds))
+        lengths = np.bincount(owners[:best], minlength=num_requests)
+        trials = self._trials.setdefault(num_requests, list(_TRIALS if num_requests == 1 else (0,)))
+        if trials and is_drafted.any() and read_s.max() < seconds[0]:
+            length = min(trials.pop(0), self.max_draft_len)
+            free = np.where(depths < length, 0.0, np.inf)
+            self._aims = dict.fromkeys(requests, Aim(length, free, free))
+            return
+        num_drafting = int(at_depth[best - 1, 0]) if best else 0
+        draft_s = float(self._draft_times.seconds(max(num_drafting, 1))) / max(num_drafting, 1)
+        worth_of_s = num_requests * tokens[range(num_requests), lengths] / seconds[best]
+        self._aims = {}
+        for request, length, worth in zip(requests, lengths.tolist(), worth_of_s.tolist(), strict=True):
+            rows = num_requests + best - length + depths
+            row_s = self._target_times.seconds(rows + 1) - self._target_times.seconds(rows)
+            self._aims[request] = Aim(length, worth * (row_s + draft_s), worth * row_s)
+
+    def _reading_s(self, request: RequestDraftLength) -> float:
+        """Return what a round with a draft costs because the draft has to read what it does not know.
+
+        That is shared by the rounds of the rest of the answer, which is expected to be as long as the answer.
+        """
+        reading_s = request.num_unread * float(self._draft_times.seconds(_CHUNK)) / _CHUNK
+        return reading_s * _TOKENS_OF_ROUND / max(request.num_output, _LEAST_REST)
+
+
+class RequestDraftLength:
+    """Decides the draft length of one request, round by round.
+
+    Attributes:
+        acceptance: Acceptance of the draft model's tokens.
+        lookup: Continuations found in the prediction, the request's text, earlier answers and the corpus.
+        max_draft_len: Upper limit, also of tokens that a grammar forces.
+        num_output: Output tokens so far.
+        num_unread: Known tokens that the draft has not read.
+
+    Args:
+        lengths: The controller.
+        lookup: See the attribute.
+        prompt_ids: int32 [n], the prompt.
+        sees_gaps: See ``DraftLengths.begin``.
+    """
+
+    def __init__(
+        self, lengths: DraftLengths, lookup: LookupDraft, prompt_ids: TokenIds, *, sees_gaps: bool
+    ) -> None:
+        self.acceptance = lengths.acceptance
+        self.lookup = lookup
+        self.max_draft_len = lengths.max_draft_len
+        self.num_output = 0
+        self.num_unread = len(prompt_ids) - lengths.count_read(prompt_ids)
+        self._lengths = lengths
+        self._sees_gaps = sees_gaps
+        self._is_refused = False
+
+    @property
+    def uses_lookup(self) -> bool:
+        """Whether the next round looks its draft up: that promises more than the draft model."""
+        return self._is_refused or (self._sees_gaps and self.lookup.rate > self.acceptance.mean)
+
+    @property
+    def expected_acceptance(self) -> float:
+        """Probability that the next draft token is accepted."""
+        return self.lookup.rate if self.uses_lookup else self.acceptance.mean
+
+    def next_round(self, num_remaining: int) -> DraftPlan:
+        """Return what to draft in the next round."""
+        aim = self._lengths.aim(self)
+        limit = min(self.max_draft_len, num_remaining - 1)
+        length = min(aim.length, limit)
+        if length < 1:
+            return NO_DRAFT
+        if not self._sees_gaps:
+            return all_of(length)
+        if self.uses_lookup:
+            return DraftPlan(0, lambda: None, lambda drafted: self._looked_up(length))
+        return DraftPlan(
+            limit,
+            lambda: self._above(aim.prices.tolist()),
+            lambda drafted: self._verified(drafted, aim.row_prices),
+        )
+
+    def num_alone(self, num_remaining: int) -> int:
+        """Return all remaining tokens: the stream is closed as soon as drafting pays."""
+        return num_remaining
+
+    def note_refusal(self) -> None:
+        """Only look drafts up from now on: the draft model refuses this request."""
+        self._is_refused = True
+
+    def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
+        """Learn from a round: its draft tokens, verified or not, and its output."""
+        if self._sees_gaps:
+            self.lookup.append(token_ids)
+        self.num_output += len(token_ids)
+        drafted = proposal.drafted
+        if drafted is None:
+            self.num_unread += len(token_ids)
+            if self.num_output > len(token_ids):  # the first round never drafts
+                self.acceptance.forget()
+            return
+        self.num_unread = 0
+        token_ids = token_ids[proposal.num_forced :]
+        num_accepted = count_accepted(drafted.token_ids, token_ids)
+        if drafted.gaps is None:
+            self.acceptance.observe_unseen(min(len(drafted.token_ids), len(token_ids)), num_accepted)
+        else:
+            self.acceptance.observe(drafted.gaps[: len(token_ids)].tolist(), num_accepted)
+
+    def end(self) -> None:
+        """Record that the request has ended."""
+        self._lengths.end(self)
+
+    def _above(self, prices: list[float]) -> KeepDrafting:
+        survival, count, following = 1.0, 0, self.acceptance.mean
+
+        def keep_drafting(gap: float) -> bool:
+            nonlocal survival, count
+            survival *= self.acceptance.rate(gap)
+            count += 1
+            return count < len(prices) and survival * following >= prices[count]
+
+        return keep_drafting
+
+    def _verified(self, drafted: Output | None, row_prices: npt.NDArray[np.float64]) -> Proposal:
+        """Return the draft's tokens without those at the end that are not worth their row."""
+        if drafted is None or drafted.gaps is None:
+            return Proposal(NO_TOKENS, drafted)
+        survival = np.cumprod([self.acceptance.rate(gap) for gap in drafted.gaps.tolist()])
+        is_worth = survival >= row_prices[: len(survival)]
+        return Proposal(drafted.token_ids[: int(np.append(is_worth, False).argmin())], drafted)
+
+    def _looked_up(self, count: int) -> Proposal:
+        found = self.lookup.propose(count)
+        num_predicted = len(found.token_ids) if found.is_predicted else 0
+        return Proposal(found.token_ids, None, num_predicted=num_predicted)

@@ -1,0 +1,131 @@
+"""Tests of a proof whose time is over while a server does not answer: the requests under way are cancelled.
+
+Without that, each of these tests would hang.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.client import Client
+from pipelines.command_line.prompts import Prompts
+from pipelines.errors import RequestCancelledError
+from pipelines.validation import own
+from pipelines.validation.__main__ import main
+from pipelines.validation.exact.proof import prove
+from pipelines.validation.exact.verdict import Proof
+from pipelines.validation.openai.server.connection import Connection
+from pipelines.validation.openai.server.endpoint import Endpoint
+from pipelines.validation.size import Size
+from pipelines.validation.stopping import (
+    StoppedError,
+    cancelled_when_stopped,
+    stop,
+    stoppable,
+    stopped_early,
+)
+from tests.support.scripted_http import scripted_http
+from tests.support.stand_in_openai import Faults, stand_in_openai
+from tests.support.stand_in_server import StandInServer, response
+from tests.unit.validation.scripted_proof import PLAN, PROMPTS, schedule
+
+QUIET_S = 3600.0
+
+
+@contextmanager
+def stopping_once(is_asked: Callable[[], object]) -> Iterator[None]:
+    """Let the time of the proof be over once a call returns, as the timer of ``stopped_early`` does."""
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(lambda: (is_asked(), stop("its 5 min are over", "a limit", "a remedy")))
+        yield
+        done.result()
+
+
+@contextmanager
+def silent_server() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the address of a server that never answers, and a call that returns when it is asked."""
+    accepted = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        yield f"127.0.0.1:{port}", lambda: accepted.append(listening.accept()[0])
+    for each in accepted:
+        each.close()
+
+
+def test_servers_that_fall_silent_end_no_later_and_what_was_compared_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"text {number}" for number in range(8)), encoding="utf-8")
+    size = ["--num-prompts", "8", "--max-tokens", "4", "--prompts", str(prompts)]
+    hanging = Faults(hangs=0.2, hang_s=QUIET_S)  # not at the prompt that tells its abilities
+    with stand_in_openai() as control, stand_in_openai(hanging) as judged:
+        asked = ["--control", control.url, "--against", judged.url, *size, "--json"]
+        with stopping_once(judged.is_hanging.wait):
+            code = main([*asked, "--html", str(tmp_path / "verify.html")])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code, document["verdict"]) == (3, "inconclusive")
+    first, failed = (
+        next(each for each in document["sections"] if each["title"] == title)
+        for title in ("Stopped early", "Requests that failed")
+    )
+    assert "its 5 min are over" in first["summary"] and "the rest was not asked" in first["summary"]
+    found = re.search(r"(\d+) of (\d+) comparisons were finished", first["summary"])
+    assert found and 0 < int(found[1]) < int(found[2]), first["summary"]
+    assert failed["figures"]["candidate"]["failures"] == {}, "a request that we end is no failure"
+
+
+def test_a_server_that_answers_nothing_at_all_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with silent_server() as (address, is_asked), stopping_once(is_asked):
+        url = f"http://{address}"
+        assert main(["--control", url, "--against", url, "--json"]) == 3
+    printed = capsys.readouterr().out
+    assert "requests under way are cancelled" in printed
+    assert "its 5 min are over" in json.loads(printed.splitlines()[-1])["error"]
+
+
+def test_nobody_waits_for_a_busy_server_when_the_time_is_over() -> None:
+    with scripted_http((503, {"Retry-After": "60"}, b"")) as script, stopped_early(None):
+        connection = Connection(Endpoint(script.url), timeout_s=QUIET_S)
+        with stopping_once(lambda: None), pytest.raises(StoppedError):
+            stoppable(connection.get)("/v1/models")
+
+
+@pytest.mark.parametrize("num_answered", [0, 9])
+def test_a_server_of_ours_that_falls_silent_is_left(num_answered: int) -> None:
+    def script(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
+        if len(server.requests) > num_answered:
+            server.is_waiting.set()
+            yield {"wait": True}
+        yield response("a", [1], 1, "length", draft_length="")
+
+    with (
+        StandInServer(script) as server,
+        Client.connect(server.grpc_url) as client,
+        stopped_early(None),
+        cancelled_when_stopped(client.close),
+        stopping_once(server.is_waiting.wait),
+    ):
+        passes = prove(PLAN, schedule(PLAN).items(), "nonce", client)
+    proof = Proof(passes, PLAN.max_rate, stopped=StoppedError("stopped"))
+    assert all(isinstance(error, StoppedError) for result in passes for error in result.missing)
+    assert sum(result.totals.answers_missing for result in passes) > 0
+    assert len(passes) < len(schedule(PLAN)) and "the rest was not asked" in proof.lacks()[0]
+
+
+def test_the_command_for_a_server_of_ours_cancels_what_is_under_way() -> None:
+    prompts = Prompts("made", {"text": PROMPTS})
+    with silent_server() as (address, is_asked), stopped_early(None), stopping_once(is_asked):
+        asked = own.verify_own, f"grpc://{address}", "demo", Size(5), math.inf, prompts, "equality", []
+        with pytest.raises(RequestCancelledError, match="its 5 min are over"):
+            stoppable(asked[0])(*asked[1:])
