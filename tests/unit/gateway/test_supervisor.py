@@ -413,7 +413,7 @@ async def test_the_process_of_a_model_that_triton_gave_up_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_served: bool
 ) -> None:
     """Triton waits for its end, at a start or when the model is loaded later, and says nothing."""
-    async with supervised(tmp_path, monkeypatch, ready=BOTH if is_served else frozenset()) as world:
+    async with supervised(tmp_path, monkeypatch, ready=ALL if is_served else frozenset()) as world:
         if is_served:
             await world.served()
         process = world.models["speculative"]
