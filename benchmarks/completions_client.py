@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 from http.client import HTTPConnection
-from typing import Any
 
 from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import VerificationError
+from pipelines.openai_stream import AnswerReader, Choice, UnreadableError
 
 
 class CompletionsClient:
@@ -33,44 +33,42 @@ class CompletionsClient:
         Raises:
             VerificationError: The response is no complete stream.
         """
-        body = json.dumps(
-            {
-                "prompt": request.prompt,
-                "max_tokens": request.max_tokens,
-                "temperature": request.temperature,
-                "seed": request.seed,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
+        body = {
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        headers = {"Content-Type": "application/json"}
         sent_at_s = time.monotonic()
-        self._connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
         response = self._connection.getresponse()
         if response.status != 200:
-            raise _incomplete(f"HTTP status {response.status}: {response.read()[:500]!r}")
-        texts: list[str] = []
+            raise _no_answer(f"HTTP status {response.status}: {response.read()[:500]!r}")
+        choice, num_tokens = Choice(), 0
         arrivals_s: list[float] = []
-        finish_reason, num_tokens = "", 0
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            event: dict[str, Any] = json.loads(line[len(b"data: ") :])
-            if "error" in event:
-                raise _incomplete(str(event["error"]))
-            for choice in event["choices"]:
-                arrivals_s.append(time.monotonic())
-                texts.append(choice["text"])
-                finish_reason = choice["finish_reason"] or ""
-            if event.get("usage"):
-                num_tokens = event["usage"]["completion_tokens"]
-        response.read()  # the end of the body, after which the connection can be used again
-        if not finish_reason or not num_tokens:
-            raise _incomplete(f"finish_reason={finish_reason!r}, {num_tokens} tokens")
+        reader = AnswerReader(is_stream=True)
+        try:
+            while data := response.read1():  # to the end, after which the connection can be used again
+                for event in reader.read(data):
+                    if event.error:
+                        raise _no_answer(event.error)
+                    num_tokens = event.num_tokens or num_tokens
+                    for delta in event.deltas:
+                        arrivals_s.append(time.monotonic())
+                        choice.add(delta)
+            list(reader.end())
+        except UnreadableError as error:
+            raise _no_answer(str(error)) from None
+        if not choice.finish_reason or not num_tokens:
+            raise _no_answer(f"finish_reason={choice.finish_reason!r}, {num_tokens} tokens")
         return Generation(
-            text="".join(texts),
+            text=choice.text(),
             output_ids=(0,) * num_tokens,
             accepted_mask=(),
-            finish_reason=finish_reason,
+            finish_reason=choice.finish_reason,
             num_rounds=0,
             total_draft_tokens=0,
             total_accepted_draft_tokens=0,
@@ -80,10 +78,5 @@ class CompletionsClient:
         )
 
 
-def _incomplete(values: str) -> VerificationError:
-    return VerificationError(
-        "the front door did not answer a request",
-        values=values,
-        limit="a stream of events with finish_reason and usage",
-        remedy="read the server's log",
-    )
+def _no_answer(why: str) -> VerificationError:
+    return VerificationError(f"the front door did not answer a request: {why}", "read the server's log")

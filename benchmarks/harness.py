@@ -189,10 +189,8 @@ def held_out_code(tokenizer: Tokenizer, num_texts: int, length: int) -> list[str
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
     if num_texts * length > len(token_ids):
         raise InvalidRequestError(
-            "there is too little held-out code",
-            values=f"{num_texts} texts of {length:,} tokens",
-            limit=f"{len(token_ids):,} tokens in all",
-            remedy="use fewer or shorter texts",
+            f"{num_texts} texts of {length:,} tokens are more than the {len(token_ids):,} of held-out code",
+            "use fewer or shorter texts",
         )
     starts = [index * (len(token_ids) // num_texts) for index in range(num_texts)]
     return [

@@ -54,10 +54,9 @@ def build_pair(recipe: Recipe, report: Callable[[str], None]) -> BuiltPair:
     engines = build_engines(recipe, ENGINES, report)
     if "bundle" in engines:
         raise RecipeError(
-            "this version of TensorRT-LLM is served by NVIDIA's own servers, without a repository of ours",
-            values=f"tensorrt_llm.version={recipe.tensorrt_llm.version}",
-            limit="engines, which 1.2.1 builds last",
-            remedy=f"in {recipe.tensorrt_llm.container} run sh {engines['serve']}, or sh {engines['triton']}",
+            f"NVIDIA's own servers serve TensorRT-LLM {recipe.tensorrt_llm.version}, without a repository of "
+            "ours",
+            f"in {recipe.tensorrt_llm.container} run sh {engines['serve']}, or sh {engines['triton']}",
         )
     memory = plan_memory(read_pair(recipe, ENGINES)) if recipe.runtime == "tensorrt_llm" else None
     return BuiltPair(recipe, Path(engines["draft"]), Path(engines["target"]), memory)
@@ -76,14 +75,13 @@ def check_prompts(recipe: Recipe) -> None:
     if recipe.prompts_path is None:
         return
     with TemporaryDirectory() as folder:
-        write_engine_texts(Path(folder), read_engine_texts(recipe.target.checkpoint_directory))
+        write_engine_texts(Path(folder), read_engine_texts(recipe.target.unpack_checkpoint()))
         command = [sys.executable, "-m", "pipelines.command_line.check_prompts", "--target", folder]
         command += ["--prompts", str(recipe.prompts_path)]
         done = subprocess.run(command, cwd=REPOSITORY_ROOT, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
+        problem = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
         raise RecipeError(
-            f"recipe {recipe.name}: the prompts cannot be used",
-            values=done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}",
-            limit="'draftproof verify' and 'draftproof bench' need them",
-            remedy="correct them, or name others; nothing has been compiled",
+            f"recipe {recipe.name}: the prompts cannot be used: {problem}",
+            "correct them, or name others; nothing has been compiled",
         )

@@ -64,7 +64,7 @@ def build_bundle(recipe: Recipe, engines: Path, report: Callable[[str], None]) -
     section, roles = recipe.tensorrt_llm, {}
     recipe = check_loadable(recipe, engines)
     for role, engine in (("draft", recipe.draft), ("target", recipe.target)):
-        directory = engine.checkpoint_directory.resolve()
+        directory = engine.unpack_checkpoint().resolve()
         report(f"{role}: reading {directory}")
         files = file_digests(path for path in directory.iterdir() if path.is_file())
         roles[role] = _folder(files, exported_quantization(directory))
@@ -112,10 +112,9 @@ def check_bundle(recipe: Recipe, engines: Path) -> dict[str, Any]:
     differing = [name for name in pins if pins[name] != asks[name]]
     if differing:
         raise EngineLoadError(
-            f"{path} pins something else than the recipe asks for",
-            values=", ".join(f"{name} {pins[name]}" for name in differing),
-            limit=", ".join(f"{name} {asks[name]}" for name in differing),
-            remedy=remedy,
+            f"{path} pins {', '.join(f'{name} {pins[name]}' for name in differing)}, and the recipe asks for "
+            f"{', '.join(f'{name} {asks[name]}' for name in differing)}",
+            remedy,
         )
     return result
 

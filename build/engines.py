@@ -240,10 +240,8 @@ def _for_this_machine(
     engine = dataclasses.replace(engine, num_threads=engine.num_threads or available_cores())
     if engine.linear == "openvino" and source.network.config.experts is not None:
         raise RecipeError(
-            "experts are always multiplied by products of our own",
-            values="linear: openvino",
-            limit="one kind of products in an engine",
-            remedy="leave 'linear' out of the recipe",
+            "linear: openvino, and experts are always multiplied by products of our own",
+            "leave 'linear' out of the recipe",
         )
     if engine.linear != "auto":
         return engine, plan_of(engine)
@@ -368,10 +366,8 @@ def check_engines(
             result["whole"].append(str(directory))
     if not any(result.values()):
         raise EngineLoadError(
-            f"recipe {recipe.name} has no engines to check",
-            values=f"none in {engines / recipe.name}",
-            limit="build the engines first",
-            remedy=f"run 'draftproof engines --recipe {recipe.argument}'",
+            f"recipe {recipe.name} has no engines to check in {engines / recipe.name}",
+            f"run 'draftproof engines --recipe {recipe.argument}'",
         )
     return result
 
@@ -384,10 +380,8 @@ def _work(options: argparse.Namespace) -> dict[str, Any] | None:
         return build_engines(recipe, options.engines, print_line)
     if recipe.runtime != "tensorrt_llm":
         raise RecipeError(
-            "there is no command to print",
-            values=f"--dry-run, runtime {recipe.runtime}",
-            limit="only TensorRT-LLM uses a command; the embedded runtime compiles in this process",
-            remedy="leave out --dry-run, or set --runtime tensorrt_llm",
+            f"--dry-run: runtime {recipe.runtime} compiles in this process, so there is no command to print",
+            "leave out --dry-run, or set --runtime tensorrt_llm",
         )
     print_commands(pin_recipe(recipe), options.engines)
     return None

@@ -124,10 +124,8 @@ def exclusive(directory: Path) -> Iterator[TextIO]:
         lock = (directory / ".lock").open("w")
     except OSError as error:
         raise EngineBuildError(
-            f"{directory} is not writable",
-            values=str(error),
-            limit="engines are written to this folder",
-            remedy="grant this user write access, or use another checkout",
+            f"engines cannot be written to {directory}: {error}",
+            "grant this user write access, or use another checkout",
         ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -165,10 +163,9 @@ def check_space(needs: Iterable[Need]) -> None:
                 sorted({need.variable for need in together if need.size and need.variable})
             )
             raise RecipeError(
-                "the disk does not hold this pair",
-                values=f"{free / _GB:.1f} GB free on the disk of {together[0].folder}",
-                limit=f"{wanted / _GB:.1f} GB: {parts}",
-                remedy="free some space"
+                f"the disk does not hold this pair: {free / _GB:.1f} GB free on the disk of "
+                f"{together[0].folder}, and {wanted / _GB:.1f} GB needed, {parts}",
+                "free some space"
                 + (f", or point {variables} to a folder on another disk" if variables else ""),
             )
 

@@ -72,10 +72,8 @@ def decoding_type(version: str) -> str:
     if spelling is None:
         known = ", ".join(f"{major}.{minor}" for major, minor in _DECODING_TYPES)
         raise RecipeError(
-            "the LLM API of this version of TensorRT-LLM is not known",
-            values=f"version {version}",
-            limit=f"known: {known}",
-            remedy="pass --trtllm-version with the nearest of them, and compare speculative_config with "
+            f"the LLM API of TensorRT-LLM {version} is not known; known: {known}",
+            "pass --trtllm-version with the nearest of them, and compare speculative_config with "
             "llmapi/llm_args.py of yours",
         )
     return spelling
@@ -89,14 +87,13 @@ def _model(recipe: Recipe, role: str) -> str:
         CheckpointError: Its ``config.json`` cannot be read.
     """
     engine: EngineRecipe = getattr(recipe, role)
-    if not read_model_config(engine.checkpoint_directory).is_hugging_face:
+    if not read_model_config(engine.unpack_checkpoint()).is_hugging_face:
         raise RecipeError(
-            f"the LLM API cannot load the {role} of recipe {recipe.name}",
-            values=f"{role}.checkpoint={engine.checkpoint}, a TensorRT-LLM checkpoint",
-            limit="its PyTorch backend loads Hugging Face directories",
-            remedy="use the Hugging Face directory; ModelOpt's export_hf_checkpoint writes a quantized one",
+            f"the LLM API cannot load the {role} of recipe {recipe.name}: {engine.checkpoint} is a "
+            "TensorRT-LLM checkpoint",
+            "use the Hugging Face directory; ModelOpt's export_hf_checkpoint writes a quantized one",
         )
-    return str(engine.checkpoint_directory)
+    return str(engine.unpack_checkpoint())
 
 
 def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
@@ -170,10 +167,8 @@ def check_loadable(recipe: Recipe, engines: Path) -> Recipe:
     container = recipe.tensorrt_llm.container
     if "@sha256:" not in container:
         raise RecipeError(
-            "a bundle needs its container by digest",
-            values=f"tensorrt_llm.container={container}",
-            limit="NAME@sha256:DIGEST, because tags move",
-            remedy="docker inspect --format '{{index .RepoDigests 0}}' IMAGE prints it",
+            f"a bundle needs its container by digest, because tags move: tensorrt_llm.container={container}",
+            "write NAME@sha256:DIGEST; docker inspect --format '{{index .RepoDigests 0}}' IMAGE prints it",
         )
     for role in ("draft", "target"):
         checkpoint = checkpoint_for(recipe, role, engines)

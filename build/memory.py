@@ -208,11 +208,10 @@ def plan_memory(
     if left < 0 or blocks < least:
         needed = (fixed + least * per_block) / SHARE_USED
         raise RecipeError(
-            "the memory does not hold this pair",
-            values=f"{free / _GB:.1f} GB free",
-            limit=f"{needed / _GB:.1f} GB, with KV caches for two requests of {serving.max_seq_len} tokens",
-            remedy="stop other servers (draftproof stop), lower max_seq_len or num_blocks, choose "
-            "quantization int4, or use a machine with more memory",
+            f"the memory does not hold this pair: {free / _GB:.1f} GB free, and {needed / _GB:.1f} GB "
+            f"needed, with KV caches for two requests of {serving.max_seq_len} tokens",
+            "stop other servers (draftproof stop), lower max_seq_len or num_blocks, choose quantization "
+            "int4, or use a machine with more memory",
         )
     chosen = {"target": target.num_blocks or blocks, "draft": draft.num_blocks or blocks}
     return MemoryPlan(free, target, draft, chosen, states, SERVER_BYTES)

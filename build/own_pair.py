@@ -94,17 +94,16 @@ def write_recipe(
     checkpoints = [
         _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
     ]
-    directories = [EngineRecipe(checkpoint).checkpoint_directory for checkpoint in checkpoints]
+    directories = [EngineRecipe(checkpoint).unpack_checkpoint() for checkpoint in checkpoints]
     opened = open_settings(directories[0], max_seq_len or 1)
     configs = [opened.config, open_settings(directories[1], max_seq_len or 1, opened).config]
     target_size, draft_size = (sum(num_parameters(config)) for config in configs)
     if draft_size > target_size and configs[1].experts is None:  # of which a step reads a few
         raise IncompatiblePairError(
-            "the draft is larger than the target",
-            values=f"target {checkpoints[0]}, {target_size / 1e9:.2f} billion parameters; "
-            f"draft {checkpoints[1]}, {draft_size / 1e9:.2f} billion",
-            limit="only a smaller draft is faster",
-            remedy="name the large model first, then the small one: swap the two",
+            "the draft is larger than the target, and only a smaller one is faster: target "
+            f"{checkpoints[0]}, {target_size / 1e9:.2f} billion parameters; draft {checkpoints[1]}, "
+            f"{draft_size / 1e9:.2f} billion",
+            "name the large model first, then the small one: swap the two",
         )
     if draft_size >= target_size:
         report(
@@ -263,11 +262,9 @@ def _is_written(path: Path, document: dict[str, Any], *, any_context: bool, any_
         document = {**document, "name": written.get("name")}
     if not _is_same(written, document):
         raise RecipeError(
-            f"{path} holds another recipe",
-            values=f"{path.stat().st_size} bytes that this program would replace",
-            limit="a recipe is never overwritten",
-            remedy=f"run draftproof serve --recipe {path}, or draftproof demo --recipe {path} --prompts "
-            "FILE, edit it, name another file with --output, or remove it",
+            f"{path} holds another recipe, of {path.stat().st_size} bytes, which is not overwritten",
+            f"run draftproof serve --recipe {path}, or draftproof demo --recipe {path} --prompts FILE, edit "
+            "it, name another file with --output, or remove it",
         )
     return True
 

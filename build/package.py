@@ -1,9 +1,10 @@
 """Write a recipe's pair as a package: ``python -m build.package --recipe demo``.
 
-A package is a directory with the engines, the recipe, and ``package.json``, a list of digests that may be
-signed (``build/signature.py``). It needs no checkout and no other file. ``draftproof serve --package
-DIRECTORY`` serves it on any machine that has the code, and ``draftproof canary start --candidate DIRECTORY``
-rolls it out. Before anything of it is used, the signature is checked if a key is demanded, then every file.
+A package is a directory with the engines, the recipe, and ``SHA256SUMS``, which lists every other file as
+``sha256sum`` does. ``openssl`` signs that list (docs/how-to/deploy.md). It needs no checkout and no other
+file. ``draftproof serve --package DIRECTORY`` serves it on any machine that has the code, and ``draftproof
+canary start --candidate DIRECTORY`` rolls it out. Before anything of it is used, the signature is checked if
+a key is demanded, then every file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +25,7 @@ import yaml
 from build.built_pair import BuiltPair, build_pair
 from build.command_line import add_runtime, optional_path, print_line, recipe_parser, run_command
 from build.files import Need, check_space
-from build.recipe import REPOSITORY_ROOT, Recipe, Runtime, load_recipe, parse_recipe
-from build.signature import check_signature, sign
+from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe, parse_recipe
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines import configuration
 from pipelines.atomic_file import whole_directory
@@ -39,66 +40,19 @@ from pipelines.manifest import (
     sha256_file,
 )
 
-CONTENTS = "package.json"
-SIGNATURE = "package.sig"
-"""Signature of ``package.json``, in base64; missing if the package is not signed."""
+LIST = "SHA256SUMS"
+SIGNATURE = "SHA256SUMS.sig"
+"""Ed25519 signature of the list, 64 bytes, as ``openssl pkeyutl -sign`` writes it."""
 
 RECIPE = "recipe.yaml"
-ENGINES = "engines"
-FORMAT = 1
+MEMORY = "memory.json"
+"""How the engines share their GPUs; missing on the embedded runtime."""
 
+DRAFT, TARGET = "engines/draft", "engines/target"
 PACKAGES = REPOSITORY_ROOT / "dist" / "packages"
 
+_LINE = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>[^\\]+)")
 _MOST_NAMED = 5  # files in an error
-
-
-@dataclass(frozen=True)
-class PackagedEngine:
-    """An engine of a package.
-
-    Attributes:
-        name: Name of its folder in ``engines/``.
-        digest: Its ``engine_digest`` (``pipelines/manifest.py``).
-    """
-
-    name: str
-    digest: str
-
-
-@configuration.strict
-@dataclass(frozen=True)
-class Contents:
-    """The content of a package.
-
-    Attributes:
-        recipe: Name of the recipe, and of the run directory of its server.
-        runtime: ``embedded`` or ``tensorrt_llm``.
-        draft: Engine of the draft.
-        target: Engine of the target.
-        memory: How the engines share their GPUs; None on the embedded runtime.
-        files: SHA-256 of every other file of the package by its path, with ``/`` between folders.
-    """
-
-    recipe: str
-    runtime: Runtime
-    draft: PackagedEngine
-    target: PackagedEngine
-    memory: MemoryPlan | None
-    files: dict[str, str]
-
-    def to_json(self) -> str:
-        """Return the content of the file."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
-
-    @property
-    def paths_outside(self) -> list[str]:
-        """Return the paths that do not name a file inside the package."""
-        return [path for path in self.files if not _is_inside(path)]
-
-
-def _is_inside(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    return bool(parts) and ".." not in parts and not path.startswith("/") and "/".join(parts) == path
 
 
 @dataclass(frozen=True)
@@ -107,15 +61,15 @@ class Package:
 
     Attributes:
         directory: Absolute path of the package.
-        sha256: Digest of its ``package.json``, and so of all its content.
-        contents: What it holds.
+        sha256: Digest of its list, and so of all its content.
         pair: The pair in it.
+        digests: ``engine_digest`` of draft and target.
     """
 
     directory: Path
     sha256: str
-    contents: Contents
     pair: BuiltPair
+    digests: tuple[str, str]
 
     def check_rendered(self, record: PairRecord) -> None:
         """Check that the engines of the package were rendered, as their manifests are read again for that.
@@ -124,13 +78,11 @@ class Package:
             PackageError: The package has changed since it was checked.
         """
         found = record.draft_digest, record.target_digest
-        packaged = self.contents.draft.digest, self.contents.target.digest
-        if found != packaged:
+        if found != self.digests:
             raise PackageError(
-                "the package changed while it was read",
-                values=f"engines {' and '.join(found)}",
-                limit=f"engines {' and '.join(packaged)}",
-                remedy="find out who writes to it, copy it again, and mount it read-only",
+                f"the package changed while it was read: engines {' and '.join(found)}, not "
+                f"{' and '.join(self.digests)}",
+                "find out who writes to it, copy it again, and mount it read-only",
             )
 
 
@@ -139,86 +91,116 @@ def read_package(directory: Path, public_key: Path | None) -> Package:
 
     Args:
         directory: Directory of the package.
-        public_key: PEM file of the key that must have signed it; None to accept any package.
+        public_key: PEM file of the Ed25519 key that must have signed it; None to accept any package.
 
     Raises:
-        PackageError: It is not a package of this version, a file has changed, is missing or was added, or the
-            signature is missing or wrong.
+        PackageError: It is not a package, a file has changed, is missing or was added, or the signature is
+            missing or wrong.
         RecipeError: Its recipe is invalid.
     """
     directory = directory.resolve()
-    content = _read_contents(directory)
+    content = _read_list(directory)
     if public_key is not None:
-        check_signature(content, _read_signature(directory, public_key), public_key, directory / SIGNATURE)
+        _check_signature(content, directory / SIGNATURE, public_key)
+    listed = _parse_list(content, directory)
+    _check_files(directory, listed)
+
+    def read(name: str) -> bytes:
+        return read_checked(directory / name, listed[name])
+
+    try:
+        recipe = parse_recipe(yaml.safe_load(read(RECIPE)), directory / RECIPE)
+        draft, target = (
+            engine_digest(json.loads(read(f"{engine}/{MANIFEST_NAME}"))) for engine in (DRAFT, TARGET)
+        )
+        plan = json.loads(read(MEMORY)) if MEMORY in listed else None
+    except (EngineLoadError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _different(directory, [" ".join(str(error).split())]) from None
     remedy = "make the package again with this version: 'draftproof package'"
-    contents = configuration.parse_versioned(
-        Contents, content, directory / CONTENTS, FORMAT, PackageError, remedy
-    )
-    _check_files(directory, contents)
-    engines = directory / ENGINES
-    return Package(
-        directory,
-        sha256_bytes(content),
-        contents,
-        BuiltPair(
-            parse_recipe(_read_recipe(directory, contents), directory / RECIPE),
-            engines / contents.draft.name,
-            engines / contents.target.name,
-            contents.memory,
-        ),
-    )
+    memory = None if plan is None else configuration.parse(MemoryPlan, plan, PackageError, remedy)
+    pair = BuiltPair(recipe, directory / DRAFT, directory / TARGET, memory)
+    return Package(directory, sha256_bytes(content), pair, (draft, target))
 
 
-def _read_contents(directory: Path) -> bytes:
+def _read_list(directory: Path) -> bytes:
     try:
-        return (directory / CONTENTS).read_bytes()
+        return (directory / LIST).read_bytes()
     except OSError as error:
         raise PackageError(
-            f"{directory} is not a package",
-            values=f"{CONTENTS}: {error.strerror}",
-            limit="a directory that 'draftproof package' wrote",
-            remedy="name the directory that holds package.json, or copy the package again",
+            f"{directory} is not a package: {LIST}: {error.strerror}",
+            f"name the directory that holds {LIST}, or copy the package again",
         ) from None
 
 
-def _read_signature(directory: Path, public_key: Path) -> str:
+def _parse_list(content: bytes, directory: Path) -> dict[str, str]:
+    """Return the SHA-256 of each listed file by its path, with ``/`` between folders."""
+    found = {}
+    for number, line in enumerate(content.decode("utf-8", "replace").removesuffix("\n").split("\n"), 1):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise _different(directory, [f"{LIST}, line {number}: {line!r:.80}"])
+        found[match["path"]] = match["sha256"]
+    return found
+
+
+def _check_signature(content: bytes, place: Path, public_key: Path) -> None:
+    # Imported here: most servers demand no key, and start sooner without it.
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
     try:
-        return (directory / SIGNATURE).read_text(encoding="ascii", errors="replace")
+        key: Any = load_pem_public_key(public_key.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        key = " ".join(str(error).split())
+    if not isinstance(key, Ed25519PublicKey):
+        raise PackageError(
+            f"{public_key} is no Ed25519 public key in a PEM file: {key}",
+            "write it: openssl pkey -in key.pem -pubout -out key.pub",
+        )
+    try:
+        key.verify(place.read_bytes(), content)
     except OSError as error:
         raise PackageError(
-            "the package is not signed",
-            values=f"{directory / SIGNATURE}: {error.strerror}",
-            limit=f"a signature that fits the public key {public_key}",
-            remedy="make it with a key: draftproof package --sign key.pem",
+            f"the package is not signed: {place}: {error.strerror}", _sign(place.parent)
+        ) from None
+    except InvalidSignature:
+        raise PackageError(
+            f"the package was signed with another key, or has changed since: {place} does not fit "
+            f"{public_key}",
+            "use a package from whoever has the private key, or the public key of whoever signed it",
         ) from None
 
 
-def _read_recipe(directory: Path, contents: Contents) -> object:
-    try:
-        return yaml.safe_load(read_checked(directory / RECIPE, contents.files[RECIPE]))
-    except (EngineLoadError, yaml.YAMLError) as error:
-        raise _different(directory, [f"{RECIPE}: {' '.join(str(error).split())}"]) from None
+def _sign(package: Path) -> str:
+    where = f"-in {package / LIST} -out {package / SIGNATURE}"
+    return f"sign it: openssl pkeyutl -sign -rawin -inkey key.pem {where}"
 
 
-def _check_files(directory: Path, contents: Contents) -> None:
-    manifests = (f"{ENGINES}/{each.name}/{MANIFEST_NAME}" for each in (contents.draft, contents.target))
-    needed = {RECIPE, *manifests}
-    listed = contents.files.keys()
-    differences = [f"{path}: not a path inside" for path in contents.paths_outside]
-    differences += [f"{path}: not in {CONTENTS}" for path in sorted((needed | _present(directory)) - listed)]
+def _check_files(directory: Path, listed: dict[str, str]) -> None:
+    needed = {RECIPE, *(f"{engine}/{MANIFEST_NAME}" for engine in (DRAFT, TARGET))}
+    differences = [f"{path}: not a path inside" for path in listed if not _is_inside(path)]
+    differences += [
+        f"{path}: not in {LIST}" for path in sorted((needed | _present(directory)) - listed.keys())
+    ]
     if not differences:  # else paths might lead anywhere
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = pool.map(lambda path: _content(directory / path), listed)
-        pairs = zip(contents.files.items(), found, strict=True)
+        pairs = zip(listed.items(), found, strict=True)
         differences = [f"{path}: {seen}" for (path, sha256), seen in pairs if seen != f"sha256 {sha256}"]
     if differences:
         raise _different(directory, differences)
 
 
+def _is_inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and ".." not in parts and not path.startswith("/") and "/".join(parts) == path
+
+
 def _present(directory: Path) -> set[str]:
-    """Return the paths of everything in the package that is not a folder, without its two own files."""
+    """Return the paths of everything in the package that is not a folder, without list and signature."""
     found = (path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(directory).as_posix() for path in found} - {CONTENTS, SIGNATURE}
+    return {path.relative_to(directory).as_posix() for path in found} - {LIST, SIGNATURE}
 
 
 def _content(path: Path) -> str:
@@ -235,52 +217,45 @@ def _different(directory: Path, differences: list[str]) -> PackageError:
     others = len(differences) - _MOST_NAMED
     named = "; ".join(differences[:_MOST_NAMED]) + (f"; {others} more" if others > 0 else "")
     return PackageError(
-        f"{directory} is not the package that was made",
-        values=named,
-        limit=f"exactly the files that {CONTENTS} lists, with these digests",
-        remedy="copy the package again; if the error persists, make it again",
+        f"{directory} is not the package that was made, as {LIST} lists it: {named}",
+        "copy the package again; if the error persists, make it again",
     )
 
 
-def write_package(pair: BuiltPair, destination: Path, private_key: Path | None = None) -> Contents:
+def write_package(pair: BuiltPair, destination: Path) -> tuple[str, str]:
     """Copy the engines of a pair, with its recipe, into a package.
 
     Args:
         pair: The pair, which must be built.
         destination: Directory of the package; a package that is there is replaced.
-        private_key: PEM file of an Ed25519 key that signs it; None for an unsigned package.
+
+    Returns:
+        ``engine_digest`` of draft and target.
 
     Raises:
         EngineLoadError: A file of an engine is missing or has changed since the build.
-        PackageError: Something else is at the destination, or the key cannot be used; nothing was written.
+        PackageError: Something else is at the destination; nothing was written.
         RecipeError: The disk does not hold the package.
     """
     draft, target = engines = checked_engine(pair.draft_engine), checked_engine(pair.target_engine)
-    if private_key is not None:
-        sign(b"", private_key)  # a key that cannot be used is refused before gigabytes are copied
-    _check_replaceable(destination)
+    if destination.exists() and not (destination / LIST).is_file():
+        raise PackageError(
+            f"{destination} has no {LIST}, so it is not a package and would be replaced",
+            "name another path: draftproof package --output <directory>",
+        )
     size = sum(path.stat().st_size for engine in engines for path in engine.directory.iterdir())
     check_space([Need("the package", destination, size)])
     with whole_directory(destination) as staging:
-        for engine in engines:
-            shutil.copytree(engine.directory, staging / ENGINES / engine.directory.name)
+        for engine, folder in ((draft, DRAFT), (target, TARGET)):
+            shutil.copytree(engine.directory, staging / folder)
+        if pair.memory is not None:
+            (staging / MEMORY).write_text(json.dumps(asdict(pair.memory)) + "\n", encoding="utf-8")
         document = yaml.safe_dump(recipe_document(pair.recipe), sort_keys=False)
         (staging / RECIPE).write_text(document, encoding="utf-8")
         paths = sorted(path for path in staging.rglob("*") if path.is_file())
-        contents = Contents(
-            pair.recipe.name,
-            pair.recipe.runtime,
-            PackagedEngine(draft.directory.name, engine_digest(draft.manifest)),
-            PackagedEngine(target.directory.name, engine_digest(target.manifest)),
-            memory=pair.memory,
-            files={path.relative_to(staging).as_posix(): sha256_file(path) for path in paths},
-        )
-        text = contents.to_json()
-        (staging / CONTENTS).write_text(text, encoding="utf-8")
-        if private_key is not None:
-            signature = sign(text.encode(), private_key)
-            (staging / SIGNATURE).write_text(signature + "\n", encoding="ascii")
-    return contents
+        lines = [f"{sha256_file(path)}  {path.relative_to(staging).as_posix()}\n" for path in paths]
+        (staging / LIST).write_text("".join(lines), encoding="utf-8")
+    return engine_digest(draft.manifest), engine_digest(target.manifest)
 
 
 def recipe_document(recipe: Recipe) -> dict[str, Any]:
@@ -290,29 +265,12 @@ def recipe_document(recipe: Recipe) -> dict[str, Any]:
     return document
 
 
-def _check_replaceable(destination: Path) -> None:
-    if destination.exists() and not (destination / CONTENTS).is_file():
-        raise PackageError(
-            f"{destination} is not a package and would be replaced",
-            values=f"no {CONTENTS} in it",
-            limit="a path where there is nothing, or another package",
-            remedy="name another path: draftproof package --output <directory>",
-        )
-
-
 def _package(options: argparse.Namespace) -> dict[str, Any]:
     pair = build_pair(load_recipe(options.recipe, options.runtime), print_line)
-    directory = options.output or PACKAGES / pair.recipe.name
-    contents = write_package(pair, directory, options.sign)
-    if options.sign is None:
-        print_line("not signed: whoever can write to the package can change it; --sign signs it")
-    return {
-        "package": str(directory.resolve()),
-        "recipe": contents.recipe,
-        "draft": contents.draft.digest,
-        "target": contents.target.digest,
-        "is_signed": options.sign is not None,
-    }
+    directory = (options.output or PACKAGES / pair.recipe.name).resolve()
+    draft, target = write_package(pair, directory)
+    print_line(f"not signed: whoever can write to the package can change it; {_sign(directory)}")
+    return {"package": str(directory), "recipe": pair.recipe.name, "draft": draft, "target": target}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -324,12 +282,6 @@ def main(arguments: list[str] | None = None) -> int:
         type=optional_path,
         metavar="DIRECTORY",
         help="where to write the package (default: dist/packages/<recipe>)",
-    )
-    parser.add_argument(
-        "--sign",
-        type=optional_path,
-        metavar="FILE",
-        help="sign it with this Ed25519 private key, a PEM file (default: do not sign)",
     )
     options = parser.parse_args(arguments)
     return run_command(lambda: _package(options))

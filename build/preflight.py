@@ -83,14 +83,12 @@ def read_source(
     vocab_size = network.config.vocab_size
     if tokenizer.num_tokens > vocab_size:
         raise CheckpointError(
-            f"{path} does not belong to its checkpoint",
-            values=f"{tokenizer.num_tokens} tokens",
-            limit=f"vocab_size={vocab_size} in config.json",
-            remedy="download this model's own tokenizer into the checkpoint directory",
+            f"{path} has {tokenizer.num_tokens} tokens, and config.json beside it vocab_size={vocab_size}",
+            "download this model's own tokenizer into the checkpoint directory",
         )
     if engine.growth is not None:
         check_growth(network.config, engine.growth)
-    published = engine.checkpoint_directory
+    published = engine.unpack_checkpoint()
     return EngineSource(
         network,
         path,
@@ -119,11 +117,9 @@ def _with_tokens_of(target: EngineSource, draft: EngineSource, recipe: Recipe) -
     token_map = map_tokens(own, others)
     if token_map.share < LEAST_SHARE:
         raise IncompatiblePairError(
-            f"recipe {recipe.name}: draft and target have too few tokens in common",
-            values=token_map.summary,
-            limit=f"at least {LEAST_SHARE:.0%} of the sample text: below, even a perfect draft proposes less "
-            "than one token per round on average",
-            remedy="choose a draft from the target's model family, or one with a larger vocabulary",
+            f"recipe {recipe.name}: draft and target have too few tokens in common: {token_map.summary}, and "
+            f"below {LEAST_SHARE:.0%} even a perfect draft proposes less than one token per round",
+            "choose a draft from the target's model family, or one with a larger vocabulary",
         )
     return replace(
         draft,
@@ -142,20 +138,17 @@ def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> Non
     """
     if not set(draft.end_ids) & set(target.end_ids):
         raise IncompatiblePairError(
-            f"recipe {recipe.name}: draft and target have no end token in common",
-            values=f"draft {draft.end_ids}, target {target.end_ids}",
-            limit="at least one must be the same: the target decides where a text ends, and a draft from its "
-            "model family ends there too",
-            remedy="choose a draft from the target's model family, or correct the end tokens of one of them",
+            f"recipe {recipe.name}: draft and target have no end token in common: draft {draft.end_ids}, "
+            f"target {target.end_ids}",
+            "choose a draft from the target's model family, or correct the end tokens of one of them",
         )
     for role, source in (("draft", draft), ("target", target)):
         positions = source.network.config.max_position_embeddings
         if positions < recipe.serving.max_seq_len:
             raise IncompatiblePairError(
-                f"recipe {recipe.name}: the {role}'s context is shorter than serving.max_seq_len",
-                values=f"serving.max_seq_len={recipe.serving.max_seq_len}",
-                limit=f"max_position_embeddings={positions} of the {role}",
-                remedy="lower serving.max_seq_len, or choose another checkpoint",
+                f"recipe {recipe.name}: serving.max_seq_len={recipe.serving.max_seq_len} is longer than the "
+                f"{role}'s context, max_position_embeddings={positions}",
+                "lower serving.max_seq_len, or choose another checkpoint",
             )
 
 
@@ -169,10 +162,8 @@ def check_attention(recipe: Recipe, draft: EngineSource, target: EngineSource) -
         reason = source.network.config.own_attention_reason
         if reason is not None and engine.attention == "openvino":
             raise RecipeError(
-                f"recipe {recipe.name}: OpenVINO's attention cannot compute the {role}",
-                values=f"{role}.attention: openvino, {reason}",
-                limit="only attention of our own serves such networks; it is compiled with g++",
-                remedy=f"set 'attention: draftproof' in section '{role}' of the recipe",
+                f"recipe {recipe.name}: OpenVINO's attention cannot compute the {role}, which has {reason}",
+                f"set 'attention: draftproof' in section '{role}' of the recipe; g++ compiles it",
             )
 
 
@@ -184,18 +175,16 @@ def check_recurrence(recipe: Recipe, draft: EngineSource, target: EngineSource) 
     """
     if draft.network.config.recurrence is not None:
         raise RecipeError(
-            f"recipe {recipe.name}: the draft has recurrent layers",
-            values=f"{draft.network.config.architecture}",
-            limit="a draft goes on from an earlier token in every round, where no state is kept",
-            remedy="choose a draft with attention alone; if the target's checkpoint has an MTP module "
+            f"recipe {recipe.name}: the draft has recurrent layers, {draft.network.config.architecture}, and "
+            "these cannot go back as a draft does in every round",
+            "choose a draft with attention alone; if the target's checkpoint has an MTP module "
             "(mtp_num_hidden_layers), name the target as its own draft",
         )
     if target.network.config.recurrence is not None and recipe.serving.max_draft_len >= MAX_LOGGED_ROWS:
         raise RecipeError(
-            f"recipe {recipe.name}: drafts are longer than a target with recurrent layers can undo",
-            values=f"serving.max_draft_len={recipe.serving.max_draft_len}",
-            limit=f"at most {MAX_LOGGED_ROWS - 1}",
-            remedy="lower serving.max_draft_len",
+            f"recipe {recipe.name}: serving.max_draft_len={recipe.serving.max_draft_len}, and a target with "
+            f"recurrent layers can undo {MAX_LOGGED_ROWS - 1} tokens",
+            "lower serving.max_draft_len",
         )
 
 
@@ -207,10 +196,9 @@ def _check_head_settings(recipe: Recipe, config: NetworkConfig) -> None:
     given = [f"{role}.{name}" for role, name in names if getattr(getattr(recipe, role), name) is not None]
     if given:
         raise RecipeError(
-            f"recipe {recipe.name}: the draft is a trained head, which these settings do not fit",
-            values=", ".join(given),
-            limit="a head has its own output rows and positions, and reads its target as it was trained",
-            remedy="remove them from the recipe",
+            f"recipe {recipe.name}: the draft is a trained head, whose output rows and positions are fixed, "
+            f"with {', '.join(given)}",
+            "remove them from the recipe",
         )
 
 
@@ -240,7 +228,7 @@ def check_settings(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
     Raises:
         CheckpointError, RecipeError, IncompatiblePairError: As for ``check_recipe``.
     """
-    return _paired(recipe, lambda role: getattr(recipe, role).checkpoint_directory, open_settings)
+    return _paired(recipe, lambda role: getattr(recipe, role).unpack_checkpoint(), open_settings)
 
 
 def _paired(

@@ -83,7 +83,7 @@ def quantize_recipe(
     for role, plan in plans.items():
         engine: EngineRecipe = getattr(recipe, role)
         if plan is None:
-            found[role] = engine.checkpoint_directory
+            found[role] = engine.unpack_checkpoint()
             report(f"{role}: {engine.checkpoint} is used unchanged")
             continue
         with exclusive(plan.directory.parent):
@@ -114,11 +114,8 @@ def _make(recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
             _make_in(work, recipe, plan, report)
     except OSError as error:
         raise CheckpointError(
-            f"the {plan.role}'s quantized checkpoint could not be written",
-            values=f"{type(error).__name__}: {error}",
-            limit=f"{plan.directory.parent} needs space for the checkpoint, and for its source if that is "
-            "a TensorRT-LLM checkpoint",
-            remedy="free disk space and run the command again",
+            f"the {plan.role}'s quantized checkpoint could not be written: {type(error).__name__}: {error}",
+            f"free disk space in {plan.directory.parent} and run the command again",
         ) from error
     report(f"{plan.role}: {plan.directory.name} finished after {time.monotonic() - started_s:.1f} s")
 
@@ -167,10 +164,8 @@ def _make_in(work: Path, recipe: Recipe, plan: QuantizedCheckpoint, report: _Rep
     )
     if file_stamps(plan.source) != stamps:
         raise CheckpointError(
-            f"{plan.source.directory} changed while it was quantized",
-            values=plan.directory.name,
-            limit="the source must not change during quantization",
-            remedy="run the command again",
+            f"{plan.source.directory} changed while it was quantized to {plan.directory.name}",
+            "run the command again",
         )
     put_in_place(output, plan.directory)
 
@@ -181,17 +176,14 @@ def _versions() -> dict[str, str]:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     except importlib.metadata.PackageNotFoundError as error:
         raise CheckpointError(
-            "quantizing needs packages that are not installed",
-            values=str(error),
-            limit=f"nvidia-modelopt {MODELOPT_VERSION}, torch and transformers, as in requirements/build.txt",
-            remedy="run 'make modelopt', or install requirements/build.txt and torch.txt",
+            f"quantizing needs packages that are not installed: {error}",
+            "run 'make modelopt', or install requirements/build.txt and torch.txt",
         ) from None
     if versions["nvidia-modelopt"] != MODELOPT_VERSION:
         raise CheckpointError(
-            "the installed version of ModelOpt is not supported",
-            values=f"nvidia-modelopt {versions['nvidia-modelopt']}",
-            limit=f"{MODELOPT_VERSION}, the only version whose output was checked",
-            remedy="install requirements/build.txt",
+            f"ModelOpt {versions['nvidia-modelopt']} is installed, and only the output of {MODELOPT_VERSION} "
+            "was checked",
+            "install requirements/build.txt",
         )
     return versions
 
@@ -237,12 +229,11 @@ def _run_worker(plan: QuantizedCheckpoint, job: dict[str, Any], work: Path, repo
     if worker.returncode != 0:
         killed = worker.returncode < 0
         raise CheckpointError(
-            f"ModelOpt could not quantize the {plan.role}",
-            values=f"killed by signal {-worker.returncode}" if killed else "; ".join(last),
-            limit=f"see its output in {log_path}",
-            remedy="it was probably killed for memory: use a machine with more, or a smaller model"
+            f"ModelOpt could not quantize the {plan.role}: "
+            + (f"killed by signal {-worker.returncode}" if killed else "; ".join(last)),
+            "it was probably killed for memory: use a machine with more, or a smaller model"
             if killed
-            else "read the log; the source may be damaged or the disk full",
+            else f"read {log_path}; the source may be damaged or the disk full",
         )
 
 

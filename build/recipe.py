@@ -142,9 +142,10 @@ class EngineRecipe:
         """Return ``quantization``; for ``auto`` INT8, which keeps integers that are as small."""
         return "int8" if self.quantization == "auto" else self.quantization
 
-    @property
-    def checkpoint_directory(self) -> Path:
-        """Return the directory of the checkpoint; a GGUF file is unpacked into one, once.
+    def unpack_checkpoint(self) -> Path:
+        """Return the directory of the checkpoint, after gigabytes of a GGUF file have been unpacked into one.
+
+        A file that has been unpacked before, and has not changed since, is only found again.
 
         Raises:
             CheckpointError: It has to be downloaded first, or the GGUF file cannot be used.
@@ -208,7 +209,7 @@ class DefaultSampling:
             check_ranges(self.values)
             tuple(CompletionRequest(**self.values).values(streaming=False))  # raises what cannot be sent
         except InvalidRequestError as error:
-            raise _refuse(error.what, error.values, error.limit, error.remedy) from None
+            raise RecipeError(error.message, error.remedy) from None
 
 
 def _number(text: str) -> float | str:
@@ -304,47 +305,30 @@ def _check_sizes(recipe: Recipe) -> None:
     serving.default_sampling.check()
     name = recipe.name
     if not re.sub("[-_.]", "", name).isalnum() or name.startswith(".") or name.endswith((".yaml", ".yml")):
-        limit = "only letters, digits, -, _ and ., which is not the first, and no .yaml at the end"
-        raise _refuse("a value is out of range", f"name={name!r}", limit)
+        allowed = "letters, digits, -, _ and ., which is not the first, and no .yaml at the end"
+        raise RecipeError(f"name={name!r} has others than {allowed}", _REMEDY)
     if (serving.num_draft_tokens or 0) > serving.max_draft_len:
-        raise _refuse(
-            "serving.num_draft_tokens is too large",
-            f"num_draft_tokens={serving.num_draft_tokens}",
-            f"max_draft_len={serving.max_draft_len}",
-        )
+        given = f"serving.num_draft_tokens={serving.num_draft_tokens}"
+        raise RecipeError(f"{given} is above max_draft_len={serving.max_draft_len}", _REMEDY)
     if serving.max_draft_len >= serving.max_seq_len:
-        raise _refuse(
-            "serving.max_draft_len is too large",
-            f"max_draft_len={serving.max_draft_len}",
-            f"below max_seq_len={serving.max_seq_len}",
-        )
+        given = f"serving.max_draft_len={serving.max_draft_len}"
+        raise RecipeError(f"{given} is not below max_seq_len={serving.max_seq_len}", _REMEDY)
     if recipe.target.lm_head_rows is not None:
-        raise _refuse(
-            "the target has logits of all tokens",
-            f"target.lm_head_rows={recipe.target.lm_head_rows}",
-            "set for a draft only: a target without them would give other answers",
-        )
+        given = f"target.lm_head_rows={recipe.target.lm_head_rows}"
+        raise RecipeError(f"{given}: a target without logits of all tokens would give other answers", _REMEDY)
     # Verifying one request takes max_draft_len + 1 rows, which must fit into one step.
     if serving.max_draft_len + 1 > serving.max_num_tokens:
-        raise _refuse(
-            "serving.max_num_tokens is too small",
-            f"max_num_tokens={serving.max_num_tokens}",
-            f"at least max_draft_len + 1 = {serving.max_draft_len + 1}",
-        )
+        given = f"serving.max_num_tokens={serving.max_num_tokens}"
+        raise RecipeError(f"{given} is below max_draft_len + 1 = {serving.max_draft_len + 1}", _REMEDY)
     # The loop and requests to the target alone share the target's blocks.
     for role, engine, num_requests in (("target", recipe.target, 2), ("draft", recipe.draft, 1)):
         num_blocks = engine.kv_cache.num_blocks
         if num_blocks is not None and num_blocks <= num_requests * -(-serving.max_seq_len // 32):
-            raise _refuse(
-                f"{role}.kv_cache.num_blocks is too small",
-                f"num_blocks={num_blocks} holds {32 * (num_blocks - 1)} tokens",  # one block is reserved
-                f"at least {num_requests} x max_seq_len={serving.max_seq_len}",
+            raise RecipeError(  # one block is reserved
+                f"{role}.kv_cache.num_blocks={num_blocks} holds {32 * (num_blocks - 1)} tokens, "
+                f"fewer than {num_requests} x max_seq_len={serving.max_seq_len}",
                 "raise num_blocks or lower max_seq_len",
             )
-
-
-def _refuse(what: str, values: str, limit: str, remedy: str = _REMEDY) -> RecipeError:
-    return RecipeError(what, values=values, limit=limit, remedy=remedy)
 
 
 def load_recipe(name_or_path: str | Path, runtime: Runtime | None = None) -> Recipe:
@@ -372,18 +356,15 @@ def load_recipe(name_or_path: str | Path, runtime: Runtime | None = None) -> Rec
         known = sorted(recipe.stem for recipe in RECIPES.glob("*.yaml"))
         near = difflib.get_close_matches(text, known, 1)
         raise RecipeError(
-            f"there is no recipe {text}",
-            values=f"looked for {path}",
-            limit=f"known recipes: {', '.join(known)}",
-            remedy=f"did you mean {near[0]}?" if near else "use a known name or the path of a YAML file",
+            f"there is no recipe {text}: looked for {path}; known recipes: {', '.join(known)}",
+            f"did you mean {near[0]}?" if near else "use a known name or the path of a YAML file",
         )
     recipe = parse_recipe(configuration.load_yaml(path, RecipeError, _REMEDY), path)
     if recipe.prompts_path is not None and not recipe.prompts_path.exists():
-        raise _refuse(
-            f"{path}: the prompts do not exist",
-            f"prompts={recipe.prompts!r}: looked for {recipe.prompts_path}",
-            "a file or a folder, relative to the recipe's own file",
-            "correct the path, or remove the key to use general prompts",
+        raise RecipeError(
+            f"{path}: prompts={recipe.prompts!r} is no file or folder: {recipe.prompts_path} does not exist",
+            "correct the path, which is relative to the recipe's own file, or remove it to use general "
+            "prompts",
         )
     if gpu is not None:
         section = dataclasses.replace(recipe.tensorrt_llm, gpu=gpu)
@@ -391,10 +372,9 @@ def load_recipe(name_or_path: str | Path, runtime: Runtime | None = None) -> Rec
     recipe = recipe if runtime is None else dataclasses.replace(recipe, runtime=runtime)
     for role, engine in (("target", recipe.target), ("draft", recipe.draft)):
         if recipe.runtime == "tensorrt_llm" and engine.quantization in ("auto", "int4"):
-            raise _refuse(
-                f"recipe {recipe.name}: TensorRT-LLM has no such quantization",
-                f"{role}.quantization: {engine.quantization}",
-                "auto and int4 are quantizations of the embedded runtime",
-                "set quantization: int8 or int4_awq",
+            raise RecipeError(
+                f"recipe {recipe.name}: {role}.quantization: {engine.quantization} is of the embedded "
+                "runtime",
+                "set quantization: int8 or int4_awq for TensorRT-LLM",
             )
     return recipe

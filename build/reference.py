@@ -41,7 +41,7 @@ def load_reference(engine: EngineRecipe) -> Any:
     Raises:
         CheckpointError: The checkpoint is missing or damaged.
     """
-    directory = engine.checkpoint_directory
+    directory = engine.unpack_checkpoint()
     if "architecture" not in read_json(directory / "config.json"):
         return _loaded(directory, engine)
     network = network_from_checkpoint(read_checkpoint(directory))
@@ -124,10 +124,8 @@ def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:
         model = load_reference(recipe.target)
     except ImportError as error:
         raise CheckpointError(
-            "the reference cannot be computed",
-            values=str(error),
-            limit="it is what torch and transformers compute of the checkpoint; nothing else here needs them",
-            remedy="run 'make modelopt', which installs both, and then --reference again",
+            f"the reference cannot be computed without torch and transformers: {error}",
+            "run 'make modelopt', which installs both, and then --reference again",
         ) from error
     rows: list[list[float]] = []
     for text in texts:
@@ -144,7 +142,7 @@ def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _is_rounded(recipe: Recipe) -> bool:
     target = recipe.target
-    path = target.checkpoint_directory / "config.json"
+    path = target.unpack_checkpoint() / "config.json"
     raw = read_json(path)
     stored = read_form(raw, path) or (raw.get("quantization") or {}).get("quant_algo")
     keeps = target.quantization == "none" or (target.quantization == "checkpoint" and not stored)

@@ -132,10 +132,8 @@ def _check_not_in_use(run_directory: Path, package: PackageOrigin) -> None:
         return
     if is_listening(socket):
         raise RepositoryError(
-            "a server uses this run directory with another pair",
-            values=str(run_directory),
-            limit=f"only a server of {package.directory} may run there",
-            remedy=f"stop it ('draftproof stop --recipe {run_directory.name}') before you serve another one",
+            f"a server uses {run_directory} with another pair than {package.directory}",
+            f"stop it ('draftproof stop --recipe {run_directory.name}') before you serve another one",
         )
 
 

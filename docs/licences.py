@@ -36,8 +36,8 @@ metadata of the installed packages: look into a package for the full text of its
 The demonstration pair in `engines/demo_pair/` was trained on the source text of the Python standard library,
 which is under the PSF License; its prompts quote that text.
 
-The head in `engines/qwen2_5_coder_head/` was trained by `tools/train_head` for Qwen2.5-Coder-1.5B-Instruct
-(Alibaba Cloud, Apache-2.0): it began as that model's last layer, and holds rows of its output matrix.
+The head in `engines/qwen2_5_coder_head/` was trained for Qwen2.5-Coder-1.5B-Instruct (Alibaba Cloud,
+Apache-2.0): it began as that model's last layer, and holds rows of its output matrix.
 """
 
 

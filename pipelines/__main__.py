@@ -43,7 +43,6 @@ FURTHER: dict[str, tuple[str, str]] = {
     ),
     "api-key": ("pipelines.front_door.access.__main__", "add or remove an API key of OpenAI's API"),
     "draft-length": (_DEPLOY, "set the draft length, of a running server too"),
-    "lookup-corpus": (_DEPLOY, "set the texts in which drafts are looked up, of a running server too"),
 }
 """Commands that a user may need later, likewise."""
 

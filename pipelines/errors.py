@@ -1,8 +1,12 @@
 """Defines all errors that Draftproof raises on purpose.
 
-Each error has four parts, so that its reader can act without reading code: what went wrong, the values that
-were seen, the limit that they broke, and the remedy. Triton's error responses are plain text: ``to_wire``
-turns an error into text, and ``from_wire`` turns the text back into an equal error on the client's side.
+Each error has two parts, so that its reader can act without reading code, and is raised on one line or two:
+``raise CheckpointError(f"{path} has {size} bytes, and its header calls for {wanted}", "download it again")``.
+The message is one clause that says what happened, with the values that were seen and, where it does not go
+without saying, the limit that they broke; the remedy is an order that the reader can follow.
+
+Triton's error responses are plain text: ``to_wire`` turns an error into text, and ``from_wire`` turns the
+text back into an equal error on the client's side.
 
 ::
 
@@ -54,10 +58,10 @@ class DraftproofError(Exception):
     """Base class of all errors.
 
     Args:
-        what: What went wrong: one clause without a full stop.
-        values: The values that were seen, such as ``num_draft_tokens=12``.
-        limit: The limit or rule that they broke.
+        what: What happened and with which values: one clause without a full stop.
         remedy: What the reader can do about it.
+        values: In the older form of four parts: the values that were seen, such as ``num_draft_tokens=12``.
+        limit: In the older form: the limit or rule that they broke.
     """
 
     code: ClassVar[str] = "error"
@@ -67,22 +71,27 @@ class DraftproofError(Exception):
         """Derive the code."""
         cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Error")).lower()
 
-    def __init__(self, what: str, *, values: str = "", limit: str = "", remedy: str = "") -> None:
+    def __init__(self, what: str, remedy: str = "", *, values: str = "", limit: str = "") -> None:
         self.what = what
         self.values = values
         self.limit = limit
         self.remedy = remedy
-        super().__init__(_SEPARATOR.join(part for part in (what, values, limit, remedy) if part))
+        super().__init__(_SEPARATOR.join(part for part in (self.message, remedy) if part))
+
+    @property
+    def message(self) -> str:
+        """What happened and with which values: all but the remedy, in both forms."""
+        return _SEPARATOR.join(part for part in (self.what, self.values, self.limit) if part)
 
     def to_wire(self) -> str:
-        """Return the error as text for ``from_wire``: ``draftproof/<code>: what; values; limit; remedy``.
+        """Return the error as text for ``from_wire``: ``draftproof/<code>: message; remedy``.
 
-        A semicolon inside a part is doubled. Empty parts at the end are left out. Long parts are cut.
+        The older form is sent as ``what; values; limit; remedy``. A semicolon inside a part is doubled. Long
+        parts are cut.
         """
-        parts = [_cut(part).replace(";", ";;") for part in (self.what, self.values, self.limit, self.remedy)]
-        while len(parts) > 1 and not parts[-1]:
-            parts.pop()
-        return f"draftproof/{self.code}: {_SEPARATOR.join(parts)}"
+        older = [self.values, self.limit, self.remedy] if self.values or self.limit else []
+        parts = [self.what, *(older or filter(None, [self.remedy]))]
+        return f"draftproof/{self.code}: {_SEPARATOR.join(_cut(part).replace(';', ';;') for part in parts)}"
 
 
 class RecipeError(DraftproofError):
@@ -234,8 +243,10 @@ def from_wire(message: str) -> DraftproofError | None:
         return None
     kind = _all_errors(DraftproofError).get(match["code"], DraftproofError)
     parts = _split(match["text"])
-    what, values, limit, remedy = (*parts, "", "", "", "")[:4]
-    return kind(what, values=values, limit=limit, remedy=remedy)
+    if len(parts) == 4:
+        what, values, limit, remedy = parts
+        return kind(what, remedy, values=values, limit=limit)
+    return kind(parts[0], _SEPARATOR.join(parts[1:]))
 
 
 def _split(text: str) -> list[str]:

@@ -44,10 +44,8 @@ class PeerModels:
             return cls(folder, json.loads((folder / "models.json").read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise PeerError(
-                "the models for other engines do not exist",
-                values=str(error),
-                limit="they must be written before the comparison",
-                remedy=f"run python -m benchmarks.peer_models --recipe {recipe}",
+                f"the models for other engines do not exist: {error}",
+                f"run python -m benchmarks.peer_models --recipe {recipe}",
             ) from None
 
     def has_weights_for(self, peer: Peer) -> bool:
@@ -68,9 +66,8 @@ class PeerModels:
         form = next((form for form in peer.forms if form in self.content["target"]), None)
         if form is None:
             raise PeerError(
-                f"{peer.name} has no weights in a format that it reads",
-                values=f"it reads {', '.join(peer.forms)}; written: {', '.join(self.content['target'])}",
-                remedy="write them with python -m benchmarks.peer_models",
+                f"{peer.name} has no weights in a format that it reads, {' or '.join(peer.forms)}",
+                "write them with python -m benchmarks.peer_models",
             )
         return LoadRequest(
             target=str(self.folder / self.content["target"][form]),

@@ -115,10 +115,8 @@ class PeerProcess:
 
     def _failed(self, values: str) -> PeerError:
         return PeerError(
-            f"{self._name} failed",
-            values=" ".join(values.split()),
-            limit="every prompt must be answered",
-            remedy=f"read {self._log}; the other engines are measured without it",
+            f"{self._name} failed: {' '.join(values.split())}",
+            f"read {self._log}; the other engines are measured without it",
         )
 
     def close(self) -> None:

@@ -33,10 +33,9 @@ def _run(command: Sequence[str], log: Path) -> None:
         telling = [line for line in lines if line.strip() and not line.startswith("WARNING")]
         last = " | ".join(telling[-_LAST_LINES:])
         raise PeerError(
-            "an environment could not be created",
-            values=f"{' '.join(command[1:])} exited with code {done.returncode}: {last}",
-            limit="needs Linux on x86-64, Python 3.11 for vLLM, and a package index with the pinned versions",
-            remedy=f"read {log}; the other engines are measured without it",
+            f"{' '.join(command[1:])} exited with code {done.returncode}: {last}",
+            f"read {log}; it needs Linux on x86-64, Python 3.11 for vLLM, and a package index with the "
+            "pinned versions",
         )
 
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.families.engines import Logits, attention_for, compile_network, piece, step
 from benchmarks.harness import Result, interval_cell, markdown, run_benchmark, say
+from benchmarks.quality.engines import Logits, attention_for, compile_network, piece, step
 from benchmarks.quality.llama_cpp import LlamaCpp
 from benchmarks.quality.predictions import NUM_GREEDY, Greedy, Model, beside, surprises
 from build.checkpoints.tokenizer_file import load_tokenizer
@@ -144,7 +144,7 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     about = conditions("benchmarks.quality", command_line)
     files: dict[str, dict[str, Any]] = {}
     for file in options.files:
-        checkpoint = EngineRecipe(str(file.resolve())).checkpoint_directory
+        checkpoint = EngineRecipe(str(file.resolve())).unpack_checkpoint()
         windows = _windows(checkpoint)
         references: dict[str, Found] = {}
         engines = files[file.name] = {}

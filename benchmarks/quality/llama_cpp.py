@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.families.engines import Logits
 from benchmarks.peers.running_peers import ensure_environment
+from benchmarks.quality.engines import Logits
 
 
 class _Batch(ctypes.Structure):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.families.engines import Logits, log_softmax
+from benchmarks.quality.engines import Logits, log_softmax
 from pipelines.bench.blocks import Interval
 
 NUM_GREEDY = 64

@@ -83,7 +83,7 @@ def _served(arm: str, options: argparse.Namespace) -> Iterator[str]:
             address = next((line.strip() for line in server.stdout if line.startswith("http")), "")
             if not address:
                 values = f"{options.target}, exit code {server.wait()}"
-                raise PeerError("llama.cpp does not serve", values=values, remedy="read what it says above")
+                raise PeerError(f"llama.cpp does not serve: {values}", "read what it says above")
             yield address
     else:
         recipe = str(_FOLDER / f"{arm}.yaml")

@@ -120,9 +120,7 @@ def _ttft_ms(measurement: Measurement) -> float:
     times_s = [answer.ttft_s for answer in measurement.generations if answer.ttft_s is not None]
     if not times_s:
         raise VerificationError(
-            "a batch cannot be compared",
-            values=f"{measurement.cell}: no output",
-            limit="at least one output token in each batch",
-            remedy="use prompts that the target answers with at least one token",
+            f"a batch cannot be compared: {measurement.cell}: no output",
+            "use prompts that the target answers with at least one token",
         )
     return 1e3 * statistics.median(times_s)

@@ -148,10 +148,9 @@ class Version:
         if done.returncode:
             end = " | ".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
             raise VerificationError(
-                f"a program of {self.name} failed",
-                values=f"{module}: exit code {done.returncode}: {end}",
-                limit=f"it must run with the packages of {sys.executable}",
-                remedy="fix the error, or compare with a commit that needs the same packages",
+                f"a program of {self.name} failed with the packages of {sys.executable}: {module}: exit code "
+                f"{done.returncode}: {end}",
+                "fix the error, or compare with a commit that needs the same packages",
             )
         return done.stdout
 
@@ -161,10 +160,8 @@ def resolve(commit: str) -> str:
     found = _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
     if found.returncode:
         raise InvalidRequestError(
-            "there is no such commit",
-            values=f"--before {commit}",
-            limit="a commit of this clone",
-            remedy="choose one from 'git log', or fetch it first",
+            f"--before {commit}: this clone has no such commit",
+            "choose one from 'git log', or fetch it first",
         )
     return found.stdout.decode().strip()
 

@@ -37,6 +37,8 @@ LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 # The KV cache of the embedded runtime is floating point, so scales for a quantized cache are ignored.
 _UNUSED_SUFFIXES = tuple(f".{kind}_cache_scaling_factor" for kind in ("k", "v", "kv"))
 
+_OTHER_EXPORT = "export the checkpoint again; config.json and weights may come from different exports"
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -103,27 +105,23 @@ def _check_tensors(path: Path, config: NetworkConfig, tensors: Mapping[str, Tens
         tensor = tensors.get(name)
         if tensor is None:
             raise CheckpointError(
-                f"{path} lacks a tensor",
-                values=f"missing {name}",
-                limit=f"config.json calls for {len(expected)} tensors",
-                remedy="export the checkpoint again; config.json and weights may come from different exports",
+                f"{path} lacks {name}, one of {len(expected)} tensors that config.json calls for",
+                _OTHER_EXPORT,
             )
         if tensor.dtype not in dtypes or tensor.shape not in shapes:
             raise CheckpointError(
-                f"{path}: a tensor does not match config.json",
-                values=f"{name} is {tensor.dtype} {list(tensor.shape)}",
-                limit=f"{' or '.join(dtypes)}, shape {' or '.join(str(list(shape)) for shape in shapes)}",
-                remedy="export the checkpoint again; config.json and weights may come from different exports",
+                f"{path}: {name} is {tensor.dtype} {list(tensor.shape)}, and config.json calls for "
+                f"{' or '.join(dtypes)} {' or '.join(str(list(shape)) for shape in shapes)}",
+                _OTHER_EXPORT,
             )
     extra = [name for name in tensors if name not in expected and not name.endswith(_UNUSED_SUFFIXES)]
     # A checkpoint with tied embeddings may still contain the output head; the copy is ignored.
     extra = [name for name in extra if not (name == LM_HEAD and config.share_embedding_table)]
     if extra:
         raise CheckpointError(
-            f"{path} contains tensors that this architecture does not have",
-            values=", ".join(sorted(extra)[:4]) + (f" and {len(extra) - 4} more" if len(extra) > 4 else ""),
-            limit="tensors of Llama, Mistral or Qwen2, and the scales of the quantization in config.json",
-            remedy="use another model, or export the checkpoint again",
+            f"{path} contains tensors that Llama, Mistral and Qwen2 do not have: "
+            f"{', '.join(sorted(extra)[:4])}" + (f" and {len(extra) - 4} more" if len(extra) > 4 else ""),
+            "use another model, or export the checkpoint again",
         )
 
 

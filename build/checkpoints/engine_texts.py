@@ -77,10 +77,9 @@ def read_chat_template(directory: Path) -> str | None:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"the chat template in {directory} cannot be read",
-            values=f"{error!r:.200}",
-            limit="chat_template is a text, or a list of objects with name and template",
-            remedy="download tokenizer_config.json and chat_template.jinja of the model again",
+            f"the chat template in {directory} cannot be read as a text, or as a list of objects with name "
+            f"and template: {error!r:.200}",
+            "download tokenizer_config.json and chat_template.jinja of the model again",
         ) from None
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
@@ -140,9 +139,7 @@ def read_sampling_defaults(directory: Path) -> str | None:
         kinds = (int,) if name == "top_k" else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
             raise CheckpointError(
-                f"{path} recommends an invalid sampling parameter",
-                values=f"{name}={value!r:.80}",
-                limit=f"a number from {least} to {most}",
-                remedy="download the file again, or correct the key",
+                f"{path} recommends {name}={value!r:.80}, which is not a number from {least} to {most}",
+                "download the file again, or correct the key",
             )
     return json.dumps(found, indent=2, sort_keys=True) + "\n" if found else None

@@ -61,7 +61,7 @@ class Settings:
         """Return the error that refuses the file."""
         if self._within is not None:
             values = f"in {self._within}: {values}"
-        return CheckpointError(f"{self.path} cannot be used", values=values, limit=limit, remedy=remedy)
+        return CheckpointError(f"{self.path} cannot be used: {values}; {limit}", remedy)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value as it is in the file; the default if it is absent or null."""
@@ -156,10 +156,8 @@ def read_json(path: Path) -> dict[str, Any]:
             return parse_object(file.read(MOST_BYTES + 1))
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path} cannot be read",
-            values=f"{' '.join(str(error).split()):.200}",
-            limit="a checkpoint directory contains config.json, weights and tokenizer.json",
-            remedy=did_you_mean(path, "download the checkpoint to this directory, or correct its path"),
+            f"{path} cannot be read: {' '.join(str(error).split()):.200}",
+            did_you_mean(path, "download the checkpoint to this directory, or correct its path"),
         ) from None
 
 

@@ -69,10 +69,8 @@ class Tensor:
             return values
         if self.dtype == "F8_E5M2":
             raise CheckpointError(
-                "cannot decode a tensor",
-                values="dtype=F8_E5M2",
-                limit="FP8 weights must be E4M3",
-                remedy="export the checkpoint with ModelOpt's FP8_DEFAULT_CFG",
+                "a tensor is F8_E5M2, and FP8 weights must be E4M3",
+                "export the checkpoint with ModelOpt's FP8_DEFAULT_CFG",
             )
         return self.data.astype(np.float32)
 
@@ -97,10 +95,8 @@ def e4m3_values() -> Float32Array:
 
 def _damaged(path: Path, detail: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is not a valid safetensors file",
-        values=detail,
-        limit="an 8-byte header length, a JSON header, then exactly the tensors it lists",
-        remedy="copy or export the checkpoint again; the file is probably truncated or damaged",
+        f"{path} is not a valid safetensors file: {detail}",
+        "copy or export the checkpoint again; the file is probably truncated or damaged",
     )
 
 
@@ -133,11 +129,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         CheckpointError: The file is missing, truncated or damaged, or has an unsupported type.
     """
     if not path.is_file():
-        raise CheckpointError(
-            f"{path} does not exist",
-            limit="a checkpoint is config.json and rank0.safetensors",
-            remedy="check the recipe's checkpoint path",
-        )
+        raise CheckpointError(f"{path} does not exist", "check the recipe's checkpoint path")
     header, offset = _header(path)
     mapped = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
     body = mapped[offset:]

@@ -89,12 +89,12 @@ def read_tokenizer(path: Path) -> TokenizerInfo:
         if path.stat().st_size > MOST_TOKENIZER_BYTES:
             raise ValueError(f"{path.stat().st_size} bytes, of at most {MOST_TOKENIZER_BYTES}")
         return TokenizerInfo(path, *_identity(path.read_text(encoding="utf-8")))
-    except Exception as error:  # the package tokenizers raises nothing more specific
+    except BaseException as error:  # the package tokenizers raises nothing more specific, or panics
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise CheckpointError(
-            f"{path} is not a valid tokenizer",
-            values=f"{type(error).__name__}: {error!s:.200}",
-            limit="a checkpoint directory contains the tokenizer.json of its model",
-            remedy="download the model's tokenizer.json into the checkpoint directory",
+            f"{path} is not a valid tokenizer: {type(error).__name__}: {error!s:.200}",
+            "download the model's tokenizer.json into the checkpoint directory",
         ) from None
 
 
@@ -102,10 +102,8 @@ def without_conversion(directory: Path) -> CheckpointError:
     """Return the error of a checkpoint whose tokenizer is in SentencePiece's own format."""
     load = f"AutoTokenizer.from_pretrained({str(directory)!r})"
     return CheckpointError(
-        f"{directory} has {SENTENCEPIECE} and no tokenizer.json",
-        values=SENTENCEPIECE,
-        limit="only tokenizer.json is read; transformers converts the other format, without torch",
-        remedy="pip install transformers sentencepiece protobuf && python -c "
+        f"{directory} has {SENTENCEPIECE} and no tokenizer.json, which alone is read",
+        "convert it: pip install transformers sentencepiece protobuf && python -c "
         f'"from transformers import AutoTokenizer; {load}.save_pretrained({str(directory)!r})"',
     )
 
@@ -207,11 +205,10 @@ def find_end_ids(directory: Path, tokenizer: TokenizerInfo, vocab_size: int) -> 
     num_ids = min(tokenizer.num_ids, vocab_size)
     if not end_ids or max(end_ids) >= num_ids:
         raise CheckpointError(
-            f"{directory} has no valid end tokens",
-            values=f"end tokens {', '.join(map(str, end_ids[:9])) or 'none'}; {num_ids} tokens",
-            limit=f"token ids in {GENERATION_CONFIG} or config.json, or one of {', '.join(END_TOKENS)} among "
-            "the tokenizer's added tokens",
-            remedy="set eos_token_id in config.json, or end_ids in that of a TensorRT-LLM checkpoint",
+            f"{directory} has no valid end tokens among {num_ids} tokens: "
+            f"{', '.join(map(str, end_ids[:9])) or 'none'} in {GENERATION_CONFIG} or config.json, and none "
+            f"of {', '.join(END_TOKENS)} among the tokenizer's added tokens",
+            "set eos_token_id in config.json, or end_ids in that of a TensorRT-LLM checkpoint",
         )
     return end_ids
 
@@ -241,9 +238,7 @@ def _ids(document: Mapping[str, Any], key: str, path: Path) -> tuple[int, ...]:
     found = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(end_id, bool) or not isinstance(end_id, int) or end_id < 0 for end_id in found):
         raise CheckpointError(
-            f"{path} has an invalid end token",
-            values=f"{key}={value!r:.80}",
-            limit="an integer of at least 0, or a list of them",
-            remedy="download the file again, or correct the key",
+            f"{path} has {key}={value!r:.80}, which is neither a token id nor a list of them",
+            "download the file again, or correct the key",
         )
     return tuple(dict.fromkeys(found))

@@ -155,7 +155,7 @@ class GgufFile:
 
 def _refusal(path: Path, what: str, values: str, limit: str, remedy: str = "") -> CheckpointError:
     another = "use a file of another quantization, or the checkpoint that the file was made from"
-    return CheckpointError(f"{path}: {what}", values=values, limit=limit, remedy=remedy or another)
+    return CheckpointError(f"{path}: {what}; {values}; {limit}", remedy or another)
 
 
 def changed(path: Path) -> CheckpointError:
@@ -188,10 +188,8 @@ def part_paths(path: Path) -> list[Path]:
     missing = [each for each in paths if not each.is_file()]
     if missing:
         raise CheckpointError(
-            f"{missing[0]} does not exist",
-            values=f"{len(missing)} of {len(paths)} files are missing",
-            limit="a GGUF file with all its parts, or a directory with a checkpoint",
-            remedy=did_you_mean(missing[0], "download the missing files, or check the path"),
+            f"{missing[0]} does not exist; {len(missing)} of {len(paths)} files are missing",
+            did_you_mean(missing[0], "download the missing files, or check the path"),
         )
     return paths
 

@@ -56,11 +56,9 @@ class HubCheckpoint:
         if match is None or not _is_repo(match["repo"]) or ".." in text:
             raise CheckpointError(
                 f"{text} names no repository of the Hugging Face hub",
-                values=text,
-                limit="hf://ORGANIZATION/NAME[:FILE][@REVISION]; the first two are ASCII letters, digits, "
+                "write hf://ORGANIZATION/NAME[:FILE][@REVISION]; the first two are ASCII letters, digits, "
                 "'-', '_' and '.' without '--', '..' and '.git' at the end, NAME at most 96 of them; the "
                 "others have no '..'",
-                remedy="correct the name",
             )
         return cls(match["repo"], match["revision"] or DEFAULT_BRANCH, match["file"])
 
@@ -104,10 +102,8 @@ class HubCheckpoint:
         """
         if not self.is_pinned:
             raise CheckpointError(
-                f"{self} has not been downloaded",
-                values=f"revision {self.revision}",
-                limit="a branch or a tag becomes a commit when it is downloaded",
-                remedy="run draftproof engines with this recipe first, or name the commit: "
+                f"{self} has not been downloaded, so it is not known which commit {self.revision} is",
+                "run draftproof engines with this recipe first, or name the commit: "
                 f"{str(self).partition('@')[0]}@<40 hexadecimal digits>",
             )
         return self.cache / "snapshots" / self.revision / (self.file or "")

@@ -31,10 +31,8 @@ def explained(checkpoint: HubCheckpoint) -> Iterator[None]:
         yield
     except (UnicodeEncodeError, httpx.LocalProtocolError):  # every name has been checked
         raise CheckpointError(
-            "the token of the hub is malformed",
-            values=f"a token with control characters, or others than ASCII, for {checkpoint.repo}",
-            limit="hf_ and letters and digits",
-            remedy="correct HF_TOKEN, or unset it for a public repository",
+            f"the token for {checkpoint.repo} is malformed: it has control characters, or others than ASCII",
+            "correct HF_TOKEN, or unset it for a public repository",
         ) from None
     except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
         raise _explanation(checkpoint, error) from error
@@ -47,59 +45,43 @@ def _explanation(checkpoint: HubCheckpoint, error: Exception) -> CheckpointError
     token = "a token is set" if get_token() else "no token is set"
     if isinstance(error, GatedRepoError):
         return CheckpointError(
-            f"{repo} is gated",
-            values=token,
-            limit="its authors grant access to accounts that accept their terms",
-            remedy=f"accept the terms on {page}, set HF_TOKEN to a token of that account, and run the "
-            "command again",
+            f"{repo} is gated, and {token}: its authors grant access to accounts that accept their terms",
+            f"accept the terms on {page}, set HF_TOKEN to a token of that account, and run the command again",
         )
     if isinstance(error, DisabledRepoError):
-        return CheckpointError(
-            f"the hub has disabled {repo}",
-            values="access is disabled",
-            limit="nobody can download it",
-            remedy="use another repository",
-        )
+        return CheckpointError(f"the hub has disabled {repo}", "use another repository")
     if isinstance(error, RepositoryNotFoundError):
         return CheckpointError(
-            f"the hub has no repository {repo} that you may read",
-            values=token,
-            limit="an unknown repository and a private one look the same",
-            remedy="correct the name of the repository, or of the directory if you meant one; for a private "
+            f"the hub has no repository {repo} that you may read; {token}",
+            "correct the name of the repository, or of the directory if you meant one; for a private "
             "repository set HF_TOKEN to a token that may read it",
         )
     if isinstance(error, RevisionNotFoundError):
         return CheckpointError(
             f"{repo} has no revision {checkpoint.revision}",
-            values=f"{checkpoint}",
-            limit="a branch, a tag or a commit of the repository",
-            remedy=f"choose one of those on {page}/commits/main",
+            f"choose a branch, a tag or a commit on {page}/commits/main",
         )
     if constants.HF_HUB_OFFLINE:
         return CheckpointError(
-            f"{checkpoint} is not on this machine",
-            values=f"HF_HUB_OFFLINE is set, and {checkpoint.cache} lacks files of it",
-            limit="nothing is downloaded in offline mode",
-            remedy="unset HF_HUB_OFFLINE for one run, or point HF_HOME to the cache that has it",
+            f"{checkpoint} is not on this machine: HF_HUB_OFFLINE is set, and {checkpoint.cache} lacks files "
+            "of it",
+            "unset HF_HUB_OFFLINE for one run, or point HF_HOME to the cache that has it",
         )
     root = _root(error)
     status = root.response.status_code if isinstance(root, httpx.HTTPStatusError) else None
     if status in (401, 403):
         return CheckpointError(
-            "the hub refuses the token",
-            values=f"{repo}: HTTP {status}, {token}",
-            limit="a token that is valid and may read this repository",
-            remedy="set HF_TOKEN to such a token, or unset it for a public repository",
+            f"the hub refuses access to {repo} with HTTP {status}, and {token}",
+            "set HF_TOKEN to a token that may read it, or unset it for a public repository",
         )
     return _unreadable(repo, f"HTTP {status}" if status else type(root).__name__)
 
 
 def _unreadable(repo: str, detail: str) -> CheckpointError:
     return CheckpointError(
-        f"{repo} could not be read from the hub",
-        values=f"{constants.ENDPOINT}: {detail}",
-        limit="the hub must answer; what has been downloaded is kept",
-        remedy="check the network, HF_ENDPOINT and the proxy if used, and run the same command again",
+        f"{repo} could not be read from the hub, {constants.ENDPOINT}: {detail}; what has been downloaded is "
+        "kept",
+        "check the network, HF_ENDPOINT and the proxy if used, and run the same command again",
     )
 
 

@@ -45,9 +45,8 @@ def opened(checkpoint: HubCheckpoint) -> Repository:
         from build.hub.repository import open_repository
     except ValueError as error:  # the library reads its settings when it is imported
         raise CheckpointError(
-            "a setting of the hub's library is malformed",
-            values=str(error),
-            limit="whole seconds in HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT",
-            remedy="correct or unset the one with this value",
+            f"a setting of the hub's library is malformed: {error}",
+            "write whole seconds in HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT, or unset the one with "
+            "this value",
         ) from None
     return open_repository(checkpoint)

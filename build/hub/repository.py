@@ -25,7 +25,7 @@ from build.files import Need, check_space
 from build.gguf.file import part_names
 from build.hub.checkpoint_id import PREFIX, HubCheckpoint
 from build.hub.failures import explained
-from build.hub.transfer import Blob, download
+from build.hub.transfer import Blob, bound_answers, download
 from build.hugging_face.head import is_head
 from build.hugging_face.weights import weight_names
 from pipelines.errors import CheckpointError
@@ -114,6 +114,7 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
             and the files are not on this machine.
         RecipeError: The disk does not hold a GGUF file.
     """
+    bound_answers()
     disable_progress_bars()
     logging.set_verbosity_error()  # its warnings speak of options that this project does not have
     with explained(checkpoint):  # first the commit and its list of files
@@ -135,10 +136,9 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
         missing = []  # a trained head reads the target's tokens
     if missing:
         raise CheckpointError(
-            f"{checkpoint.repo} has no {' and no '.join(missing)}",
-            values=f"{len(files)} files: {', '.join(sorted(files)[:6])}",
-            limit=f"{', '.join(_REQUIRED)} and weights in safetensors",
-            remedy="download the repository into a directory and name that: the error then has the command "
+            f"{checkpoint.repo} has no {' and no '.join(missing)} among {len(files)} files: "
+            f"{', '.join(sorted(files)[:6])}",
+            "download the repository into a directory and name that: the error then has the command "
             f"that converts {SENTENCEPIECE}"
             if missing == ["tokenizer.json"] and SENTENCEPIECE in files
             else "use a repository in the form of transformers, such as the one that this was made from"
@@ -151,10 +151,8 @@ def _check_sizes(repo: str, sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         if size > MOST_TOKENIZER_BYTES and any(fnmatch(name, pattern) for pattern in _SETTINGS):
             raise CheckpointError(
-                f"{repo}: a file of settings is too large",
-                values=f"{name} has {size} bytes",
-                limit=f"at most {MOST_TOKENIZER_BYTES}",
-                remedy="use another repository",
+                f"{repo}: {name} has {size} bytes, and a file of settings at most {MOST_TOKENIZER_BYTES}",
+                "use another repository",
             )
 
 
@@ -169,10 +167,9 @@ def _chosen(checkpoint: HubCheckpoint, files: Sequence[str]) -> str:
     fitting = [name for name in present if checkpoint.means(name)]
     if len(fitting) != 1:
         raise CheckpointError(
-            f"{checkpoint.repo} has {len(fitting) or 'no'} GGUF files that {checkpoint.file} means",
-            values=", ".join((fitting or present)[:9]) or "no GGUF files",
-            limit="one file: its whole name, or the quantization at the end of its name",
-            remedy="name one of these files",
+            f"{checkpoint.repo} has {len(fitting) or 'no'} GGUF files that {checkpoint.file} means: "
+            f"{', '.join((fitting or present)[:9]) or 'no GGUF files'}",
+            "name one of these files, whole or by the quantization at the end of its name",
         )
     return fitting[0]
 
@@ -182,10 +179,8 @@ def _downloaded(repository: Repository) -> Repository:
     lost = [name for name in part_names(repository.checkpoint.file or "") if name not in repository.files]
     if lost:
         raise CheckpointError(
-            f"{repository.checkpoint.repo} lacks a part of a file",
-            values=", ".join(lost[:3]),
-            limit="every part of a split GGUF file",
-            remedy="use another file or another revision",
+            f"{repository.checkpoint.repo} lacks a part of a split file: {', '.join(lost[:3])}",
+            "use another file or another revision",
         )
     blobs = repository.missing_weights()
     size = sum(blob.bytes_left for blob in blobs)
@@ -199,10 +194,8 @@ def _blob(checkpoint: HubCheckpoint, name: str) -> Blob:
     found = get_hf_file_metadata(url)
     if found.etag is None or found.size is None or not _SHA256.fullmatch(found.etag):
         raise CheckpointError(
-            f"the hub announces no SHA-256 of {checkpoint.repo}/{name}",
-            values=f"ETag {found.etag}, size {found.size}",
-            limit="weights are stored with Git LFS or Xet, whose ETag is the SHA-256",
-            remedy="download the repository into a directory, and name that instead",
+            f"the hub announces no SHA-256 of {checkpoint.repo}/{name}: ETag {found.etag}, size {found.size}",
+            "download the repository into a directory, and name that instead",
         )
     cache = checkpoint.cache
     lock = cache.parent / ".locks" / cache.name / f"{found.etag}.lock"

@@ -49,10 +49,10 @@ def family_of(raw: Mapping[str, Any], path: Path) -> Family:
         return family
     missing = REFUSED.get(str(model_type), "a family of networks that is not implemented")
     raise CheckpointError(
-        f"{path} describes a network that the embedded runtime cannot compute",
-        values=f"model_type={model_type!r:.80}, architectures={architectures!r:.80}: needs {missing}",
-        limit=f"supported: {', '.join(sorted(FAMILIES))}",
-        remedy="use a pair of a supported family",
+        f"{path} describes a network that the embedded runtime cannot compute: "
+        f"model_type={model_type!r:.80}, architectures={architectures!r:.80}: needs {missing}; supported: "
+        f"{', '.join(sorted(FAMILIES))}",
+        "use a pair of a supported family",
     )
 
 

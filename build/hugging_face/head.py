@@ -118,10 +118,8 @@ def fitted_config(head: HeadSettings, path: Path, target: NetworkConfig) -> Netw
     for values, (is_other, limit) in problems.items():
         if is_other:
             raise IncompatiblePairError(
-                f"{path}: this trained head belongs to another target",
-                values=values,
-                limit=limit,
-                remedy="choose a head that was trained for this target, or another draft",
+                f"{path}: this trained head belongs to another target: {values}, not {limit}",
+                "choose a head that was trained for this target, or another draft",
             )
     return replace(head.config, feature_layers=layers, dtype=target.dtype)  # that of the embedding
 

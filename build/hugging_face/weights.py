@@ -43,17 +43,15 @@ def weight_names(directory: Path, where: str, present: Collection[str]) -> tuple
     pickles = sorted(name for name in present if name.endswith(_PICKLES))
     if pickles:
         raise CheckpointError(
-            f"{where} has its weights in pickles",
-            values=", ".join(pickles[:3]),
-            limit="safetensors only: a pickle can run code when it is read",
-            remedy="use a revision with safetensors, or convert it with transformers' save_pretrained",
+            f"{where} has its weights in pickles, which can run code when they are read: "
+            f"{', '.join(pickles[:3])}",
+            "use a revision with safetensors, or convert it with transformers' save_pretrained",
         )
     shards = sorted(name for name in present if name.endswith(".safetensors"))
     raise CheckpointError(
-        f"{where} is not complete",
-        values=f"safetensors files: {', '.join(shards[:3]) or 'none'}",
-        limit=f"{_WHOLE}, or shards with {_INDEX}",
-        remedy="download the checkpoint again, or use another",
+        f"{where} is not complete: {', '.join(shards[:3]) or 'no safetensors'}, and neither {_WHOLE} nor "
+        f"{_INDEX}",
+        "download the checkpoint again, or use another",
     )
 
 
@@ -69,11 +67,10 @@ def _indexed(index: Path, where: str, present: Collection[str]) -> tuple[str, ..
     missing = [name for name in names if name not in present]
     if missing:
         raise CheckpointError(
-            f"{where} is not complete",
-            values=f"missing {', '.join(missing[:3])}"
-            + (f" and {len(missing) - 3} more" * (len(missing) > 3)),
-            limit=f"{index.name} lists {len(names)} files",
-            remedy="download the checkpoint again, or use another",
+            f"{where} is not complete: missing {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more" * (len(missing) > 3))
+            + f" of {len(names)} files that {index.name} lists",
+            "download the checkpoint again, or use another",
         )
     return tuple(names)
 
@@ -149,8 +146,6 @@ class Weights:
     def fail(self, values: str, limit: str) -> CheckpointError:
         """Return the error that refuses the weights."""
         return CheckpointError(
-            f"the weights in {self._directory} do not fit its config.json",
-            values=values,
-            limit=limit,
-            remedy="download the checkpoint again; a whole one needs a feature that is not implemented",
+            f"the weights in {self._directory} do not fit its config.json: {values}; {limit}",
+            "download the checkpoint again; a whole one needs a feature that is not implemented",
         )

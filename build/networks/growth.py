@@ -39,7 +39,7 @@ _Slots = npt.NDArray[np.intp]
 
 
 def _growth_error(what: str, values: str, limit: str) -> RecipeError:
-    return RecipeError(f"growth: {what}", values=values, limit=limit, remedy="change the sizes under growth")
+    return RecipeError(f"growth: {what}: {values}; {limit}", "change the sizes under growth")
 
 
 def _is_pure(kept: _Slots, total: int) -> bool:
@@ -84,10 +84,9 @@ def check_growth(config: NetworkConfig, growth: Growth) -> None:
     """
     if config.quant_algo is not None:
         raise RecipeError(
-            "growth: a quantized checkpoint cannot be grown",
-            values=f"quant_algo={config.quant_algo}",
-            limit="growth needs floating-point weights",
-            remedy="remove growth, or use the unquantized checkpoint",
+            "growth needs floating-point weights, and the checkpoint is quantized: "
+            f"quant_algo={config.quant_algo}",
+            "remove growth, or use the unquantized checkpoint",
         )
     if config.architecture not in _GROWING or config.biases:
         raise _growth_error(

@@ -88,9 +88,7 @@ def stretched(config: NetworkConfig, yarn: Yarn) -> NetworkConfig:
 def _stretched_layer(layer: LayerConfig, scaling: RotaryScaling) -> LayerConfig:
     if layer.rotary is None or layer.rotary.scaling is not None or layer.window is not None:
         raise RecipeError(
-            "yarn: the checkpoint's positions cannot be scaled",
-            values=f"a layer with rotary={layer.rotary}, window={layer.window}",
-            limit="every layer rotates its heads without scaling, and attends to all positions",
-            remedy="remove yarn from the recipe; what config.json says of scaling is followed without it",
+            f"yarn: positions of a layer cannot be scaled: rotary={layer.rotary}, window={layer.window}",
+            "remove yarn from the recipe; what config.json says of scaling is followed without it",
         )
     return replace(layer, rotary=replace(layer.rotary, scaling=scaling))

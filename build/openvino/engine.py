@@ -238,8 +238,8 @@ def write_engine(
             )
     except (OSError, RuntimeError) as error:
         raise EngineBuildError(
-            f"the {settings.role} engine of recipe {settings.recipe} could not be built",
-            values=f"{type(error).__name__}: {error}",
-            limit=f"openvino {openvino_version()}, {meter.step_bytes:.0f} free bytes in {directory.parent}",
-            remedy="check the disk, and that openvino has the pinned version",
+            f"the {settings.role} engine of recipe {settings.recipe} could not be built: "
+            f"{type(error).__name__}: {error}; it needs openvino {openvino_version()}, and "
+            f"{meter.step_bytes:.0f} free bytes in {directory.parent}",
+            "check the disk, and that openvino has the pinned version",
         ) from error

@@ -78,10 +78,9 @@ class ChosenExperts:
         found = [problem for problem, is_found in problems.items() if is_found]
         if found:
             raise EngineBuildError(
-                "products of our own cannot multiply the experts of this checkpoint",
-                values=", ".join(found),
-                limit=f"a multiple of {PANEL} outputs, and inputs as they come",
-                remedy="use another checkpoint of this model, in floating point for instance",
+                f"products of our own cannot multiply the experts of this checkpoint: {', '.join(found)}; "
+                f"they need a multiple of {PANEL} outputs, and inputs as they come",
+                "use another checkpoint of this model, in floating point for instance",
             )
 
     def mixed(self, x: Any) -> Any:

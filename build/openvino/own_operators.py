@@ -114,11 +114,10 @@ def _check(weights: Linear) -> None:
     found = [problem for problem, is_found in problems.items() if is_found]
     if found:
         raise EngineBuildError(
-            "products of our own cannot multiply the integers of this checkpoint",
-            values=", ".join(found),
-            limit="inputs in floating point, groups of a multiple of 32 inputs (6 bits: 16, 8 bits: 2), zero "
+            f"products of our own cannot multiply the integers of this checkpoint: {', '.join(found)}; they "
+            "need inputs in floating point, groups of a multiple of 32 inputs (6 bits: 16, 8 bits: 2), zero "
             "points of 4 to 6 bits",
-            remedy="set 'linear: openvino' in the recipe",
+            "set 'linear: openvino' in the recipe",
         )
 
 
@@ -212,10 +211,9 @@ class OwnAttention:
     def __init__(self, config: NetworkConfig, kv_cache_dtype: str) -> None:
         if config.head_size % _HEAD_STEP:
             raise EngineBuildError(
-                "the attention operator cannot compute heads of this size",
-                values=f"head_size={config.head_size}",
-                limit=f"multiples of {_HEAD_STEP}",
-                remedy="set 'attention: openvino' in the recipe"
+                f"the attention operator computes heads of multiples of {_HEAD_STEP}, not "
+                f"head_size={config.head_size}",
+                "set 'attention: openvino' in the recipe"
                 if config.own_attention_reason is None
                 else f"use another model: only this operator computes {config.own_attention_reason}",
             )

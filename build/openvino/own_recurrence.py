@@ -34,12 +34,11 @@ class OwnRecurrence:
         heads = sizes.num_value_heads % sizes.num_key_heads
         if heads or sizes.key_size % _KEY_STEP or sizes.value_size % _VALUE_STEP:
             raise EngineBuildError(
-                "the recurrence operator cannot compute heads of these sizes",
-                values=f"{sizes.num_key_heads} heads of {sizes.key_size} for keys, "
-                f"{sizes.num_value_heads} of {sizes.value_size} for values",
-                limit=f"keys of a multiple of {_KEY_STEP}, values of a multiple of {_VALUE_STEP}, as many "
-                "heads of values for each head of keys",
-                remedy="use another model: no other operator computes recurrent layers here",
+                f"the recurrence operator cannot compute {sizes.num_key_heads} heads of {sizes.key_size} for "
+                f"keys, {sizes.num_value_heads} of {sizes.value_size} for values: it needs keys of a "
+                f"multiple of {_KEY_STEP}, values of a multiple of {_VALUE_STEP}, as many heads of values "
+                "for each",
+                "use another model: no other operator computes recurrent layers here",
             )
         self._sizes = sizes
         self._epsilon = norm_epsilon

@@ -46,10 +46,8 @@ class PagedAttention:
     def __init__(self, config: NetworkConfig) -> None:
         if config.own_attention_reason is not None:  # the preflight of a recipe says it before
             raise EngineBuildError(
-                "OpenVINO's attention cannot compute this network",
-                values=config.own_attention_reason,
-                limit="only attention of our own serves such networks",
-                remedy="set 'attention: draftproof' in the recipe",
+                f"OpenVINO's attention cannot compute {config.own_attention_reason}",
+                "set 'attention: draftproof' in the recipe",
             )
         self._config = config
 

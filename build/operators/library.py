@@ -59,11 +59,9 @@ def check_compiler() -> None:
     """
     if not has_compiler():
         raise EngineBuildError(
-            "the operators of our own cannot be compiled",
-            values=f"{COMPILER} is not on the PATH",
-            limit="'attention: draftproof', 'linear: draftproof' and experts compile them with the engine",
-            remedy=f"install it (Debian: apt install {COMPILER}), or set both to 'openvino' in the recipe, "
-            "unless the network has experts or needs attention of our own",
+            f"operators of our own cannot be compiled: {COMPILER} is not on the PATH",
+            f"install it (Debian: apt install {COMPILER}), or set 'attention' and 'linear' to 'openvino' in "
+            "the recipe, unless the network has experts or needs attention of our own",
         )
 
 
@@ -113,8 +111,7 @@ def _run(*arguments: str) -> None:
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise EngineBuildError(
-            "the operators of our own cannot be compiled",
-            values=(errors or [f"{COMPILER} ended with code {done.returncode}"])[0],
-            limit="g++ 9 or newer, and OpenVINO's headers, which its package brings",
-            remedy="install a newer g++, or set 'attention: openvino' and 'linear: openvino' in the recipe",
+            "operators of our own cannot be compiled: "
+            + (errors or [f"{COMPILER} ended with code {done.returncode}"])[0],
+            "install g++ 9 or newer, or set 'attention: openvino' and 'linear: openvino' in the recipe",
         )

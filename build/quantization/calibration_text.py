@@ -58,10 +58,8 @@ def _read(path: Path | None) -> tuple[str, str]:
         return path.name, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"the calibration text {path} cannot be read",
-            values=" ".join(str(error).split()),
-            limit="a text file in UTF-8",
-            remedy="correct tensorrt_llm.calibration.text in the recipe, or remove it",
+            f"the calibration text {path} cannot be read as UTF-8: {' '.join(str(error).split())}",
+            "correct tensorrt_llm.calibration.text in the recipe, or remove it",
         ) from None
 
 
@@ -87,10 +85,9 @@ def read_calibration_text(calibration: Calibration, tokenizer_path: Path) -> Cal
         ids = tokenizer.encode(stretch).ids[:length]
         if len(ids) < length:
             raise CheckpointError(
-                f"the calibration text is too short: {name}",
-                values=f"{len(text)} characters; sample {len(pieces) + 1} of {count} has {len(ids)} tokens",
-                limit=f"{count} samples of {length} tokens that do not overlap",
-                remedy="use a longer text, or lower tensorrt_llm.calibration.num_samples or seq_len",
+                f"the calibration text {name} is too short: its {len(text)} characters are not {count} "
+                f"samples of {length} tokens; sample {len(pieces) + 1} has {len(ids)}",
+                "use a longer text, or lower tensorrt_llm.calibration.num_samples or seq_len",
             )
         pieces.append(ids)
     return CalibrationText(name, hashlib.sha256(text.encode()).hexdigest(), pieces)

@@ -77,10 +77,9 @@ def finished_config(
     for key, (found, value) in expected.items():
         if found != value:
             raise CheckpointError(
-                "the exported config.json does not match its source",
-                values=f"{key}={found!r}",
-                limit=f"{value!r} in {source.directory / 'config.json'} and the recipe",
-                remedy="install the versions in requirements/build.txt; other versions write other keys",
+                f"the exported config.json has {key}={found!r}, and {source.directory / 'config.json'} and "
+                f"the recipe {value!r}",
+                "install the versions in requirements/build.txt; other versions write other keys",
             )
     return config
 
@@ -154,10 +153,8 @@ def check_finite(source: CheckpointSource) -> None:
         for name, tensor in read_tensors(path).items():
             if not _is_finite(tensor):
                 raise CheckpointError(
-                    f"{path} contains weights that are NaN or infinite",
-                    values=name,
-                    limit="all weights must be finite",
-                    remedy="copy or train the model again",
+                    f"{path} contains weights that are NaN or infinite: {name}",
+                    "copy or train the model again",
                 )
 
 
@@ -194,18 +191,15 @@ def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource
                 worst, where = error, name
     except (KeyError, ValueError) as error:  # an absent tensor, or shapes that do not fit
         raise CheckpointError(
-            f"the export to {directory.name} is incomplete",
-            values=f"{type(error).__name__}: {error}",
-            limit="every rank must have every tensor of its layers",
-            remedy="read the worker's log",
+            f"the export to {directory.name} is incomplete: {type(error).__name__}: {error}",
+            "read the worker's log",
         ) from None
     left_out = list(original)
     if left_out:
         raise CheckpointError(
-            f"the export to {directory.name} leaves out tensors of the source",
-            values=", ".join(left_out[:4]) + (f" and {len(left_out) - 4} more" if len(left_out) > 4 else ""),
-            limit="all tensors of the source must be in the checkpoint",
-            remedy="use a checkpoint of Llama, Mistral, Qwen2 or Qwen3 without additional tensors",
+            f"the export to {directory.name} leaves out tensors of the source: {', '.join(left_out[:4])}"
+            + (f" and {len(left_out) - 4} more" if len(left_out) > 4 else ""),
+            "use a checkpoint of Llama, Mistral, Qwen2 or Qwen3 without additional tensors",
         )
     scales = [
         float(tensor.to_float32().max())
@@ -227,10 +221,9 @@ def relative_error(
     error = float(np.linalg.norm(stored - wanted)) / max(float(np.linalg.norm(wanted)), 1e-30)
     if not error <= LARGEST_ERRORS[algo]:  # NaN too
         raise CheckpointError(
-            f"{name} of {directory.name} differs from the source",
-            values=f"relative error {error:.4f}",
-            limit=f"at most {LARGEST_ERRORS[algo]} for {algo or 'floating point'}",
-            remedy="check the source's weights for outliers, or choose another quantization",
+            f"{name} of {directory.name} differs from the source by a relative error of {error:.4f}, above "
+            f"{LARGEST_ERRORS[algo]} for {algo or 'floating point'}",
+            "check the source's weights for outliers, or choose another quantization",
         )
     return error
 

@@ -135,10 +135,9 @@ def load_corpus(root: Path | None = None) -> Corpus:
     missing = set(HELD_OUT_MODULES) - {module_name(document.path) for document in held_out}
     if missing:
         raise DemoPairError(
-            "held-out modules are missing from the standard library",
-            values=f"{', '.join(sorted(missing))} not found under {root}",
-            limit=f"all {len(HELD_OUT_MODULES)} held-out modules must exist",
-            remedy="use a CPython that includes its .py files",
+            f"held-out modules of the standard library are missing under {root}: "
+            f"{', '.join(sorted(missing))}",
+            "use a CPython that includes its .py files",
         )
     digest = hashlib.sha256()
     for document in (*library, *tests, *held_out):

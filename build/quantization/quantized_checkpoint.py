@@ -73,7 +73,7 @@ def checkpoint_for(recipe: Recipe, role: str, engines: Path) -> Path:
     plan = plan_checkpoint(recipe, role, engines)
     if plan is None:
         engine: EngineRecipe = getattr(recipe, role)
-        return engine.checkpoint_directory
+        return engine.unpack_checkpoint()
     if plan.is_made:
         return plan.directory
     others = [
@@ -82,12 +82,13 @@ def checkpoint_for(recipe: Recipe, role: str, engines: Path) -> Path:
         if (read_manifest(directory) or {}).get("settings") == plan.settings
     ]
     raise CheckpointError(
-        f"recipe {recipe.name}: the {role}'s quantized checkpoint does not exist",
-        values=f"{others[0].name} was made before {plan.source.directory} changed"
-        if others
-        else f"looked for {plan.directory}",
-        limit=f"quantization: {plan.settings['quantization']} is made from {plan.source.directory}",
-        remedy=f"run draftproof quantize --recipe {recipe.argument}",
+        f"recipe {recipe.name}: the {role}'s quantized checkpoint does not exist: "
+        + (
+            f"{others[0].name} was made before {plan.source.directory} changed"
+            if others
+            else f"looked for {plan.directory}"
+        ),
+        f"run draftproof quantize --recipe {recipe.argument}",
     )
 
 
@@ -103,12 +104,11 @@ def plan_checkpoint(recipe: Recipe, role: str, engines: Path) -> QuantizedCheckp
         return None
     if exports and engine.quantization != "fp8":
         raise RecipeError(
-            "the PyTorch backend loads checkpoints as they are, or as ModelOpt exports them in FP8",
-            values=f"{role}.quantization={engine.quantization}",
-            limit="none, fp8, or checkpoint for one that is quantized already",
-            remedy="choose one of them",
+            f"{role}.quantization={engine.quantization}, and the PyTorch backend loads checkpoints as they "
+            "are, or as ModelOpt exports them in FP8",
+            "choose none, fp8, or checkpoint for one that is quantized already",
         )
-    source = read_checkpoint_source(engine.checkpoint_directory)
+    source = read_checkpoint_source(engine.unpack_checkpoint())
     sizes = engine.tensorrt_llm if recipe.runtime == "tensorrt_llm" else TensorRtLlmEngine()
     mapping = (1, 1) if exports else (sizes.tp_size, sizes.pp_size)
     if _can_use_unchanged(recipe, engine, source, mapping):
@@ -159,10 +159,9 @@ def _can_use_unchanged(
     if engine.quantization == "checkpoint":
         if source.is_hugging_face:
             raise RecipeError(
-                f"recipe {recipe.name}: a Hugging Face checkpoint cannot be compiled unchanged",
-                values=f"quantization: checkpoint, {source.directory}",
-                limit="engines are compiled from TensorRT-LLM checkpoints",
-                remedy="set quantization: none to convert it, or a quantization such as fp8 or int8_sq",
+                f"recipe {recipe.name}: {source.directory} is a Hugging Face checkpoint, which cannot be "
+                "compiled with quantization: checkpoint",
+                "set quantization: none to convert it, or a quantization such as fp8 or int8_sq",
             )
         return True
     pads = engine.pad_vocab_size_to not in (None, source.config.get("vocab_size"))
@@ -177,25 +176,22 @@ def _check(recipe: Recipe, role: str, source: CheckpointSource) -> None:
     check_can_be_quantized(source)
     if recipe.runtime == "embedded" and source.config.get("model_type") == "qwen3":
         raise RecipeError(
-            f"recipe {recipe.name}: the embedded runtime cannot read a quantized checkpoint of the {role}",
-            values=f"model_type=qwen3 in {source.directory / 'config.json'}",
-            limit="it reads Qwen3 only from its Hugging Face directory",
-            remedy="set quantization: int8, int4 or none, which need no ModelOpt, or runtime: tensorrt_llm",
+            f"recipe {recipe.name}: the embedded runtime cannot read a quantized checkpoint of the {role}: "
+            f"model_type=qwen3 in {source.directory / 'config.json'}",
+            "set quantization: int8, int4 or none, which need no ModelOpt, or runtime: tensorrt_llm",
         )
     if engine.growth is not None and engine.quantization in CALIBRATED:
         raise RecipeError(
-            f"recipe {recipe.name}: {role}.growth excludes a calibrated quantization",
-            values=f"quantization: {engine.quantization}",
-            limit="growth adds random weights, which calibration does not cover",
-            remedy="remove growth, or set quantization: int8",
+            f"recipe {recipe.name}: {role}.growth adds random weights, which calibration for "
+            f"{engine.quantization} does not cover",
+            "remove growth, or set quantization: int8",
         )
     vocab_size = source.config.get("vocab_size", 0)
     if engine.pad_vocab_size_to is not None and engine.pad_vocab_size_to < vocab_size:
         raise RecipeError(
-            f"recipe {recipe.name}: {role}.pad_vocab_size_to is too small",
-            values=f"pad_vocab_size_to={engine.pad_vocab_size_to}",
-            limit=f"at least vocab_size={vocab_size}",
-            remedy="raise it, or remove it",
+            f"recipe {recipe.name}: {role}.pad_vocab_size_to={engine.pad_vocab_size_to} is below "
+            f"vocab_size={vocab_size}",
+            "raise it, or remove it",
         )
 
 
@@ -205,10 +201,8 @@ def _calibration(recipe: Recipe) -> dict[str, Any]:
     path = text_path(calibration)
     if path is not None and not path.is_file():
         raise CheckpointError(
-            f"the calibration text {path} does not exist",
-            values=f"tensorrt_llm.calibration.text: {calibration.text}",
-            limit="a text file in UTF-8",
-            remedy="correct the path in the recipe, or remove it to use the built-in text",
+            f"tensorrt_llm.calibration.text: {path} does not exist",
+            "correct the path in the recipe, or remove it to use the built-in text",
         )
     return {
         "text": "built-in" if path is None else sha256_file(path),

@@ -78,18 +78,14 @@ def read_checkpoint_source(directory: Path) -> CheckpointSource:
     is_hugging_face = "architecture" not in config
     if is_hugging_face and not {"model_type", "architectures"} & set(config):
         raise CheckpointError(
-            f"{directory / 'config.json'} has no known format",
-            values=f"keys: {', '.join(sorted(config)[:6])}",
-            limit="architecture (TensorRT-LLM), or model_type and architectures (Hugging Face)",
-            remedy="set the directory of a checkpoint in the recipe",
+            f"{directory / 'config.json'} has no known format: keys {', '.join(sorted(config)[:6])}",
+            "set a checkpoint's directory in the recipe, with architecture (TensorRT-LLM), or model_type and "
+            "architectures (Hugging Face)",
         )
     ranks = () if is_hugging_face else tuple(sorted(directory.glob("rank*.safetensors")))
     if not is_hugging_face and not ranks:
         raise CheckpointError(
-            f"{directory} contains no weights",
-            values="no file rank*.safetensors",
-            limit="a TensorRT-LLM checkpoint has one file of weights for each rank",
-            remedy="export the checkpoint again",
+            f"{directory} contains no weights, rank*.safetensors", "export the checkpoint again"
         )
     if not (is_head(config) or (directory / "tokenizer.json").is_file()):  # a head has its target's
         read_tokenizer(directory / "tokenizer.json")  # raises: it knows the other files of a tokenizer
@@ -155,6 +151,4 @@ def _attention_window(config: Mapping[str, Any]) -> int | None:
 def _refuse(
     source: CheckpointSource, values: str, limit: str, remedy: str = "use another model"
 ) -> CheckpointError:
-    return CheckpointError(
-        f"{source.directory} cannot be quantized", values=values, limit=limit, remedy=remedy
-    )
+    return CheckpointError(f"{source.directory} cannot be quantized: {values}; {limit}", remedy)

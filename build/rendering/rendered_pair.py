@@ -62,10 +62,8 @@ class RenderedPair:
         fingerprint = getattr(self, role).manifest.get("fingerprint")
         if not isinstance(fingerprint, str) or not fingerprint:
             raise RepositoryError(
-                "an engine's manifest has no fingerprint",
-                values=f"fingerprint={fingerprint!r}",
-                limit="a hash, written by 'draftproof engines'",
-                remedy="run 'draftproof engines'",
+                f"an engine's manifest has no fingerprint: fingerprint={fingerprint!r}",
+                "run 'draftproof engines'",
             )
         return fingerprint
 
@@ -114,7 +112,6 @@ class RenderedPair:
             "engine_access": "in_process",
             **{f"{role}_num_kv_blocks": str(blocks) for role, blocks in self.num_kv_blocks.items()},
             "max_num_tokens": str(serving.max_num_tokens),
-            "lookup_corpus_file": str(self.run / f"lookup_corpus-{self._tokenizer_identity[:16]}.npy"),
         }
 
     @property
@@ -134,9 +131,3 @@ class RenderedPair:
             num_kv_blocks=dict(self.num_kv_blocks),
             max_batch_size=self.recipe.serving.max_batch_size,
         )
-
-    @property
-    def _tokenizer_identity(self) -> str:
-        """Digest that pairs that may follow each other have in common; others cannot read the tokens."""
-        identity = self.target.manifest.get("tokenizer_identity_sha256")
-        return str(identity or self.target.sha256("tokenizer.json"))

@@ -50,10 +50,9 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
     if stray:
         line = text.count("\n", 0, stray.start()) + 1
         raise RepositoryError(
-            f"{origin}:{line} has a dollar sign without a name in braces",
-            values=text.splitlines()[line - 1].strip(),
-            limit="placeholders are written ${name}",
-            remedy="fix the template",
+            f"{origin}:{line} has a dollar sign without a name in braces: "
+            f"{text.splitlines()[line - 1].strip()}",
+            "write placeholders as ${name}",
         )
     used: set[str] = set()
 
@@ -62,18 +61,15 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
         if name not in values:
             near = difflib.get_close_matches(name, list(values), n=1)
             raise RepositoryError(
-                f"{origin} has an unknown placeholder",
-                values=f"${{{name}}}",
-                limit=f"known: {', '.join(sorted(values))}",
-                remedy=f"did you mean ${{{near[0]}}}?" if near else "fix the template",
+                f"{origin} has an unknown placeholder ${{{name}}}; known: {', '.join(sorted(values))}",
+                f"did you mean ${{{near[0]}}}?" if near else "fix the template",
             )
         value = values[name]
         if any(character in value for character in '"\\\n$'):
             raise RepositoryError(
-                f"a value cannot be quoted in {origin}",
-                values=f"{name}={value!r}",
-                limit="no quotes, backslashes, dollar signs or line breaks",
-                remedy="rename the folder or change the recipe",
+                f"{name}={value!r} cannot be quoted in {origin}: it has quotes, backslashes, dollar signs or "
+                "line breaks",
+                "rename the folder or change the recipe",
             )
         used.add(name)
         return value
@@ -121,10 +117,7 @@ def render_repository(
     models = [folder.name for folder in sorted(templates.glob("*/")) if config_templates(folder, runtime)]
     if not models:
         raise RepositoryError(
-            f"no templates for the runtime {runtime}",
-            values=str(templates),
-            limit=f"<model>/config.pbtxt or <model>/config.{runtime}.pbtxt",
-            remedy="use a complete checkout",
+            f"{templates} has no <model>/config.pbtxt or config.{runtime}.pbtxt", "use a complete checkout"
         )
     with whole_directory(destination) as staging:
         unused = set(values)
@@ -132,10 +125,8 @@ def render_repository(
             unused -= render_model(templates / name, runtime, values, staging / name)
         if unused:
             raise RepositoryError(
-                "some values are used by no template",
-                values=", ".join(sorted(unused)),
-                limit="every value must be used",
-                remedy="use it in a config.pbtxt, or remove it from build/rendering/rendered_pair.py",
+                f"values are used by no template: {', '.join(sorted(unused))}",
+                "use each in a config.pbtxt, or remove it from build/rendering/rendered_pair.py",
             )
     return models
 

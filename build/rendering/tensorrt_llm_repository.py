@@ -46,10 +46,8 @@ class BuiltEngine:
             return cls(vocab_size, -(-vocab_size // num_ranks) * num_ranks, end_ids)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
-                "the config.json or manifest.json of a TensorRT-LLM engine is invalid",
-                values=f"{path}: {error!r}",
-                limit="config.json of trtllm-build 1.2.1, and end_ids in manifest.json",
-                remedy="run 'draftproof engines' again",
+                f"{path}: config.json or manifest.json of a TensorRT-LLM engine is invalid: {error!r}",
+                "run 'draftproof engines' again",
             ) from None
 
 

@@ -31,10 +31,9 @@ def check_pair(pair: Pair, built: Mapping[str, Path] | None = None) -> list[Find
 def refuse(pair: Pair, found: list[Finding]) -> IncompatiblePairError:
     """Return one error for all findings, which have been printed already."""
     return IncompatiblePairError(
-        f"recipe {pair.recipe.name} does not pass preflight",
-        values="; ".join(f"{one.rule} ({one.violation.role}): {one.violation.values}" for one in found),
-        limit="; ".join(one.violation.limit for one in found),
-        remedy="; ".join(dict.fromkeys(one.violation.remedy for one in found)),
+        f"recipe {pair.recipe.name} does not pass preflight: "
+        + "; ".join(f"{one.rule} ({one.violation.role}): {one.violation.message}" for one in found),
+        "; ".join(dict.fromkeys(one.violation.remedy for one in found)),
     )
 
 
@@ -89,7 +88,7 @@ def differences(pair: Pair, side: Side, directory: Path) -> list[str]:
         config = read_json(directory / "config.json")
         network = parse_tensorrt_llm(config.get("pretrained_config") or {}, directory / "config.json")
     except CheckpointError as error:
-        return [f"{error.what}: {error.values}"]
+        return [error.message]
     if not isinstance(config.get("build_config"), dict):
         return ["config.json has no build_config"]
     found = list(_differences(pair, side, config, network))
@@ -118,9 +117,7 @@ def check_built(pair: Pair, directories: dict[str, Path]) -> list[Finding]:
             if different:
                 violation = Violation(
                     side.role,
-                    f"{directory} does not match the recipe",
-                    "; ".join(different),
-                    "config.json and rank*.engine must match the recipe",
+                    f"{directory} does not match the recipe: {'; '.join(different)}",
                     f"run draftproof engines --recipe {pair.recipe.argument} --runtime tensorrt_llm, or "
                     "correct the recipe",
                 )

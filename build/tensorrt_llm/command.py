@@ -160,10 +160,9 @@ def find_builder(recipe: Recipe) -> Builder:
     if runtime is not None:
         return Builder(runtime, section.container, f"{runtime}, image {section.container}")
     raise EngineBuildError(
-        "no trtllm-build of the recipe's version was found",
-        values=f"{_describe(found)}; neither docker nor podman on PATH",
-        limit=f"TensorRT-LLM {section.version}, installed or in {section.container}",
-        remedy=_remedy(recipe, found),
+        f"there is no trtllm-build {section.version}: {_describe(found)}; neither docker nor podman, which "
+        f"run {section.container}, on PATH",
+        _remedy(recipe, found),
     )
 
 
@@ -217,10 +216,7 @@ def run_logged(command: Sequence[str], log: Path, lock: TextIO) -> int:
                     process.wait()
     except OSError as error:
         raise EngineBuildError(
-            f"{command[0]} could not be started",
-            values=str(error),
-            limit="needs an executable program and a writable log",
-            remedy="check the installation and the disk",
+            f"{command[0]} could not be started: {error}", "check the installation and the disk"
         ) from None
 
 

@@ -52,10 +52,11 @@ def _checkpoint_files(side: Side, directory: Path) -> dict[str, str]:
         size = path.stat().st_size if path.is_file() else None
         if size is None or (manifest is not None and listed.get(name, {}).get("bytes") != size):
             raise CheckpointError(
-                f"{path} {'does not exist' if size is None else 'has changed since it was written'}",
-                values=f"{size} bytes" if size is not None else "no such file",
-                limit=f"config.json calls for tp_size x pp_size = {side.config.world_size} files of weights",
-                remedy="run draftproof quantize again, or export the checkpoint again",
+                f"{path} has {size} bytes, and its manifest says otherwise"
+                if size is not None
+                else f"{path} does not "
+                f"exist, one of tp_size x pp_size = {side.config.world_size} files of weights",
+                "run draftproof quantize again, or export the checkpoint again",
             )
     if manifest is None:
         return {name: sha256_file(directory / name) for name in names}
@@ -146,10 +147,9 @@ def _build(pair: Pair, side: Side, plan: EnginePlan, checkpoint: Path, lock: Tex
             different = differences(pair, side, engine)
             if different:
                 raise EngineBuildError(
-                    f"trtllm-build built a {side.role} that does not match the recipe",
-                    values="; ".join(different),
-                    limit=f"the engine must match recipe {pair.recipe.name}",
-                    remedy=f"read the warnings in {log}; check that version and GPU are the recipe's",
+                    f"trtllm-build built a {side.role} that does not match recipe {pair.recipe.name}: "
+                    f"{'; '.join(different)}",
+                    f"read the warnings in {log}; check that version and GPU are the recipe's",
                 )
             shutil.copyfile(checkpoint / "tokenizer.json", engine / "tokenizer.json")
             write_engine_texts(engine, side.texts)
@@ -158,10 +158,9 @@ def _build(pair: Pair, side: Side, plan: EnginePlan, checkpoint: Path, lock: Tex
                 new.replace(kept)
     except OSError as error:
         raise EngineBuildError(
-            f"the {side.role} engine of recipe {pair.recipe.name} could not be written",
-            values=f"{type(error).__name__}: {error}",
-            limit=f"needs free space and write access in {folder}",
-            remedy="check the disk; no partial engine was left",
+            f"the {side.role} engine of recipe {pair.recipe.name} could not be written to {folder}: "
+            f"{type(error).__name__}: {error}",
+            "check the disk; no partial engine was left",
         ) from error
 
 
@@ -171,10 +170,8 @@ def _run(side: Side, command: list[str], log: Path, lock: TextIO) -> None:
         return
     ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     raise EngineBuildError(
-        f"{command[0]} failed on the {side.role}",
-        values=f"{ended}; {tail(log)}",
-        limit=f"see the full log, {log}",
-        remedy="fix the error in its last lines; SIGKILL and exit code 137 usually mean too little memory",
+        f"{command[0]} failed on the {side.role}: {ended}; {tail(log)}",
+        f"read {log}; SIGKILL and exit code 137 usually mean too little memory",
     )
 
 
@@ -190,10 +187,7 @@ def _check_hashes(checkpoint: Path) -> None:
         checked_engine(checkpoint)
     except EngineLoadError as error:
         raise CheckpointError(
-            f"{checkpoint} has changed since it was written",
-            values=error.what,
-            limit="a quantized checkpoint must not be changed",
-            remedy="run draftproof quantize again",
+            f"{checkpoint} has changed since it was written: {error.message}", "run draftproof quantize again"
         ) from None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from docs.code_tables.metrics import metrics
 from docs.code_tables.recipe_keys import recipe_keys
-from docs.pictures.charts import beside_peers, speed_up
+from docs.pictures.charts import beside_peers
 from pipelines.__main__ import PROGRAMS
 from pipelines.errors import DraftproofError
 from pipelines.front_door.requests.fields import IDLE_FIELDS
@@ -97,7 +97,6 @@ PICTURES: dict[str, Callable[[], str]] = {
     "beside-peers.svg": lambda: beside_peers(
         "Qwen2.5-Coder 1.5B, Q4_K_M, two cores with AVX2", _recorded("peers-published.json")
     ),
-    "speed-up.svg": lambda: speed_up("The demonstration pair", _recorded("bench-demo-large.json")),
 }
 
 

@@ -1,95 +1,28 @@
-"""Draws charts of recorded results: speed beside the target alone, and beside other engines.
+"""Draws recorded speeds beside those of other engines.
 
-They are SVG, with a background of their own and in the reader's colour scheme, so they are readable wherever
-they are shown: in README, on the site, by themselves.
+The picture is SVG, with a background of its own and in the reader's colour scheme, so it is readable wherever
+it is shown: in README, on the site, by itself.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
 
-_WIDTH, _HEIGHT = 640, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 620, 76, 262
+_WIDTH = 640
 _STYLE = """
-  :root { --page: #ffffff; --line: #d0d7de; --text: #1f2328; --dim: #59636e; --accepted: #1a7f37;
-          --other: #8c959f; }
-  .s0 { --c: #1a7f37; } .s1 { --c: #0969da; } .s2 { --c: #9a6700; } .s3 { --c: #cf222e; }
+  :root { --page: #ffffff; --text: #1f2328; --dim: #59636e; --accepted: #1a7f37; --other: #8c959f; }
   @media (prefers-color-scheme: dark) {
-    :root { --page: #0d1117; --line: #3d444d; --text: #e6edf3; --dim: #9198a1; --accepted: #56d364;
-            --other: #6e7681; }
-    .s0 { --c: #56d364; } .s1 { --c: #58a6ff; } .s2 { --c: #e3b341; } .s3 { --c: #ff7b72; }
+    :root { --page: #0d1117; --text: #e6edf3; --dim: #9198a1; --accepted: #56d364; --other: #6e7681; }
   }
   text { font: 14px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: var(--text); }
-  .dim { fill: var(--dim); } .small { font-size: 12px; } .bold { font-weight: 600; }
-  .page { fill: var(--page); } .line { stroke: var(--line); fill: none; }
-  .middle { text-anchor: middle; } .end { text-anchor: end; }
-  .series { stroke: var(--c); fill: none; stroke-width: 2; } .dot { fill: var(--c); }
-  .range { stroke: var(--c); stroke-width: 1; opacity: 0.6; }
-  .even { stroke: var(--text); stroke-dasharray: 5 4; }
+  .small { font-size: 12px; } .bold { font-weight: 600; } .end { text-anchor: end; }
+  .page { fill: var(--page); } .dim { fill: var(--dim); }
   .ours { fill: var(--accepted); } .others { fill: var(--other); }
 """
 _BARS_LEFT, _BARS_RIGHT, _BARS_TOP, _BAR, _GAP = 250, 590, 50, 20, 14
-
-
-def _processor(about: dict[str, Any]) -> str:
-    """Name the processor and its widest instructions, which the name alone does not tell."""
-    known = {"amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI, no AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
-    widest = next((words for flag, words in known.items() if flag in about["cpu_flags"]), "")
-    return f"{about['cpu']} ({widest})" if widest else str(about["cpu"])
-
-
-def speed_up(pair: str, bench: dict[str, Any]) -> str:
-    """Return the chart of one file of ``draftproof bench``: closed loads, adaptive draft length."""
-    cells = [cell for cell in bench["cells"] if cell["load"]["kind"] == "closed"]
-    loads = sorted({cell["load"]["num_at_once"] for cell in cells})
-    ratios = {
-        (cell["prompt_set"], cell["load"]["num_at_once"]): next(
-            arm["ratio_to_target"] for arm in cell["arms"] if arm["arm"] == "adaptive"
-        )
-        for cell in cells
-    }
-    top: int = math.ceil(max(ratio["high"] for ratio in ratios.values()))
-    names = list(dict.fromkeys(cell["prompt_set"] for cell in cells))
-
-    def place_x(load: int) -> float:
-        return _LEFT + 24 + (_RIGHT - _LEFT - 48) * math.log(load / loads[0]) / math.log(loads[-1] / loads[0])
-
-    def place_y(value: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * value / top
-
-    parts = [_text(20, 30, f"{pair}: times as fast as the target alone", "bold")]
-    for value in range(top + 1):
-        y = place_y(value)
-        kind = "even" if value == 1 else "line"
-        parts.append(f'<path class="{kind}" d="M{_LEFT} {y:.1f} H{_RIGHT}"/>')
-        parts.append(_text(_LEFT - 8, y + 4, f"{value}", "small dim end"))
-    parts += [_text(place_x(load), _BOTTOM + 20, f"{load}", "small dim middle") for load in loads]
-    parts.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 40, "concurrent requests", "small dim middle"))
-    for index, name in enumerate(names):
-        points = [(place_x(load) + 4 * index - 6, ratios[name, load]) for load in loads]
-        path = " L".join(f"{x:.1f} {place_y(ratio['value']):.1f}" for x, ratio in points)
-        parts.append(f'<g class="s{index}"><path class="series" d="M{path}"/>')
-        for x, ratio in points:
-            low, high = place_y(ratio["low"]), place_y(ratio["high"])
-            parts.append(f'<path class="range" d="M{x:.1f} {low:.1f} V{high:.1f}"/>')
-            parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{place_y(ratio["value"]):.1f}" r="3.5"/>')
-        parts.append(f'<circle class="dot" cx="{60 + 130 * index}" cy="51" r="5"/>')
-        parts.append(f"{_text(72 + 130 * index, 56, name, 'small')}</g>")
-    engine, about = bench["conditions"]["engines"]["target"], bench["conditions"]
-    words = (
-        f"{engine['num_parameters'] / 1e6:.0f} M parameters, {engine['quantization']}, {about['num_cores']} "
-        f"cores of {_processor(about)}, greedy. Bars: 95 %."
-    )
-    parts.append(_text(20, _HEIGHT - 10, words, "small dim"))
-    title = f"{pair}, times as fast as the target alone by prompt set and concurrent requests: " + "; ".join(
-        f"{name} " + ", ".join(f"{ratios[name, load]['value']:.2f} at {load}" for load in loads)
-        for name in names
-    )
-    return _picture(_HEIGHT, title, parts)
 
 
 def _name(arm: dict[str, Any], titles: dict[str, str]) -> str:

@@ -1,9 +1,9 @@
 """Measure the speed-up of speculation on a server against the target alone.
 
 ``draftproof bench --recipe demo-large`` runs the full benchmark, with ``--quick`` a short one of a few
-minutes. It writes JSON to ``results/``, also when Ctrl-C or SIGTERM stops it: then with the cells that it has
-measured. ``--compare`` judges the speed-ups by those of an earlier run. Exit codes: 0 measured; 1 a request
-failed, answers differ, or a speed-up is proven to have lost more than 3 %; 2 wrong usage; 130 stopped.
+minutes. It prints one table and one verdict, and writes JSON to ``results/``, also when Ctrl-C or SIGTERM
+stops it: then with the cells that it has measured. Exit codes: 0 measured; 1 a request failed, or answers
+differ; 2 wrong usage; 130 stopped.
 """
 
 from __future__ import annotations
@@ -12,22 +12,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipelines.atomic_file import write_whole
-from pipelines.bench.changes import as_lines, changes, changes_document, read_earlier
 from pipelines.bench.figures import figures_of
-from pipelines.bench.measuring import (
-    Measurement,
-    MeasurementProgress,
-    measure,
-    num_different_answers,
-    warm_up,
-)
+from pipelines.bench.measuring import Measurement, measure, num_different_answers, warm_up
 from pipelines.bench.options import Size, make_parser, size_of
-from pipelines.bench.plan import NUM_ARRIVALS, ClosedLoop, Plan, describe
+from pipelines.bench.plan import ClosedLoop, Plan, describe
 from pipelines.bench.prompt_sets import (
     ADVERSARIAL,
     PromptSet,
@@ -38,7 +29,6 @@ from pipelines.bench.prompt_sets import (
 )
 from pipelines.bench.report import as_document, as_text
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
-from pipelines.bench.reporting.slo import Slo, default_slo
 from pipelines.bench.verdicts import Results
 from pipelines.client import Client
 from pipelines.client.workers import Workers
@@ -48,6 +38,7 @@ from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, running_server
 from pipelines.errors import InvalidRequestError, RecipeError
 from pipelines.program import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, run_program, stopped_by_signals
+from pipelines.time_left import TimeLeft
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         prompts = choose_prompts(options.prompts, options.recipe)
         names = names_of_sets(prompts, options.sets, is_quick=options.quick)
-        draw_sets(prompts, names, *_prompts_needed(size))
-        earlier = None if options.compare is None else read_earlier(options.compare)
+        needed = _prompts_needed(size)
+        draw_sets(prompts, names, needed, needed)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
@@ -67,15 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         with stopped_by_signals(), running_server(options.url, options.recipe) as url:
             results = _bench(url, size, prompts, names, options, command_line)
-        return _show(results, options, earlier)
+        return _show(results, options)
 
     return run_program(work, result={} if options.json else None)
 
 
-def _prompts_needed(size: Size) -> tuple[int, int]:
-    """Return how many prompts each set must have, and how many are used if there are as many."""
-    least = ClosedLoop(max(size.concurrency)).num_requests
-    return least, max(least, NUM_ARRIVALS) if size.rates else least
+def _prompts_needed(size: Size) -> int:
+    """Return how many prompts each set must have."""
+    return ClosedLoop(max(size.concurrency)).num_requests
 
 
 def _bench(
@@ -86,8 +76,9 @@ def _bench(
     options: argparse.Namespace,
     command_line: list[str],
 ) -> Results:
+    count = _prompts_needed(size)
     with Client.connect(url) as client:
-        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, *_prompts_needed(size))
+        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, count, count)
         engine_dirs = engine_directories(client)
         context = conditions(
             "pipelines.bench",
@@ -100,42 +91,38 @@ def _bench(
         )
     for line in drawn.lines():
         _report(line)
-    count = min(_prompts_needed(size)[1], *map(len, drawn.sets.values()))
     prompt_sets = make_prompt_sets(drawn, names, count, options.temperature)
     if ADVERSARIAL in names:
         _add_adversarial(prompt_sets, count, engine_dirs.get("target"), is_required=bool(options.sets))
     plan = Plan(
         prompt_sets=tuple(prompt_sets[name] for name in names if name in prompt_sets),
         concurrency=size.concurrency,
-        shares_of_capacity=size.rates,
         draft_lengths=size.draft_lengths,
         max_tokens=size.max_tokens,
         repetitions=options.repetitions,
-        num_arrivals=min(NUM_ARRIVALS, count),
     )
     measurements: list[Measurement] = []
     was_stopped = False
-    with Workers.connect(url, max(*size.concurrency, plan.num_arrivals), streaming=True) as workers:
+    with Workers.connect(url, max(size.concurrency), streaming=True) as workers:
         _report("warming up ...")
-        pace, alone = warm_up(plan, workers)
-        _report(describe(plan, pace))
-        show = MeasurementProgress(plan, pace)
+        alone = warm_up(plan, workers)
+        _report(describe(plan))
+        progress = TimeLeft(
+            plan.num_requests, _report, lambda done: f"{done:.0f} of {plan.num_requests} requests"
+        )
         try:
-            for measurement in measure(plan, pace, workers):
+            for measurement in measure(plan, workers):
                 measurements.append(measurement)
-                show(measurement)
+                progress.advance(len(measurement.generations))
         except KeyboardInterrupt:
             was_stopped = True
-    slo = _slo(options, alone[-1])
-    cells = figures_of(measurements, plan.arms, slo)
+    cells = figures_of(measurements, plan.arms)
     if not cells:
         raise KeyboardInterrupt
     stamp = context["date"].replace(":", "").replace("-", "")
     return Results(
         run_id=f"bench-{Path(options.recipe).stem}-{stamp}",
         plan=plan,
-        slo=slo,
-        capacity_per_s=pace.capacity_per_s,
         cells=tuple(cells),
         num_different=num_different_answers([*alone, *measurements]),
         conditions=context,
@@ -155,25 +142,14 @@ def _add_adversarial(
         _report(f"prompts: {error}")
 
 
-def _slo(options: argparse.Namespace, single: Measurement) -> Slo:
-    given = {"ttft_s": options.slo_ttft_ms, "itl_s": options.slo_itl_ms}
-    named = {name: limit_ms / 1e3 for name, limit_ms in given.items() if limit_ms is not None}
-    return Slo(**named) if len(named) == len(given) else replace(default_slo(single.generations), **named)
-
-
-def _show(results: Results, options: argparse.Namespace, earlier: dict[str, Any] | None) -> int:
+def _show(results: Results, options: argparse.Namespace) -> int:
     document = as_document(results)
     code = EXIT_FAIL if results.num_different else EXIT_INTERRUPTED if results.was_stopped else EXIT_PASS
     print(as_text(results))
-    if earlier is not None:
-        compared = changes(earlier, document)
-        code = EXIT_FAIL if any(each.is_regression for each in compared) else code
-        document["compared"] = changes_document(earlier, compared)
-        print("\n".join(as_lines(compared)))
     if results.num_different:
         print(f"FAIL: {results.num_different} answers differ from the target's own; run 'draftproof verify'")
     if results.was_stopped:
-        print(f"stopped: {len(results.cells)} of {len(results.plan.cells)} tables are measured")
+        print(f"stopped: {len(results.cells)} of {len(results.plan.cells)} loads are measured")
     file = options.results / f"{results.run_id}.json"
     write_whole(file, json.dumps(document, indent=1) + "\n")
     print(f"wrote {file}")

@@ -80,27 +80,6 @@ class Blocks(Generic[ArmT]):
         return max(arms, key=lambda arm: self._means[arm])
 
 
-def mean_ratio(cells: Sequence[Blocks[ArmT]], arm: ArmT, other: ArmT) -> Interval:
-    """Return the geometric mean over cells of the ratio of the speed of ``arm`` to that of ``other``.
-
-    Each cell has noise of its own size; Satterthwaite's formula gives the degrees of freedom of their sum.
-
-    Source: Welch 1947, The generalization of "Student's" problem when several different population variances
-    are involved.
-
-    Args:
-        cells: At least one cell, each measured separately.
-        arm: An arm of every cell.
-        other: Another one.
-    """
-    variances = [cell.variance for cell in cells]
-    total = sum(variances)
-    parts = sum(variance**2 / cell.degrees for variance, cell in zip(variances, cells, strict=True))
-    degrees = total**2 / parts if parts else float(sum(cell.degrees for cell in cells))
-    mean = statistics.fmean(cell.log_ratio(arm, other) for cell in cells)
-    return _interval(mean, total / len(cells) ** 2, degrees)
-
-
 def _interval(log_ratio: float, variance: float, degrees: float) -> Interval:
     half_width = float(student.ppf((1 + CONFIDENCE) / 2, degrees)) * math.sqrt(variance)
     bounds = (log_ratio, log_ratio - half_width, log_ratio + half_width)

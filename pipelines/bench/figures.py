@@ -1,4 +1,4 @@
-"""Summarize measurements: medians and spread, percentiles, ratios with intervals, goodput, acceptance."""
+"""Summarize measurements: medians and spread, percentiles, ratios with intervals, acceptance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pipelines.bench.blocks import Blocks, Interval
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.plan import TARGET_ALONE, Arm, Cell
-from pipelines.bench.reporting.slo import Slo
 from pipelines.client import Generation
 from pipelines.errors import VerificationError
 
@@ -100,12 +99,10 @@ class ArmFigures:
         arm: Arm.
         generations: All answers.
         output_tokens_per_s: Output tokens per second of the repetitions.
-        ratio_to_target: Ratio of ``Measurement.speed`` to that of the target alone.
+        ratio_to_target: Ratio of their geometric mean to that of the target alone.
         ttft_s: Times to first token; None if all answers are empty.
         itl_s: Times per output token; None if no answer has two tokens.
         e2e_latency_s: End-to-end latencies.
-        goodput_per_s: Requests per second within the SLO of the repetitions.
-        share_good: Share of requests within the SLO.
         acceptance: Counts over all requests.
     """
 
@@ -116,8 +113,6 @@ class ArmFigures:
     ttft_s: Percentiles | None
     itl_s: Percentiles | None
     e2e_latency_s: Percentiles
-    goodput_per_s: Spread
-    share_good: float
     acceptance: Acceptance
 
 
@@ -154,14 +149,13 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     return Percentiles(p50, p99)
 
 
-def figures_of(measurements: Sequence[Measurement], arms: Sequence[Arm], slo: Slo) -> list[CellFigures]:
+def figures_of(measurements: Sequence[Measurement], arms: Sequence[Arm]) -> list[CellFigures]:
     """Summarize measurements, in the order in which cells were first measured.
 
     Args:
         measurements: Measurements. Repetitions that lack an arm are left out, and so are cells with fewer
             than two others: they belong to a run that was stopped.
         arms: Arms in the desired order, including the target alone.
-        slo: Service-level objective of a good request.
 
     Raises:
         VerificationError: A measurement has no output.
@@ -170,10 +164,8 @@ def figures_of(measurements: Sequence[Measurement], arms: Sequence[Arm], slo: Sl
     for measurement in measurements:
         if not measurement.num_output_tokens:
             raise VerificationError(
-                "an arm cannot be compared",
-                values=f"{measurement.arm}, {measurement.cell}: no output",
-                limit="at least one output token in each measurement",
-                remedy="use prompts that the target answers with at least one token",
+                f"{measurement.arm} cannot be compared with {measurement.cell}: it has no output",
+                "use prompts that the target answers with at least one token",
             )
         by_arm = cells.setdefault(measurement.cell, {arm: [] for arm in arms})
         by_arm[measurement.arm].append(measurement)
@@ -182,20 +174,20 @@ def figures_of(measurements: Sequence[Measurement], arms: Sequence[Arm], slo: Sl
         num_whole = min(map(len, by_arm.values()))
         if num_whole >= _LEAST_REPETITIONS:
             whole = {arm: group[:num_whole] for arm, group in by_arm.items()}
-            found.append(_cell_figures(cell, whole, slo))
+            found.append(_cell_figures(cell, whole))
     return found
 
 
-def _cell_figures(cell: Cell, by_arm: dict[Arm, list[Measurement]], slo: Slo) -> CellFigures:
-    speeds = {arm: [measurement.speed for measurement in group] for arm, group in by_arm.items()}
+def _cell_figures(cell: Cell, by_arm: dict[Arm, list[Measurement]]) -> CellFigures:
+    speeds = {
+        arm: [measurement.output_tokens_per_s for measurement in group] for arm, group in by_arm.items()
+    }
     blocks = Blocks(speeds)
-    arms = tuple(
-        _arm_figures(arm, group, blocks.ratio(arm, TARGET_ALONE), slo) for arm, group in by_arm.items()
-    )
+    arms = tuple(_arm_figures(arm, group, blocks.ratio(arm, TARGET_ALONE)) for arm, group in by_arm.items())
     return CellFigures(cell, arms, blocks)
 
 
-def _arm_figures(arm: Arm, group: Sequence[Measurement], ratio: Interval, slo: Slo) -> ArmFigures:
+def _arm_figures(arm: Arm, group: Sequence[Measurement], ratio: Interval) -> ArmFigures:
     generations = tuple(generation for measurement in group for generation in measurement.generations)
     latency = percentiles(generation.e2e_latency_s for generation in generations)
     assert latency is not None
@@ -207,7 +199,5 @@ def _arm_figures(arm: Arm, group: Sequence[Measurement], ratio: Interval, slo: S
         ttft_s=percentiles(generation.ttft_s for generation in generations),
         itl_s=percentiles(generation.itl_s for generation in generations),
         e2e_latency_s=latency,
-        goodput_per_s=spread([slo.num_good(each.generations) / each.wall_s for each in group]),
-        share_good=slo.num_good(generations) / len(generations),
         acceptance=pooled(generations),
     )

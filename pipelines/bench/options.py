@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipelines.bench.reporting.slo import ITL_FACTOR, TTFT_FACTOR
 from pipelines.command_line.options import add_server_options, whole_number, whole_numbers
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -21,21 +20,19 @@ class Size:
 
     Attributes:
         concurrency: Numbers of concurrent requests.
-        rates: Arrival rates as shares of the capacity of the target alone.
         draft_lengths: Fixed draft lengths.
         max_tokens: Most output tokens per request.
     """
 
     concurrency: tuple[int, ...]
-    rates: tuple[float, ...]
     draft_lengths: tuple[int, ...]
     max_tokens: int
 
 
-FULL = Size((1, 2, 4, 8, 16), (0.5, 0.8, 1.1), (2, 4, 6), 40)
-"""About 40 minutes on two cores with the recipe ``demo-large``."""
+FULL = Size((1, 2, 4, 8, 16), (2, 4, 6), 40)
+"""About 25 minutes on two cores with the recipe ``demo-large``."""
 
-QUICK = Size((1, 8), (0.8,), (4,), 32)
+QUICK = Size((1, 8), (4,), 32)
 """A few minutes on the same machine."""
 
 
@@ -65,13 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--concurrency",
         type=whole_numbers(1),
-        help=f"closed loops: numbers of concurrent requests ({_defaults('concurrency')})",
-    )
-    parser.add_argument(
-        "--rates",
-        type=_rates,
-        help="open loops: arrival rates as shares of the target's throughput at the greatest "
-        f"concurrency ({_defaults('rates')})",
+        help=f"numbers of concurrent requests ({_defaults('concurrency')})",
     )
     parser.add_argument(
         "--draft-lengths", type=whole_numbers(1), help=f"fixed draft lengths ({_defaults('draft_lengths')})"
@@ -91,22 +82,6 @@ def make_parser() -> argparse.ArgumentParser:
         default=LEAST_REPETITIONS,
         help="repetitions of each arm (%(default)s)",
     )
-    parser.add_argument(
-        "--slo-ttft-ms",
-        type=_decimal(0.0),
-        help=f"goodput: longest time to first token (default: {TTFT_FACTOR:g} times an idle target's)",
-    )
-    parser.add_argument(
-        "--slo-itl-ms",
-        type=_decimal(0.0),
-        help=f"goodput: longest time per further token (default: {ITL_FACTOR:g} times an idle target's)",
-    )
-    parser.add_argument(
-        "--compare",
-        type=Path,
-        metavar="JSON",
-        help="result of an earlier run; a speed-up that is proven to have lost more than 3 %% is exit code 1",
-    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result (results/)")
     parser.add_argument("--json", action="store_true", help="print the result as the last line, JSON")
     return parser
@@ -123,13 +98,6 @@ def _set_names(text: str) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of different names")
     return names
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    rates = sorted({_decimal(0.0)(part) for part in text.split(",")})
-    if rates[0] == 0:
-        raise argparse.ArgumentTypeError("rates must be above 0")
-    return tuple(rates)
 
 
 def _decimal(minimum: float) -> Callable[[str], float]:

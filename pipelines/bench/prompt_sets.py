@@ -45,10 +45,9 @@ def adversarial_requests(count: int, seed: int, bytes_of: Sequence[bytes]) -> tu
     continuation = [i for i, text in enumerate(bytes_of) if len(text) == 1 and 0x80 <= text[0] < 0xC0]
     if not continuation:
         raise InvalidRequestError(
-            "the adversarial prompt set cannot be generated",
-            values=f"{len(bytes_of)} tokens, none of them a continuation byte of UTF-8",
-            limit="such tokens, to which its answers are restricted",
-            remedy="name other sets with --sets",
+            "the adversarial prompt set cannot be generated: its answers are continuation bytes of UTF-8, "
+            f"and none of {len(bytes_of)} tokens is one",
+            "name other sets with --sets",
         )
     bias = tuple((token_id, _ONLY_THESE) for token_id in continuation)
     return tuple(
@@ -125,10 +124,9 @@ def names_of_sets(prompts: Prompts, given: Sequence[str] | None, *, is_quick: bo
     unknown = [name for name in names if name not in known]
     if unknown or not own:
         raise InvalidRequestError(
-            "there is no such prompt set",
-            values=f"{', '.join(unknown or ['a set that is not generated'])}; prompts: {prompts.source}",
-            limit=f"sets of these prompts: {', '.join(own) or 'none'}; generated: {', '.join(GENERATED)}",
-            remedy="name some of these with --sets, or other prompts with --prompts",
+            f"there is no prompt set {', '.join(unknown) or 'that is not generated'}: {prompts.source} has "
+            f"{', '.join(own) or 'none'}, and {', '.join(GENERATED)} are generated",
+            "name some of these with --sets, or other prompts with --prompts",
         )
     return names
 
@@ -148,11 +146,10 @@ def draw_sets(prompts: Prompts, names: Sequence[str], least: int, most: int) -> 
     sets = {name: prompts.sets.get(name, ())[:most] for name in names if name not in GENERATED}
     if small := [f"{name}: {len(drawn)}" for name, drawn in sets.items() if len(drawn) < least]:
         raise InvalidRequestError(
-            "prompt sets have too few prompts",
-            values="; ".join((f"{prompts.source}: {', '.join(small)}", *prompts.notes)),
-            limit=f"{least} in each set: 2 for each concurrent request, at least 4, none of them twice",
-            remedy="lower --concurrency, add prompts (in *.txt one a line, or separated by lines ---), or "
-            "name other sets with --sets",
+            f"prompt sets have too few prompts, {least} are needed for these loads: "
+            + "; ".join((f"{prompts.source}: {', '.join(small)}", *prompts.notes)),
+            "lower --concurrency, add prompts (in *.txt one a line, or separated by lines ---), or name "
+            "other sets with --sets",
         )
     kept = replace(prompts, sets=sets)
     if replaced := [name for name in prompts.sets if name in GENERATED]:
@@ -196,9 +193,8 @@ def adversarial_set(count: int, vocabulary: Vocabulary | None) -> PromptSet:
     """
     if vocabulary is None:
         raise InvalidRequestError(
-            "the adversarial prompt set cannot be generated",
-            values="no tokenizer.json of the target on this machine",
-            limit="the target's vocabulary, to restrict its answers",
-            remedy="run the bench on the server's machine, or name other sets with --sets",
+            "the adversarial prompt set cannot be generated without the target's tokenizer.json, which is "
+            "not on this machine",
+            "run the bench on the server's machine, or name other sets with --sets",
         )
     return PromptSet(ADVERSARIAL, adversarial_requests(count, _SEED, vocabulary.bytes_of))

@@ -8,68 +8,49 @@ from typing import Any
 
 from pipelines.bench.blocks import METHOD, Interval
 from pipelines.bench.figures import ArmFigures, CellFigures, Percentiles, Spread
-from pipelines.bench.plan import ClosedLoop
-from pipelines.bench.verdicts import (
-    NEVER_BELOW,
-    Results,
-    crossovers,
-    over_all_loads,
-    verdicts,
-)
+from pipelines.bench.verdicts import NEVER_BELOW, Results, joint_word, verdicts
 
 _HEAD = (
-    f"{'arm':<12} {'output tokens/s':>22} {'to target alone':>20} {'TTFT ms':>13} {'ITL ms':>13} "
-    f"{'end-to-end s':>13} {'good/s':>7} {'accepted':>8} {'length':>6}"
+    f"{'prompts, load':<28} {'arm':<12} {'output tokens/s':>22} {'to target alone':>20} {'TTFT ms':>13} "
+    f"{'ITL ms':>13} {'end-to-end s':>13} {'accepted':>8} {'length':>6}"
 )
 
 
 def as_text(results: Results) -> str:
-    """Render a table for each cell, followed by the conclusion."""
-    lines = [_table(figures) for figures in results.cells]
+    """Render the table, followed by the verdict."""
+    lines = [_HEAD, "-" * len(_HEAD)]
+    lines += [_row(figures, entry) for figures in results.cells for entry in figures.arms]
     lines += [
         "tokens/s: median (least..greatest) of the repetitions; times: p50/p99 of the requests",
-        f"to target alone: {METHOD}; closed loops by output tokens/s, open ones by mean latency",
-        f"good: TTFT at most {results.slo.ttft_s * 1e3:.0f} ms and ITL at most "
-        f"{results.slo.itl_s * 1e3:.1f} ms",
+        f"to target alone: {METHOD}",
         "prompts are cached for every arm, so TTFT does not include computing the prompt",
         _conclusion(results),
     ]
     return "\n".join(lines)
 
 
-def _table(figures: CellFigures) -> str:
-    """Render one line per arm."""
-    lines = [f"\n{figures.cell}", _HEAD, "-" * len(_HEAD)]
-    for entry in figures.arms:
-        acceptance = entry.acceptance
-        lines.append(
-            f"{entry.arm!s:<12} {_spread(entry.output_tokens_per_s):>22} "
-            f"{_interval(entry.ratio_to_target):>20} {_percentiles(entry.ttft_s, 1e3, 0):>13} "
-            f"{_percentiles(entry.itl_s, 1e3, 1):>13} {_percentiles(entry.e2e_latency_s, 1, 2):>13} "
-            f"{entry.goodput_per_s.median:>7.2f} {_number(acceptance.acceptance_rate, 3):>8} "
-            f"{_number(acceptance.mean_acceptance_length, 2):>6}"
-        )
-    return "\n".join(lines)
+def _row(figures: CellFigures, entry: ArmFigures) -> str:
+    acceptance = entry.acceptance
+    return (
+        f"{figures.cell!s:<28} {entry.arm!s:<12} {_spread(entry.output_tokens_per_s):>22} "
+        f"{_interval(entry.ratio_to_target):>20} {_percentiles(entry.ttft_s, 1e3, 0):>13} "
+        f"{_percentiles(entry.itl_s, 1e3, 1):>13} {_percentiles(entry.e2e_latency_s, 1, 2):>13} "
+        f"{_number(acceptance.acceptance_rate, 3):>8} {_number(acceptance.mean_acceptance_length, 2):>6}"
+    )
 
 
 def _conclusion(results: Results) -> str:
-    """Summarize verdicts and crossovers."""
     judged = verdicts(results.cells)
     words = Counter(verdict.word for verdict in judged)
     lines = [
-        f"adaptive at least {NEVER_BELOW} times the target alone and the best fixed length: "
-        f"{words['pass']} pass, {words['inconclusive']} inconclusive, {words['fail']} fail"
+        f"{joint_word(judged).upper()}: adaptive at least {NEVER_BELOW} times the target alone and the best "
+        f"fixed length: {words['pass']} pass, {words['inconclusive']} inconclusive, {words['fail']} fail"
     ]
     lines += [
         f"  {verdict.word}: {verdict.figures.cell}: {_interval(verdict.ratio)} times {verdict.other}"
         for verdict in judged
         if verdict.word != "pass"
     ]
-    lines += [
-        f"{name}, all loads: adaptive {_interval(ratio)} times the target alone"
-        for name, ratio in over_all_loads(results.cells).items()
-    ]
-    lines += [f"{each.prompt_set}, {each.arm}: {each}" for each in crossovers(results.cells)]
     return "\n".join(lines)
 
 
@@ -90,7 +71,6 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-FORMAT = 2  # readers refuse other formats
 _DIGITS = 5  # significant digits
 
 
@@ -98,19 +78,13 @@ def as_document(results: Results) -> dict[str, Any]:
     """Return the results, ready for JSON."""
     plan = results.plan
     document = {
-        "format": FORMAT,
         "run_id": results.run_id,
         "max_tokens": plan.max_tokens,
         "repetitions": plan.repetitions,
         "draft_lengths": plan.draft_lengths,
-        "slo": asdict(results.slo),
-        "capacity_per_s": results.capacity_per_s,
         "ratio_method": METHOD,
         "cells": [_cell(figures) for figures in results.cells],
-        "over_all_loads": {name: asdict(ratio) for name, ratio in over_all_loads(results.cells).items()},
-        "crossovers": [
-            {**asdict(each), "arm": str(each.arm), "says": str(each)} for each in crossovers(results.cells)
-        ],
+        "verdict": joint_word(verdicts(results.cells)),
         "answers_that_differ": results.num_different,
         "was_stopped": results.was_stopped,
         "conditions": results.conditions,
@@ -120,10 +94,9 @@ def as_document(results: Results) -> dict[str, Any]:
 
 
 def _cell(figures: CellFigures) -> dict[str, Any]:
-    load = figures.cell.load
     return {
         "prompt_set": figures.cell.prompt_set.name,
-        "load": {"kind": "closed" if isinstance(load, ClosedLoop) else "open", **asdict(load)},
+        "concurrency": figures.cell.load.num_at_once,
         "arms": [_arm(entry) for entry in figures.arms],
         "adaptive_compared": [
             {"to": str(each.other), "ratio": asdict(each.ratio), "limit": NEVER_BELOW, "verdict": each.word}
@@ -143,8 +116,6 @@ def _arm(entry: ArmFigures) -> dict[str, Any]:
         "ttft_s": asdict(entry.ttft_s) if entry.ttft_s else None,
         "itl_s": asdict(entry.itl_s) if entry.itl_s else None,
         "e2e_latency_s": asdict(entry.e2e_latency_s),
-        "goodput_per_s": asdict(entry.goodput_per_s),
-        "share_good": entry.share_good,
         "num_requests": len(entry.generations),
         "num_output_tokens": sum(generation.num_output_tokens for generation in entry.generations),
         "acceptance_rate": acceptance.acceptance_rate,

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipelines.client.client import Client
@@ -20,14 +20,6 @@ from pipelines.client.generation import Generation
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.wire.request import CompletionRequest
-
-_OTHERWISE = {
-    *("prompt", "prompt_ids", "logit_bias", "guide", "num_log_probs"),
-    *("resume_output_ids", "stop_token_ids"),  # for programs, which have the tokens
-}
-"""Fields that are no option, or not one that is made of their declaration."""
-
-_TYPES: dict[str, Callable[[str], Any]] = {"INT32": int, "UINT64": int, "FP32": float, "BYTES": str}
 
 DEFAULT_URL = "grpc://127.0.0.1:8001"  # Triton's own gRPC port on this machine
 
@@ -43,14 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not options.prompt and not options.prompt_ids:
         parser.error("a prompt or --prompt-ids is required")
-    fields = {field.name for field in dataclasses.fields(CompletionRequest)}
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in vars(options).items()
-        if name in fields
-    }
-    given["prompt"] = sys.stdin.read() if options.prompt == "-" else options.prompt
-    request = CompletionRequest(**given)
+    given = dict(options.field, max_tokens=options.max_tokens, prompt_ids=options.prompt_ids)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    request = CompletionRequest(prompt, **given)
 
     def work() -> int:
         with Client.connect(options.url, timeouts) as client:  # interrupted, it cancels the request
@@ -87,7 +74,6 @@ def _ask(client: Client, request: CompletionRequest, options: argparse.Namespace
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser; options of a request have the names of its fields."""
     parser = argparse.ArgumentParser(
         prog="draftproof ask", description="Continue a text with a Draftproof server."
     )
@@ -101,29 +87,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print the answer with its figures as one JSON line"
     )
-    for field in dataclasses.fields(CompletionRequest):
-        if field.name not in _OTHERWISE:
-            _add_field(parser, field)
+    most = CompletionRequest("").max_tokens
     parser.add_argument(
-        "--logit-bias",
+        "--max-tokens", type=int, default=most, help="most tokens of the answer (%(default)s)"
+    )
+    parser.add_argument(
+        *("--field", "-f"),
+        type=field_of_request,
         action="append",
-        type=logit_bias,
         default=[],
-        metavar="ID=VALUE",
-        help="value to add to the logit of a token; repeatable",
-    )
-    parser.add_argument(
-        "--log-probs",
-        dest="num_log_probs",
-        type=int,
-        metavar="N",
-        help="return log probabilities with N alternatives; see --json",
-    )
-    parser.add_argument(
-        "--guide",
-        nargs=2,
-        metavar=("TYPE", "TEXT"),
-        help="the answer follows it: json_schema, regex, choice, ebnf_grammar, lark_grammar, or json ''",
+        metavar="NAME=JSON",
+        help="another field of the request, such as temperature=0.5 or 'stop_words=[\"\\n\"]'; repeatable",
     )
     limits = Timeouts()
     parser.add_argument(
@@ -135,31 +109,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
-    """Add the option of a field with one tensor, by its declaration."""
-    (tensor,) = field.metadata["tensors"]
-    option = f"--{field.name.replace('_', '-')}"
-    text = tensor.effect.replace("`", "").replace("%", "%%")
-    if tensor.datatype == "BOOL":
-        parser.add_argument(option, action=argparse.BooleanOptionalAction, default=field.default, help=text)
-        return
-    text += f" ({tensor.limits})".replace("`", "")
-    if tensor.is_list:
-        parser.add_argument(option, metavar="TEXT", action="append", default=[], help=f"{text}; repeatable")
-    else:
-        text += " (%(default)s)" if field.default else ""
-        parser.add_argument(option, type=_TYPES[tensor.datatype], default=field.default, help=text)
-
-
 def token_ids(text: str) -> tuple[int, ...]:
     """Parse ``ID,ID``; argparse shows this function's name in its error message."""
     return tuple(int(token_id) for token_id in text.split(","))
 
 
-def logit_bias(text: str) -> tuple[int, float]:
-    """Parse ``ID=VALUE``; argparse shows this function's name in its error message."""
-    token_id, _, value = text.partition("=")
-    return int(token_id), float(value)
+def field_of_request(text: str) -> tuple[str, Any]:
+    """Parse ``NAME=JSON``; argparse shows the error's message.
+
+    Raises:
+        argparse.ArgumentTypeError: There is no such field, or the value is no JSON.
+    """
+    name, _, value = text.partition("=")
+    names = {field.name for field in dataclasses.fields(CompletionRequest)} - _OPTIONS
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(sorted(names))}")
+    try:
+        return name, _tuples(json.loads(value))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"the value of {name} is no JSON: {error}") from None
+
+
+_OPTIONS = {"prompt", "prompt_ids", "max_tokens"}  # fields with an option of their own
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

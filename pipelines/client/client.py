@@ -5,40 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pipelines.client.connection import SPECULATIVE, Timeouts, address_of, key_of_environment
 from pipelines.client.generation import Chunk, Generation, join_chunks
 from pipelines.wire.request import CompletionRequest
 
-
-class Call(Protocol):
-    """A running request."""
-
-    def receive(self) -> Chunk | None:
-        """Wait for the next chunk; None after the last."""
-
-    def close(self) -> None:
-        """Cancel the rest and free the connection; may be called twice."""
-
-
-class Transport(Protocol):
-    """Way to a server, such as ``GrpcTransport``. Methods raise only errors of ``pipelines.errors``."""
-
-    def start(self, request: CompletionRequest, model: str, *, streaming: bool) -> Call:
-        """Send a request."""
-
-    def is_ready(self) -> bool:
-        """Return whether the server is ready; False if nothing answers."""
-
-    def server_version(self) -> str:
-        """Return the version of Triton."""
-
-    def model_parameters(self, model: str) -> Mapping[str, str]:
-        """Return the ``parameters`` of a model's config.pbtxt."""
-
-    def close(self) -> None:
-        """Close all connections."""
+if TYPE_CHECKING:
+    from pipelines.client.grpc_transport import GrpcCall, GrpcTransport
 
 
 class GenerationStream(Iterator[Chunk]):
@@ -50,7 +24,7 @@ class GenerationStream(Iterator[Chunk]):
         streamed: Whether the answer is streamed.
     """
 
-    def __init__(self, call: Call, sent_at_s: float, *, streamed: bool = True) -> None:
+    def __init__(self, call: GrpcCall, sent_at_s: float, *, streamed: bool = True) -> None:
         self._call = call
         self._sent_at_s = sent_at_s
         self._streamed = streamed
@@ -95,14 +69,14 @@ class GenerationStream(Iterator[Chunk]):
 
 
 class Client:
-    """Client of one server. Create it with ``connect``, and use one per thread.
+    """Client of one server, for any number of threads. Create it with ``connect``.
 
     Args:
         url: Address of the server, for messages.
         transport: Way to the server.
     """
 
-    def __init__(self, url: str, transport: Transport) -> None:
+    def __init__(self, url: str, transport: GrpcTransport) -> None:
         self.url = url
         self._transport = transport
 

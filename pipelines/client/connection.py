@@ -37,10 +37,8 @@ class Timeouts:
         for name, value in vars(self).items():
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidRequestError(
-                    "a timeout is invalid",
-                    values=f"{name}={value}",
-                    limit="a positive, finite number of seconds",
-                    remedy="set the longest time that the client may wait",
+                    f"{name}={value} is no positive, finite number of seconds",
+                    "set the longest time that the client may wait",
                 )
 
 
@@ -69,10 +67,8 @@ def key_of_environment() -> str:
         return Path(path).read_text(encoding="ascii").strip() if path else ""
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(
-            "the key of the server cannot be read",
-            values=f"{FILE_VARIABLE}={path}: {error}",
-            limit="the file 'key' in the server's run directory, which only its user may read",
-            remedy="unset the variable, or run this as the server's user",
+            f"the key of the server cannot be read: {FILE_VARIABLE}={path}: {error}",
+            "unset the variable, or run this as the server's user",
         ) from None
 
 
@@ -94,10 +90,8 @@ def address_of(url: str) -> str:
         port = None
     if parts.scheme != "grpc" or not parts.hostname or port is None or parts.path.strip("/"):
         raise InvalidRequestError(
-            "the server's address is invalid",
-            values=f"url={url!r}",
-            limit="grpc://host:port, or host:port: this client speaks gRPC alone",
-            remedy="name the server's gRPC port, such as grpc://127.0.0.1:8001; over HTTP use curl, "
+            f"the server's address is invalid: {url!r} is neither grpc://host:port nor host:port",
+            "name the server's gRPC port, such as grpc://127.0.0.1:8001; over HTTP use curl, "
             "tritonclient.http, or a client of OpenAI's API",
         )
     return parts.netloc

@@ -286,8 +286,6 @@ def _text(values: Sequence[Any]) -> str:
 
 def _inconsistent(values: str) -> InternalError:
     return InternalError(
-        "the server's answer is inconsistent",
-        values=values,
-        limit="all responses, each with its tokens and the last one with the counts",
-        remedy="check that client and server have the same release, and read the server's log",
+        f"the server's answer is inconsistent: {values}",
+        "check that client and server have the same release, and read the server's log",
     )

@@ -1,8 +1,9 @@
 """Transport over gRPC (KServe v2), with one ``ModelStreamInfer`` call per request.
 
 Generating models are decoupled, and Triton serves those over gRPC only through a stream, whether the answer
-is streamed or not. The transport uses tritonclient's generated messages, but not its client, which allows
-only one stream at a time and leaks a thread for each cancelled one.
+is streamed or not. The transport uses tritonclient's generated messages, but neither of its clients: the
+synchronous one allows one stream at a time and leaks a thread for each cancelled one, and the asyncio one
+cannot ask for the marked last response.
 """
 
 from __future__ import annotations

@@ -39,51 +39,34 @@ def refusal(message: str, *, is_client_fault: bool | None = None) -> DraftproofE
     begin = message[:_READ]
     if _NOT_READY.search(begin):
         return ServerUnavailableError(
-            "the server is not ready for this request",
-            values=message,
-            limit="all models must be loaded",
-            remedy="wait for 'draftproof ready', then read the server's log",
+            f"the server is not ready for this request: {message}",
+            "wait for 'draftproof ready', then read the server's log",
         )
     if is_client_fault or _INVALID_REQUEST.search(begin):
         return InvalidRequestError(
-            "Triton refused the request",
-            values=message,
-            limit="the inputs must match the model's config.pbtxt",
-            remedy="check the model name, the inputs and the client's version",
+            f"Triton refused the request: {message}",
+            "check the model name, the inputs and the client's version",
         )
-    return EngineFailedError(
-        "the server failed the request",
-        values=message,
-        limit="the server sent no further detail",
-        remedy="read the server's log",
-    )
+    return EngineFailedError(f"the server failed the request: {message}", "read the server's log")
 
 
 def unreachable(url: str, detail: str) -> ServerUnavailableError:
     """Return the error for a server that does not answer at ``url`` or disconnected during a request."""
     return ServerUnavailableError(
-        "no server answers",
-        values=f"{url}: {detail}",
-        limit="a ready Triton server is needed",
-        remedy="start one with 'draftproof serve', which waits until it is ready",
+        f"no server answers at {url}: {detail}",
+        "start one with 'draftproof serve', which waits until it is ready",
     )
 
 
 def timed_out(what: str, limit_s: float | None) -> RequestTimeoutError:
     """Return the error for a request that exceeded one of the client's ``Timeouts``; None is the server's."""
+    whose = "the server's limit" if limit_s is None else f"the client's limit of {limit_s:g} s"
     return RequestTimeoutError(
-        f"the request took too long: {what}",
-        values="" if limit_s is None else f"waited {limit_s:g} s",
-        limit="the server's time limit" if limit_s is None else "the client's own timeouts",
-        remedy="ask for fewer tokens, wait until the server is less busy, or raise the timeout",
+        f"the request took longer than {whose}: {what}",
+        "ask for fewer tokens, wait until the server is less busy, or raise the timeout",
     )
 
 
 def cancelled(detail: str) -> RequestCancelledError:
     """Return the error for a call that was cancelled by the caller or on the way."""
-    return RequestCancelledError(
-        "the request was cancelled",
-        values=detail,
-        limit="a cancelled request has no answer",
-        remedy="send it again",
-    )
+    return RequestCancelledError(f"the request was cancelled: {detail}", "send it again")

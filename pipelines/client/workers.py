@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
+import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from pipelines.client.client import Client
 from pipelines.client.generation import Generation
@@ -52,57 +51,32 @@ class Workers:
 
         return cls([_ask_of(client, streaming=streaming) for client in clients], close_all)
 
-    def run(
-        self,
-        jobs: Sequence[Job],
-        num_at_once: int,
-        on_answer: Callable[[Generation | DraftproofError], None] = lambda answer: None,
-        arrivals_s: Sequence[float] | None = None,
-    ) -> list[Generation | DraftproofError]:
-        """Run all jobs with up to ``num_at_once`` concurrent requests.
-
-        Args:
-            jobs: Jobs, which workers take in order.
-            num_at_once: Number of concurrent requests, at most the number of workers.
-            on_answer: Called in a worker's thread after each answer, for progress.
-            arrivals_s: Arrival times of the jobs in seconds from now, not decreasing; a job does not start
-                earlier. If all workers are busy, it waits, and its times include the wait. None if all jobs
-                arrive now.
+    def run(self, jobs: Sequence[Job], num_at_once: int) -> list[Generation | DraftproofError]:
+        """Run all jobs with up to ``num_at_once`` concurrent requests, at most one for each worker.
 
         Returns:
             Answers, or errors, in the order of ``jobs``.
         """
         if not 1 <= num_at_once <= len(self._asks):
             raise ValueError(f"num_at_once={num_at_once}, but there are {len(self._asks)} workers")
-        answers: list[Generation | DraftproofError | None] = [None] * len(jobs)
-        ticket = itertools.count()  # next() on it is atomic
-        defects: list[BaseException] = []
-        begun_s = time.monotonic()
+        idle: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        for ask in self._asks[:num_at_once]:
+            idle.put(ask)
 
-        def work(ask: Ask) -> None:
+        def work(job: Job) -> Generation | DraftproofError:
+            ask = idle.get()
             try:
-                while not defects and (index := next(ticket)) < len(jobs):
-                    waited_s = 0.0
-                    if arrivals_s is not None:
-                        arrival_s = begun_s + arrivals_s[index]
-                        time.sleep(max(0.0, arrival_s - time.monotonic()))
-                        waited_s = time.monotonic() - arrival_s
-                    answer = _answer(ask, jobs[index], waited_s)
-                    answers[index] = answer
-                    on_answer(answer)
-            except BaseException as defect:
-                defects.append(defect)
+                return ask(job.request, job.model)
+            except DraftproofError as error:
+                return error
+            finally:
+                idle.put(ask)
 
-        threads = [
-            threading.Thread(target=work, args=(ask,), daemon=True) for ask in self._asks[:num_at_once]
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if defects:
-            raise defects[0]
-        return [answer for answer in answers if answer is not None]
+        pool = ThreadPoolExecutor(num_at_once)
+        try:
+            return list(pool.map(work, jobs))
+        finally:  # an interrupt waits for no answer
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
         """Close all clients."""
@@ -113,16 +87,6 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _answer(ask: Ask, job: Job, waited_s: float) -> Generation | DraftproofError:
-    """Send a request and add the time that it waited to the times of the answer."""
-    try:
-        answer = ask(job.request, job.model)
-    except DraftproofError as error:
-        return error
-    ttft_s = None if answer.ttft_s is None else answer.ttft_s + waited_s
-    return replace(answer, ttft_s=ttft_s, e2e_latency_s=answer.e2e_latency_s + waited_s)
 
 
 def _ask_of(client: Client, *, streaming: bool) -> Ask:

@@ -88,13 +88,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         default="adaptive",
         help="a number, 0 to switch speculation off, or adaptive (%(default)s)",
     )
-    text = "set the texts in which drafts are looked up, also of a running server"
-    add(_lookup_corpus, "lookup-corpus", text, recipe).add_argument(
-        "texts",
-        type=Path,
-        nargs="*",
-        help="text files, *.jsonl with a text in each line, and folders (default: remove the corpus)",
-    )
     run = add(_run, "run", "serve a run directory in the foreground, for containers", serving, ports)
     run.add_argument("directory", type=Path, help="run directory with a rendered repository")
     run.add_argument("--address", default=HOST, help="address to listen on (%(default)s)")
@@ -187,13 +180,6 @@ def _draft_length(options: argparse.Namespace) -> int:
 
     path = set_draft_length(run_directory(options.recipe), options.num_draft_tokens)
     print(f"default draft length: {options.num_draft_tokens} ({path})")
-    return 0
-
-
-def _lookup_corpus(options: argparse.Namespace) -> int:
-    from pipelines.deploy.live_settings import set_lookup_corpus
-
-    set_lookup_corpus(run_directory(options.recipe), options.texts, _report)
     return 0
 
 

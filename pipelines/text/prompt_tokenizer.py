@@ -62,7 +62,7 @@ class PromptTokenizer:
 
         Raises:
             InvalidRequestError: The text contains the name of a special token, which is not to be parsed, and
-                the vocabulary cannot spell it.
+                the vocabulary cannot spell it; or a pattern of the tokenizer takes too long for it.
         """
         ids = self._parse(text) if parse_special_tokens else self._encode_plain(text, self._plain)
         if not add_special_tokens:
@@ -78,7 +78,7 @@ class PromptTokenizer:
         with self._lock:
             if self._parsing is None:  # 150,000 tokens take a second and 30 to 130 MB
                 self._parsing = _load(self._content, parse_special_tokens=True)
-        encoding = self._parsing.encode(text, add_special_tokens=False)
+        encoding = _encoded(self._parsing, text)
         ids: list[int] = encoding.ids
         if MARK not in text:
             return ids
@@ -112,7 +112,7 @@ class PromptTokenizer:
         return _load(json.dumps(document).encode(), parse_special_tokens=False)
 
     def _encode_plain(self, text: str, tokenizer: Any) -> list[int]:
-        encoding = tokenizer.encode(text, add_special_tokens=False)
+        encoding = _encoded(tokenizer, text)
         ids: list[int] = encoding.ids
         if self.vocabulary.special.keys().isdisjoint(ids):
             return ids
@@ -143,6 +143,20 @@ class PromptTokenizer:
             return whole, []
         begin = next(at for at in range(len(whole) + 1) if whole[at : at + len(bare)] == bare)
         return whole[:begin], whole[begin + len(bare) :]
+
+
+def _encoded(tokenizer: Any, text: str) -> Any:
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except BaseException as error:  # Oniguruma gives up after ten million steps, and the package panics
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise InvalidRequestError(
+            "the tokenizer cannot split this text",
+            values=f"{len(text)} characters: {error!s:.200}",
+            limit="a pattern of the tokenizer may take ten million steps at one place of a text",
+            remedy="change the text, or use a checkpoint whose tokenizer has another pattern",
+        ) from None
 
 
 def _load(content: bytes, *, parse_special_tokens: bool) -> Any:

@@ -72,7 +72,7 @@ class UpstreamWorld(RouterFiles):
         body = {"model": model, "input": "a", "max_output_tokens": 16, "store": False}
         with closing(Connection(endpoint, _ANSWERS_WITHIN_S)) as connection:
             try:
-                connection.post(RESPONSES, body)
+                list(connection.post(RESPONSES, body))
             except ModelNotFoundError:  # HTTP 404
                 return "missing"
             except DraftproofError:  # judged later, beside the other server

@@ -19,8 +19,8 @@ from pipelines.errors import DraftproofError, RequestCancelledError
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _SECONDS = 60.0  # of a minute
-_reason: dict[str, str] = {}
-"""Parts of the error because of which the proof ends early; empty while it does not."""
+_reason: list[str] = []
+"""Message and remedy of the error because of which the proof ends early; empty while it does not."""
 _is_stopped = threading.Event()
 _cancels: set[Callable[[], object]] = set()
 """End the requests under way."""
@@ -32,11 +32,11 @@ class StoppedError(RequestCancelledError):
     code = "proof_stopped"
 
 
-def stop(values: str, limit: str, remedy: str) -> None:
-    """Cancel all requests, also further ones; of several errors, whose parts are given, the first stands."""
+def stop(why: str, remedy: str) -> None:
+    """Cancel all requests, also further ones; of several reasons the first stands."""
     if not _reason:
-        print(f"stopping, {values}: requests under way are cancelled, and the report follows", flush=True)
-        _reason.update(values=values, limit=limit, remedy=remedy)
+        print(f"stopping, {why}: requests under way are cancelled, and the report follows", flush=True)
+        _reason[:] = f"the proof was stopped, {why}", remedy
         _is_stopped.set()
         # On a thread of its own: a signal may have come while this one held a lock of its client.
         threading.Thread(target=_cancel_all, daemon=True).start()
@@ -66,7 +66,7 @@ def pause(seconds: float) -> None:
 
 def stop_error() -> StoppedError | None:
     """Return the error because of which the proof ends early; None while it does not."""
-    return StoppedError("the proof was stopped", **_reason) if _reason else None
+    return StoppedError(*_reason) if _reason else None
 
 
 def stoppable(ask: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -96,7 +96,7 @@ def stopped_early(minutes: int | None) -> Iterator[float]:
         Clock time at which it ends, in seconds of ``time.monotonic``.
     """
     seconds = math.inf if minutes is None else _SECONDS * minutes
-    over = f"its {minutes} min are over", "a proof is complete when it ends by itself", "give --minutes more"
+    over = f"its {minutes} min are over", "give --minutes more"
     timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), stop, over)
     timer.daemon = True
     timer.start()
@@ -118,7 +118,7 @@ def _stopped_by_signals() -> Iterator[None]:
     def stop_or_interrupt(number: int, frame: object) -> None:
         if _reason:
             raise KeyboardInterrupt
-        stop("SIGTERM or Ctrl-C", "a proof is complete when it ends by itself", "run it again")
+        stop("SIGTERM or Ctrl-C", "run it again")
 
     previous = {
         number: signal.signal(number, stop_or_interrupt) for number in (signal.SIGTERM, signal.SIGINT)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.families.networks import FAMILY_CONFIGS
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from tests.golden.families import FOLDER, NUM_GREEDY, NUM_PROMPT, ROWS, token_ids, weights_of
+from tests.support.family_networks import FAMILY_CONFIGS
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 _LONGROPE = {

@@ -117,13 +117,12 @@ def test_the_proof_passes_and_counts(
     assert all(group["tokens_with_log_probs"] for group in equality["figures"]["groups"])
     for group in equality["figures"]["groups"]:
         assert group["prompt_tokens_with_log_probs"] or num_prompts < 24
-    assert alone["figures"]["tokens_compared"] > 100  # minus what stop words cut off
-    assert covered["figures"]["requests_cut_off"] > 20
+    assert alone["figures"]["tokens_compared"] > 50  # minus what stop words cut off
+    assert covered["figures"]["requests_cut_off"] > 5
     asked = passes["figures"]["passes"]
     most = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
     assert {each["requests_at_once"] for each in asked} == {load for load in LOADS if load < most}
-    lengths = {"", "adaptive", *map(str, range(MAX_DRAFT_LEN + 1))}
-    assert {each["draft_length"] for each in asked} == lengths
+    assert {each["draft_length"] for each in asked} == {"", "adaptive", f"0-{MAX_DRAFT_LEN}"}
     assert any(each["total_draft_tokens"] for each in asked if each["draft_length"] == "adaptive")
     assert "PASS" in page.read_text(encoding="utf-8")
 
@@ -155,7 +154,7 @@ def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: 
             ids = list(answer.output_ids)
             ids[position] = second
             other = replace(answer, output_ids=tuple(ids))
-            asked = Pass(0, "generate", "greedy", DraftLength(4, "4"), 1, False, False, False, False)
+            asked = Pass(0, "generate", "greedy", DraftLength.all_fixed(4), 1, False, False, False, False)
             divergence = first_divergence(answer, other)
             finding = Finding(asked, prompt, request, answer, other, divergence, None)
             explanation = explain(finding, client)
@@ -163,17 +162,13 @@ def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: 
 
 
 @pytest.mark.long  # tests/unit/bench runs the program with a stand-in of the server
-def test_the_bench_compares_arms(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # However long the machine halts the server, it has a place for each arrival.
-    monkeypatch.setattr("pipelines.bench.__main__.NUM_ARRIVALS", MAX_BATCH_SIZE + MAX_QUEUE_SIZE)
+def test_the_bench_compares_arms(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = ["--sets", "code,adversarial", "--draft-lengths", "3", "--max-tokens", "8"]
-    load = ["--concurrency", "1,2", "--rates", "0.3", "--results", str(tmp_path), "--json"]
+    load = ["--concurrency", "1,2", "--results", str(tmp_path), "--json"]
     assert bench(["--url", grpc_url(server), *sets, *load]) == 0
     document = last_document(capsys.readouterr().out)
     assert document["answers_that_differ"] == 0
-    assert len(document["cells"]) == 2 * 3
+    assert len(document["cells"]) == 2 * 2
     arms = {arm["arm"]: arm for arm in document["cells"][0]["arms"]}
     assert list(arms) == ["target alone", "K=3", "adaptive"]
     rounds = arms["K=3"]["rounds_by_draft_length"]

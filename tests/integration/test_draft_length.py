@@ -11,18 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pairing import Pair, matched_rounds
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.generation import TOKEN_SOURCES
-from pipelines.deploy.live_settings import set_lookup_corpus
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import rendered_parameters
 from pipelines.deploy.triton.pair_record import LOOP
-from pipelines.speculation.lookup.corpus import Corpus
 from pipelines.wire.calls import Call, stream
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, post, read_gauge, wait_until
 from tests.support.fake_triton import engine_tensors
@@ -99,26 +96,6 @@ def test_drafts_are_looked_up_in_a_sessions_earlier_answers(client: Client, sett
     first, second = looked_up("conversation ☕"), looked_up("conversation ☕")
     assert second > first + len(expected) // 3
     assert looked_up("another") <= first + len(expected) // 6
-
-
-def test_drafts_are_looked_up_in_a_corpus_that_is_set_while_the_server_runs(
-    client: Client, server: Server, setting: Path
-) -> None:
-    """The random target's answer consists of other tokens than its text, so they are written themselves."""
-    setting.write_text(json.dumps({"num_draft_tokens": None}))
-    expected = client.generate(REQUEST, "generate_target")
-    before = num_looked_up(client, REQUEST, expected.output_ids)
-    path = Path(rendered_parameters(server.directory, LOOP)["lookup_corpus_file"])
-    try:
-        Corpus.of([np.array(expected.output_ids, np.int32)]).write(path)
-        client.generate(replace(REQUEST, max_tokens=1))
-        assert wait_until(lambda: read_gauge(server, "draftproof_lookup_corpus_tokens") > 0)
-        assert num_looked_up(client, REQUEST, expected.output_ids) > before + len(expected.output_ids) // 3
-    finally:
-        set_lookup_corpus(server.directory, [], lambda line: None)
-    client.generate(replace(REQUEST, max_tokens=1))
-    assert wait_until(lambda: read_gauge(server, "draftproof_lookup_corpus_tokens") == 0)
-    assert num_looked_up(client, REQUEST, expected.output_ids) <= before + len(expected.output_ids) // 6
 
 
 @pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.9, 11)])

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.families.networks import save_model
 from build.checkpoints.tensor_file import Tensor
 from build.engines import build_engines
 from build.recipe import load_recipe
@@ -26,6 +25,7 @@ from pipelines.validation.__main__ import main as verify
 from tests.conftest import REPOSITORY_ROOT
 from tests.integration.conftest import grpc_client, target_alone
 from tests.support.compiler import needs_compiler
+from tests.support.family_networks import save_model
 from tests.support.hugging_face_checkpoints import change_weights
 from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint
 from tests.support.ready_server import ready_server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import yaml
 
 from build.built_pair import BuiltPair
 from build.package import write_package
@@ -22,7 +22,7 @@ from pipelines.deploy.server import Server, run_directory
 from pipelines.errors import CanaryError
 from tests.integration.conftest import TIMEOUTS, tiny_recipe
 from tests.support.tiny_engines import build_tiny_pair
-from tests.unit.build.test_package import flip, key_pair
+from tests.unit.build.test_package import flip, key_pair, sign
 
 pytestmark = pytest.mark.triton
 
@@ -39,7 +39,8 @@ def packaged(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     private, public = key_pair(tmp_path, "key")
     name = f"tiny-{os.getpid()}-{tmp_path.name}"  # its run directory is the checkout's
     engines = build_tiny_pair(tmp_path / "engines", num_threads=1)
-    write_package(BuiltPair(tiny_recipe(name), *engines), tmp_path / "made", private)
+    write_package(BuiltPair(tiny_recipe(name), *engines), tmp_path / "made")
+    sign(tmp_path / "made", private)
     shutil.copytree(tmp_path / "made", tmp_path / "copied")
     for folder in ("made", "engines"):
         shutil.rmtree(tmp_path / folder)
@@ -65,7 +66,7 @@ def test_a_package_is_served_and_answers_as_its_pair(
     ports = Ports.free()
     command = ["serve", "--package", str(package), "--public-key", str(public), *ports_options(ports)]
     assert main(command) == 0
-    recipe = json.loads((package / "package.json").read_text())["recipe"]
+    recipe = yaml.safe_load((package / "recipe.yaml").read_text())["name"]
     try:
         assert answers(ports.grpc) == answers(server.ports.grpc)
         assert main(command) == 1
@@ -82,7 +83,7 @@ def test_nothing_starts_from_a_package_that_was_changed(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     package, public = packaged
-    recipe = json.loads((package / "package.json").read_text())["recipe"]
+    recipe = yaml.safe_load((package / "recipe.yaml").read_text())["name"]
     other = key_pair(tmp_path, "other")[1]
     ports = ports_options(Ports.free())
 
@@ -103,14 +104,15 @@ def test_nothing_starts_from_a_package_that_was_changed(
     [binary] = (package / "engines" / "target").glob("*.bin")
     binary.chmod(0o644)
     flip(binary)
-    told = f"error: {package} is not the package that was made; engines/target/engine.bin: sha256 "
+    made = f"error: {package} is not the package that was made, as SHA256SUMS lists it"
+    told = f"{made}: engines/target/engine.bin: sha256 "
     assert [line.startswith(told) for line in refused(public)] == [True, True]
-    (package / "package.sig").unlink()
+    (package / "SHA256SUMS.sig").unlink()
     assert [line.startswith("error: the package is not signed") for line in refused(public)] == [True, True]
 
 
 def test_a_candidate_needs_the_demanded_signature(packaged: tuple[Path, Path], tmp_path: Path) -> None:
     package, public = packaged
-    (package / "package.sig").unlink()
+    (package / "SHA256SUMS.sig").unlink()
     with pytest.raises(CanaryError, match="the package is not signed"):
         render(PairSource.of(str(package), public), tmp_path / "candidate")

@@ -8,12 +8,13 @@ the range that it wants.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ class Hub:
         breaks_after: Bytes after which the store closes the connection, for each of the next downloads.
         is_damaging: Whether the store sends other bytes than it has.
         num_added: Bytes that it sends beyond the end of a file.
+        endless: Name of a small file of which it sends more and more; "" for none.
+        compresses: Whether it sends small files in a form that was not asked for.
         is_down: Whether every request gets 503.
     """
 
@@ -82,6 +85,8 @@ class Hub:
         self.breaks_after: list[int] = []
         self.is_damaging = False
         self.num_added = 0
+        self.endless = ""
+        self.compresses = False
         self.ignores_ranges = False
         self.is_down = False
         self.addresses: dict[str, bytes] = {}
@@ -156,6 +161,10 @@ class _Handler(SilentHandler):
         content = repository.files[file]
         if not is_large(file):
             etag = {"ETag": f'"{_git_hash(content)}"', **commit}
+            if self.hub.compresses:
+                return self._send(200, {**etag, "Content-Encoding": "gzip"}, gzip.compress(content))
+            if self.hub.endless == file and self.command == "GET":
+                return self._send_endlessly(etag)
             return self._send(200, etag, content)
         address = f"/{secrets.token_hex(8)}/{quote(file)}"
         self.hub.addresses[address] = content
@@ -202,6 +211,16 @@ class _Handler(SilentHandler):
             self.close_connection = True
         else:
             self.wfile.write(rest)
+
+    def _send_endlessly(self, headers: dict[str, str]) -> None:
+        self.send_response(200)
+        for name, value in {**headers, "Connection": "close"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+        with suppress(ConnectionError):
+            while True:
+                self.wfile.write(bytes(1 << 20))
 
     def _send_json(
         self, document: Any, repository: HubRepository, headers: dict[str, str] | None = None

@@ -6,11 +6,12 @@ import math
 
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import ServerBusyError
+from pipelines.openai_stream import TokenLogProbs, ToolCall
 from pipelines.validation.audit.arms import Arm, Difference, Margin
 from pipelines.validation.openai.baseline import Answers, Baseline, Settings
 from pipelines.validation.openai.sampled import Samples
 from pipelines.validation.openai.server.abilities import Abilities
-from pipelines.validation.openai.server.answers import Answer, TokenLogProbs, ToolCall
+from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import Question
 
 _QUESTIONS = (

@@ -53,7 +53,6 @@ class StandInServer:
     script: Script
     models: tuple[str, ...] = ("generate", "generate_target")
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    is_waiting: threading.Event = field(default_factory=threading.Event)
     was_cancelled: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> StandInServer:

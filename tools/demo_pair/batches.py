@@ -45,10 +45,8 @@ def plan(
     shortest = min(len(stream) for stream, _ in sources)
     if shortest < 2 * (context + 1):
         raise DemoPairError(
-            "a text is too short",
-            values=f"{shortest} tokens",
-            limit=f"at least two windows of {context + 1} tokens",
-            remedy="use more text or a shorter context",
+            f"a text of {shortest} tokens is shorter than two windows of {context + 1}",
+            "use more text or a shorter context",
         )
     random = np.random.default_rng(seed)
     total = steps * batch

@@ -47,10 +47,8 @@ def train_tokenizer(documents: Iterable[Document]) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     if tokenizer.get_vocab_size() != VOCABULARY_SIZE or tokenizer.token_to_id(END_OF_TEXT) != END_ID:
         raise DemoPairError(
-            "the tokenizer does not fill the vocabulary",
-            values=f"{tokenizer.get_vocab_size()} ids",
-            limit=f"the vocabulary of the models has {VOCABULARY_SIZE} ids",
-            remedy="train it on more text",
+            f"the tokenizer has {tokenizer.get_vocab_size()} ids, and the models {VOCABULARY_SIZE}",
+            "train it on more text",
         )
     return tokenizer
 

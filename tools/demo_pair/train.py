@@ -88,10 +88,8 @@ def _train(options: argparse.Namespace) -> int:
     corpus = load_corpus()
     if not corpus.tests:
         raise DemoPairError(
-            "the standard library has no tests",
-            values=f"no usable test_*.py under {standard_library() / 'test'}",
-            limit=f"{SHARE_OF_TESTS:.0%} of the training text are tests",
-            remedy="install them (Debian: libpython3-testsuite), or use another CPython",
+            f"the standard library has no usable test_*.py under {standard_library() / 'test'}",
+            "install them (Debian: libpython3-testsuite), or use another CPython",
         )
     tokenizer = train_tokenizer(corpus.library)
     library = encode_documents(tokenizer, corpus.library)

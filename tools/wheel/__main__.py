@@ -66,10 +66,8 @@ def build_wheel(output: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise DraftproofError(
-            "the wheel could not be built",
-            values=" ".join(done.stderr.split()),
-            limit="an environment with the packages of requirements/test.txt",
-            remedy="run 'make wheel', which installs them",
+            f"the wheel could not be built: {' '.join(done.stderr.split())}",
+            "run 'make wheel', which installs the packages of requirements/test.txt",
         )
     return output / f"draftproof-{version}-py3-none-any.whl"
 

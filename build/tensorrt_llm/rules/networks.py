@@ -23,9 +23,8 @@ def _version(pair: Pair) -> Iterator[Violation]:
     if version.partition("+")[0] != KNOWN_FLAGS:
         yield Violation(
             "pair",
-            "flags and limits were not checked for this version of TensorRT-LLM",
-            f"version {version}",
-            f"{KNOWN_FLAGS}; later versions have no trtllm-build, which was removed in June and July 2026",
+            f"flags and limits were checked for {KNOWN_FLAGS}, not for version {version}; later versions "
+            "have no trtllm-build, which was removed in June and July 2026",
             f"set tensorrt_llm.version: {KNOWN_FLAGS}, or let draftproof engines pin a bundle without it",
         )
 
@@ -36,18 +35,15 @@ def _container(pair: Pair) -> Iterator[Violation]:
     if not has_fixed_tag(section.container):
         yield Violation(
             "pair",
-            "the container has no fixed tag",
-            section.container,
-            "needs a digest or a tag other than latest, because the image must not change",
+            f"the container {section.container} has neither a digest nor a fixed tag, so it may change",
             f"set tensorrt_llm.container: {_CONTAINER}",
         )
     carried = image_version(section.container)
     if carried is not None and carried != section.version:
         yield Violation(
             "pair",
-            "the container has another version of TensorRT-LLM",
-            f"{section.container}: {carried}",
-            f"version {section.version}, because engines run only on the version that built them",
+            f"the container {section.container} has TensorRT-LLM {carried}, and engines of version "
+            f"{section.version} run only on the version that built them",
             f"set tensorrt_llm.container: {_CONTAINER}",
         )
 
@@ -58,9 +54,8 @@ def _checkpoint(pair: Pair) -> Iterator[Violation]:
         if side.config.is_hugging_face:
             yield Violation(
                 side.role,
-                "trtllm-build does not read a Hugging Face checkpoint",
-                f"{side.role}.checkpoint={side.engine.checkpoint}, quantization={side.engine.quantization}",
-                "a TensorRT-LLM checkpoint, which draftproof quantize writes",
+                f"trtllm-build does not read a Hugging Face checkpoint: {side.role}.checkpoint="
+                f"{side.engine.checkpoint}, quantization={side.engine.quantization}",
                 f"set {side.role}.quantization: none, fp8, int8_sq or another that converts it",
             )
             continue
@@ -72,9 +67,8 @@ def _checkpoint(pair: Pair) -> Iterator[Violation]:
         if different and side.checkpoint is not None:
             yield Violation(
                 side.role,
-                "the checkpoint does not match the recipe",
-                "; ".join(different),
-                f"{side.config.path} must match the recipe, because it decides what is compiled",
+                f"{side.config.path} decides what is compiled, and does not match the recipe: "
+                f"{'; '.join(different)}",
                 "run draftproof quantize again, or correct the recipe",
             )
 
@@ -91,10 +85,8 @@ def _qwen_type(pair: Pair) -> Iterator[Violation]:
         if is_exported and is_qwen and config.qwen_type not in _QWEN_TYPES:
             yield Violation(
                 side.role,
-                "trtllm-build cannot tell which generation of Qwen this is",
-                f"qwen_type={config.qwen_type!r}, architecture {config.architecture}",
-                f"{' or '.join(_QWEN_TYPES)} in {config.path}, which decides whether queries and keys are "
-                "normalized; ModelOpt does not write it",
+                f"{config.path} has qwen_type={config.qwen_type!r}, architecture {config.architecture}, and "
+                f"{' or '.join(_QWEN_TYPES)} decides whether queries and keys are normalized",
                 "run draftproof quantize on the Hugging Face checkpoint, or add qwen_type and seq_length",
             )
 
@@ -109,10 +101,8 @@ def _vocab_size(pair: Pair) -> Iterator[Violation]:
         smaller, largest = min(sizes, key=sizes.__getitem__), max(sizes.values())
         yield Violation(
             "pair",
-            "draft and target have vocabularies of different sizes",
+            "the vocabularies must be of equal size, so that the target can use the draft's logits: "
             f"draft {sizes['draft']}, target {sizes['target']}",
-            "must be equal, so that every draft token is a target token and the target can use the draft's "
-            "logits",
             f"set {smaller}.pad_vocab_size_to: {largest}, if the tokenizers are the same",
         )
 
@@ -124,17 +114,14 @@ def _padding(pair: Pair) -> Iterator[Violation]:
         if wanted is not None and wanted < side.source.vocab_size:
             yield Violation(
                 side.role,
-                "a vocabulary cannot be padded to fewer rows than it has",
-                f"pad_vocab_size_to={wanted}",
-                f"at least vocab_size={side.source.vocab_size}",
+                f"pad_vocab_size_to={wanted} is below vocab_size={side.source.vocab_size}",
                 f"remove {side.role}.pad_vocab_size_to or raise it",
             )
-        elif wanted is not None and side.checkpoint == side.engine.checkpoint_directory:
+        elif wanted is not None and side.checkpoint == side.engine.unpack_checkpoint():
             yield Violation(
                 side.role,
-                "this checkpoint is compiled unchanged, so it cannot be padded",
-                f"pad_vocab_size_to={wanted}, quantization={side.engine.quantization}",
-                "only draftproof quantize pads a checkpoint",
+                f"pad_vocab_size_to={wanted}, and with quantization={side.engine.quantization} the "
+                "checkpoint is compiled unchanged; only draftproof quantize pads one",
                 f"set {side.role}.checkpoint to the Hugging Face directory, or to a padded checkpoint",
             )
 
@@ -144,18 +131,15 @@ def _tokenizer(pair: Pair) -> Iterator[Violation]:
     if pair.draft.tokenizer.sha256 != pair.target.tokenizer.sha256:
         yield Violation(
             "pair",
-            "draft and target have different tokenizers",
-            first_difference(pair.draft.tokenizer, pair.target.tokenizer),
-            "must do the same, because TensorRT-LLM verifies the ids of the draft: vocabulary, merges, added "
-            "tokens and the ids of test strings are compared",
+            "draft and target have different tokenizers, and TensorRT-LLM verifies the ids of the draft: "
+            f"{first_difference(pair.draft.tokenizer, pair.target.tokenizer)}",
             "choose a draft from the target's model family, or the embedded runtime, which translates tokens",
         )
     for side in pair.sides:
         if side.tokenizer.num_tokens > side.config.vocab_size:
             yield Violation(
                 side.role,
-                "the tokenizer has more tokens than the network",
-                f"{side.tokenizer.num_tokens} tokens",
+                f"the tokenizer has {side.tokenizer.num_tokens} tokens, and the network "
                 f"vocab_size={side.config.vocab_size}",
                 "download this model's own tokenizer.json into the checkpoint directory",
             )
@@ -167,9 +151,7 @@ def _logits_dtype(pair: Pair) -> Iterator[Violation]:
         if side.config.logits_dtype != "float32":
             yield Violation(
                 side.role,
-                "the checkpoint's logits_dtype differs from the engines'",
-                f"logits_dtype={side.config.logits_dtype}",
-                "float32, which has fewer ties and is the type of the draft's logits",
+                f"logits_dtype={side.config.logits_dtype}, and the draft's logits are float32",
                 "export the checkpoint again with logits_dtype float32",
             )
 
@@ -185,14 +167,11 @@ FP8_KV_WEIGHTS = ("FP8", "W4A8_AWQ", "NVFP4")
 def _kv_cache_type(pair: Pair) -> Iterator[Violation]:
     for side in pair.sides:
         weights, cache = side.config.quant_algo, side.config.kv_cache_quant_algo
-        values = f"weights {weights or side.config.dtype}, KV cache {cache}"
         if cache == "FP8" and weights not in FP8_KV_WEIGHTS:
             yield Violation(
                 side.role,
-                "an engine with an FP8 KV cache and these weights builds with a warning but cannot serve",
-                values,
-                f"weights must be one of {', '.join(FP8_KV_WEIGHTS)}; others switch off paged context "
-                "attention",
+                f"an engine with an FP8 KV cache and weights in {weights or side.config.dtype} builds with a "
+                f"warning but cannot serve: only {', '.join(FP8_KV_WEIGHTS)} keep paged context attention",
                 f"set {side.role}.tensorrt_llm.kv_cache_dtype: model, or {side.role}.quantization: fp8",
             )
 
@@ -205,9 +184,8 @@ def _reduce_fusion(pair: Pair) -> Iterator[Violation]:
         if side.config.tp_size == 1 or side.config.architecture != "LlamaForCausalLM":
             yield Violation(
                 side.role,
-                "trtllm-build would ignore reduce_fusion",
+                "trtllm-build would ignore reduce_fusion without LlamaForCausalLM and tp_size above 1: "
                 f"tp_size={side.config.tp_size}, architecture {side.config.architecture}",
-                "tp_size above 1 and LlamaForCausalLM",
                 f"remove {side.role}.tensorrt_llm.reduce_fusion",
             )
 

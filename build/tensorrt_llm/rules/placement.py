@@ -21,26 +21,22 @@ def _split(pair: Pair) -> Iterator[Violation]:
         if config.num_heads % tp or config.intermediate_size % tp or not kv_fits:
             yield Violation(
                 side.role,
-                "the layers cannot be split over this many GPUs",
-                f"tp_size={tp}, num_attention_heads={config.num_heads}, "
-                f"num_key_value_heads={config.num_kv_heads}, intermediate_size={config.intermediate_size}",
-                "tp_size must divide all three (with quantization: checkpoint, KV heads may divide it)",
+                f"tp_size={tp} does not divide num_attention_heads={config.num_heads}, num_key_value_heads="
+                f"{config.num_kv_heads} and intermediate_size={config.intermediate_size} (with quantization: "
+                "checkpoint, KV heads may divide it)",
                 f"set {side.role}.tensorrt_llm.tp_size: 1, or another divisor",
             )
         elif (config.quant_algo or "").endswith("_AWQ") and config.intermediate_size // tp % _AWQ_GROUP:
             yield Violation(
                 side.role,
-                "a rank's share of a layer is not a whole number of AWQ groups",
-                f"intermediate_size / tp_size = {config.intermediate_size // tp}",
-                f"a multiple of {_AWQ_GROUP}",
+                f"intermediate_size / tp_size = {config.intermediate_size // tp} is not a multiple of the "
+                f"{_AWQ_GROUP} weights of an AWQ group",
                 f"lower {side.role}.tensorrt_llm.tp_size, or set quantization: fp8",
             )
         if config.num_layers % config.pp_size:
             yield Violation(
                 side.role,
-                "the layers cannot be spread evenly over the pipeline stages",
-                f"pp_size={config.pp_size}",
-                f"a divisor of num_hidden_layers={config.num_layers}",
+                f"pp_size={config.pp_size} does not divide num_hidden_layers={config.num_layers}",
                 f"set {side.role}.tensorrt_llm.pp_size: 1",
             )
 
@@ -52,17 +48,15 @@ def _devices(pair: Pair) -> Iterator[Violation]:
         if len(set(section.gpus)) != len(section.gpus) or len(section.gpus) != section.world_size:
             yield Violation(
                 side.role,
-                "gpu_device_ids does not name one GPU per rank",
-                f"gpu_device_ids={list(section.gpus)}, tp_size x pp_size = {section.world_size}",
-                f"{section.world_size} different GPUs",
+                f"gpu_device_ids={list(section.gpus)} does not name one GPU for each of "
+                f"tp_size x pp_size = {section.world_size} ranks",
                 f"correct or remove {side.role}.tensorrt_llm.gpu_device_ids",
             )
         elif max(section.gpus) > last:
             yield Violation(
                 side.role,
-                "a machine does not have this GPU",
+                f"a machine with {pair.recipe.tensorrt_llm.gpu} has GPUs 0 to {last}, not "
                 f"GPU {max(section.gpus)}",
-                f"0 to {last} on a machine with {pair.recipe.tensorrt_llm.gpu}",
                 f"lower {side.role}.tensorrt_llm.tp_size or pp_size, or correct gpu_device_ids",
             )
 
@@ -76,9 +70,8 @@ def _positions(pair: Pair) -> Iterator[Violation]:
         if side.config.max_positions < needed:
             yield Violation(
                 side.role,
-                "the network's context is shorter than serving.max_seq_len",
-                f"serving.max_seq_len={serving.max_seq_len}; {needed} with the draft tokens of a round",
-                f"max_position_embeddings={side.config.max_positions}; trtllm-build adds max_draft_len",
+                f"serving.max_seq_len={serving.max_seq_len} is {needed} with the draft tokens of a round, "
+                f"above max_position_embeddings={side.config.max_positions}",
                 f"set serving.max_seq_len: {reach}, or use another checkpoint",
             )
 
@@ -97,10 +90,9 @@ def _memory(pair: Pair) -> Iterator[Violation]:
     ]
     yield Violation(
         "pair",
-        f"GPU {device} has too little memory for one request of full length",
-        "; ".join(parts) + f"; together {_gib(plan.static_bytes_on(device))} without KV caches, "
-        f"{plan.tokens} tokens in both KV caches",
-        f"{_gib(plan.usable_bytes)} of {pair.recipe.tensorrt_llm.gpu}, {plan.tokens_of_a_request} tokens",
+        f"GPU {device}, {_gib(plan.usable_bytes)} of {pair.recipe.tensorrt_llm.gpu}, has too little memory "
+        f"for one request of {plan.tokens_of_a_request} tokens: {'; '.join(parts)}; together "
+        f"{_gib(plan.static_bytes_on(device))} without KV caches, {plan.tokens} tokens in both KV caches",
         "raise tp_size, lower serving.max_seq_len or max_batch_size, quantize further, or use a larger GPU",
     )
 

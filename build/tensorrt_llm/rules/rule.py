@@ -14,16 +14,12 @@ class Violation:
 
     Attributes:
         role: ``draft``, ``target`` or ``pair``.
-        what: What is wrong, one clause.
-        values: The values that were found.
-        limit: The allowed values.
+        message: What is wrong and with which values, one clause.
         remedy: What to change.
     """
 
     role: str
-    what: str
-    values: str
-    limit: str
+    message: str
     remedy: str
 
 
@@ -59,9 +55,7 @@ class Finding:
         violation = self.violation
         return "\n".join(
             [
-                f"{self.rule} ({violation.role}): {violation.what}",
-                f"    values  {violation.values}",
-                f"    limit   {violation.limit}",
+                f"{self.rule} ({violation.role}): {violation.message}",
                 f"    remedy  {violation.remedy}",
                 f"    source  {self.source}",
             ]

@@ -27,7 +27,7 @@ class PackageOrigin:
 
     Attributes:
         directory: Absolute path of the package, whose engines the server loads.
-        sha256: Digest of its ``package.json``.
+        sha256: Digest of its list, ``SHA256SUMS``.
     """
 
     directory: str

@@ -39,7 +39,6 @@ import numpy.typing as npt
 from pipelines.speculation.draft_length.acceptance import Acceptance
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
 from pipelines.speculation.draft_length.step_times import StepTimes
-from pipelines.speculation.lookup.corpus import Corpus
 from pipelines.speculation.lookup.lookup_draft import LookupDraft
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
@@ -79,7 +78,6 @@ class DraftLengths:
         target_times: Times of a step of the target.
         max_draft_len: Upper limit.
         count_read: Returns how many leading tokens of a prompt the draft need not read.
-        corpus: Returns the texts in which the drafts of a new request are looked up; None for none.
     """
 
     def __init__(
@@ -88,12 +86,10 @@ class DraftLengths:
         target_times: StepTimes,
         max_draft_len: int,
         count_read: Callable[[TokenIds], int] = lambda token_ids: 0,
-        corpus: Callable[[], Corpus | None] = lambda: None,
     ) -> None:
         self.acceptance = Acceptance()
         self.max_draft_len = max_draft_len
         self.count_read = count_read
-        self.corpus = corpus
         self._draft_times = draft_times
         self._target_times = target_times
         self._requests: dict[RequestDraftLength, None] = {}  # in the order in which they began
@@ -124,7 +120,7 @@ class DraftLengths:
                 not: leaving out tokens of which the draft was unsure would change the distribution.
         """
         known_ids = np.concatenate((earlier_ids, prompt_ids)) if sees_gaps else NO_TOKENS
-        lookup = LookupDraft(known_ids, self.corpus() if sees_gaps else None, prediction_ids)
+        lookup = LookupDraft(known_ids, prediction_ids)
         request = RequestDraftLength(self, lookup, prompt_ids, sees_gaps=sees_gaps)
         self._requests[request] = None
         self._asked.clear()
@@ -193,7 +189,7 @@ class RequestDraftLength:
 
     Attributes:
         acceptance: Acceptance of the draft model's tokens.
-        lookup: Continuations found in the prediction, the request's text, earlier answers and the corpus.
+        lookup: Continuations found in the prediction, the request's text and earlier answers.
         max_draft_len: Upper limit, also of tokens that a grammar forces.
         num_output: Output tokens so far.
         num_unread: Known tokens that the draft has not read.

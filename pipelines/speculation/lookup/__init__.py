@@ -1,1 +1,1 @@
-"""Looks drafts up: in a prediction, the request's text, its session's answers and the operator's corpus."""
+"""Looks drafts up: in a prediction, the request's text and its session's answers."""

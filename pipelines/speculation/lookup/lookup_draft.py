@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipelines.speculation.lookup.corpus import Corpus, CorpusLookup
 from pipelines.speculation.lookup.prediction_lookup import PredictionLookup
 from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, MIN_MATCH, PromptLookup
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
@@ -13,8 +12,6 @@ from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 # Prior acceptance rate of a token by length of the match: longer matches are less likely to be chance. These
 # are guesses that a request's own history soon outweighs.
 _PRIOR = {3: 0.5, 4: 0.6, 5: 0.7, 6: 0.75, 7: 0.8, MAX_MATCH: 0.9}
-# Of a corpus a few tokens match nearly everywhere (docs/decisions/draft-sources.md).
-_PRIOR_PER_TOKEN_OF_CORPUS, _LARGEST_PRIOR = 0.06, 0.8
 # Of a prediction, which the client expects to be right; one token is a match only near the last place.
 _PRIOR_OF_PREDICTION = {1: 0.8, 2: 0.9, **dict.fromkeys(range(MIN_MATCH, MAX_MATCH + 1), 0.95)}
 _PRIOR_WEIGHT = 3.0
@@ -43,18 +40,13 @@ class LookupDraft:
 
     Args:
         known_ids: int32 [n], text that may be repeated, the prompt last.
-        corpus: Texts of the operator; None for none.
         prediction_ids: int32 [n], what the client expects as the answer; may be empty.
     """
 
-    def __init__(
-        self, known_ids: TokenIds, corpus: Corpus | None = None, prediction_ids: TokenIds = NO_TOKENS
-    ) -> None:
-        self._places = [_Place(PromptLookup(known_ids), _PRIOR.__getitem__)]
+    def __init__(self, known_ids: TokenIds, prediction_ids: TokenIds = NO_TOKENS) -> None:
+        self._places = [_Place(PromptLookup(known_ids), _PRIOR)]
         if len(prediction_ids):  # the first of equally good places
-            self._places.insert(0, _Place(PredictionLookup(prediction_ids), _PRIOR_OF_PREDICTION.__getitem__))
-        if corpus is not None:
-            self._places.append(_Place(CorpusLookup(corpus, known_ids), _prior_of_corpus))
+            self._places.insert(0, _Place(PredictionLookup(prediction_ids), _PRIOR_OF_PREDICTION))
 
     @property
     def rate(self) -> float:
@@ -77,21 +69,15 @@ class LookupDraft:
             place.append(token_ids)
 
 
-def _prior_of_corpus(match_length: int) -> float:
-    return min(_PRIOR_PER_TOKEN_OF_CORPUS * match_length, _LARGEST_PRIOR)
-
-
 class _Place:
     """One place to look drafts up in, and what its drafts have been worth.
 
     Args:
         lookup: Finds continuations there.
-        prior: Returns the prior acceptance rate of a token for a length of the match.
+        prior: Prior acceptance rate of a token by length of the match.
     """
 
-    def __init__(
-        self, lookup: PromptLookup | PredictionLookup | CorpusLookup, prior: Callable[[int], float]
-    ) -> None:
+    def __init__(self, lookup: PromptLookup | PredictionLookup, prior: Mapping[int, float]) -> None:
         self.lookup = lookup
         self._prior = prior
         # Of short matches and of others: what the former find tells nothing about the latter.
@@ -105,14 +91,14 @@ class _Place:
             kind = length >= MIN_MATCH
             for index in range(min(num_right + 1, len(proposed))):
                 self._num_right[kind] = _MEMORY * self._num_right[kind] + (index < num_right)
-                self._num_expected[kind] = _MEMORY * self._num_expected[kind] + self._prior(length)
+                self._num_expected[kind] = _MEMORY * self._num_expected[kind] + self._prior[length]
         self.lookup.append(token_ids)
 
     def rate(self, match_length: int) -> float:
         if not match_length:
             return 0.0
         kind = match_length >= MIN_MATCH
-        return min(self._prior(match_length) * self._num_right[kind] / self._num_expected[kind], 0.995)
+        return min(self._prior[match_length] * self._num_right[kind] / self._num_expected[kind], 0.995)
 
     def found(self, token_ids: TokenIds, match_length: int) -> Found:
         return Found(token_ids, self.rate(match_length), isinstance(self.lookup, PredictionLookup))

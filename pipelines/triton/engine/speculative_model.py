@@ -23,7 +23,6 @@ from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
 from pipelines.triton.engine.in_process_engines import InProcessEngines
-from pipelines.triton.engine.live_corpus import LiveCorpus
 from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.sessions import Session, Sessions
 from pipelines.triton.engine.token_times import TokenTimes
@@ -191,11 +190,9 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     else:
         engines = InProcessEngines(parameters)
         draft, target = engines.executors["draft"], engines.executors["target"]
-        corpus = LiveCorpus(parameters.path("lookup_corpus_file"), target.config.vocab_size)
-        gauges.add("draftproof_lookup_corpus_tokens", lambda: corpus.num_tokens)
         assert draft.times is not None and target.times is not None
         lengths = expecting = DraftLengths(
-            draft.times, target.times, setting.max_draft_len, draft.count_cached, corpus.read
+            draft.times, target.times, setting.max_draft_len, draft.count_cached
         )
         gauges.add("draftproof_expected_draft_tokens", lambda: expecting.mean_length)
         for role, executor in engines.executors.items():

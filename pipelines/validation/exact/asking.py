@@ -61,8 +61,10 @@ def ask_pass(
     """
     rng = random.Random(f"arrivals {asked.number}")
     gaps_s = [rng.expovariate(1.0) * plan.mean_gap_s for _ in questions]
-    length = asked.draft_length.num_draft_tokens
-    requests = [replace(question.request, num_draft_tokens=length) for question in questions]
+    requests = [
+        replace(question.request, num_draft_tokens=asked.draft_length.requested_at(place))
+        for place, question in enumerate(questions)
+    ]
     primed: set[CompletionRequest] = set()
     priming_locks = {_priming(request): threading.Lock() for request in requests}
 
@@ -145,7 +147,7 @@ class Cancellations:
             f"# {self._nonce} cut {self._asked.number}-{number}\n{prompt.text}",
             max_tokens=TOKENS_TO_CANCEL,
             temperature=self._rng.choice((0.0, 0.8)),
-            num_draft_tokens=self._asked.draft_length.num_draft_tokens,
+            num_draft_tokens=self._asked.draft_length.requested_at(number),
             **prompt.switches,
         )
         # A fast answer is over after two chunks: until one was cancelled, none is read further.

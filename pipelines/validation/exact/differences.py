@@ -101,6 +101,8 @@ def _parameters(finding: Finding) -> str:
     default = type(finding.request)("")
     told = asdict(finding.request)
     del told["prompt"]
+    if finding.actual is not None and len(finding.asked.draft_length.used) > 1:
+        told["num_draft_tokens"] = finding.actual.draft_length
     return ", ".join(f"{name}={value}" for name, value in told.items() if value != getattr(default, name))
 
 

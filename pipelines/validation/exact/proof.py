@@ -88,7 +88,8 @@ class PassResult:
         totals: Counts of its answers.
         prompt_ids: Prompts whose answers were compared.
         missing: Errors of the requests without one of the two answers.
-        other_draft_lengths: Draft lengths that answers reported instead of the pass's.
+        other_draft_lengths: Draft lengths that answers reported instead of those that they must.
+        num_drafted_while_off: Number of tokens that were drafted for requests without speculation.
         findings: Answers that differ, in the order of the questions.
         seconds: Wall time of the pass, without the answers of the target alone.
     """
@@ -99,6 +100,7 @@ class PassResult:
     missing: tuple[DraftproofError, ...]
     other_draft_lengths: frozenset[str]
     findings: tuple[Finding, ...]
+    num_drafted_while_off: int = 0
     seconds: float = 0.0
 
 
@@ -158,10 +160,10 @@ def compare_pass(
 ) -> PassResult:
     """Compare the answers of a pass with those of the target alone, in the order of the questions."""
     totals = Totals()
-    prompt_ids, draft_lengths = set(), set()
+    prompt_ids, other_lengths, num_while_off = set(), set(), 0
     missing: list[DraftproofError] = []
     findings = []
-    for question, expected, actual in zip(questions, reference, answers, strict=True):
+    for place, (question, expected, actual) in enumerate(zip(questions, reference, answers, strict=True)):
         if isinstance(expected, DraftproofError):
             missing.append(expected)
             continue
@@ -175,7 +177,9 @@ def compare_pass(
             findings.append(Finding(asked, *found, None, None, actual))
             continue
         totals += _counts(question.request, expected, actual)
-        draft_lengths.add(actual.draft_length)
+        if actual.draft_length != (length := asked.draft_length.used_at(place)):
+            other_lengths.add(actual.draft_length)
+        num_while_off += actual.total_draft_tokens if length == "0" else 0
         divergence = first_divergence(expected, actual, question.request)
         if divergence is not None:
             findings.append(Finding(asked, *found, actual, divergence, None))
@@ -184,8 +188,9 @@ def compare_pass(
         replace(totals, answers_that_differ=len(findings), answers_missing=len(missing)),
         frozenset(prompt_ids),
         tuple(missing),
-        frozenset(draft_lengths - {asked.draft_length.used}),
+        frozenset(other_lengths),
         tuple(findings),
+        num_while_off,
     )
 
 

@@ -72,10 +72,8 @@ def read_limits(parameters: Mapping[str, str], default_draft_length: str) -> Lim
         )
     except (KeyError, ValueError) as error:
         raise VerificationError(
-            "the limits of the server cannot be read",
-            values=f"{error!r} in the parameters of the model speculative",
-            limit="whole numbers for max_draft_len, max_batch_size and max_queue_size",
-            remedy="render the model repository again with 'draftproof repository'",
+            f"the limits of the server cannot be read: {error!r} in the parameters of the model speculative",
+            "render the model repository again with 'draftproof repository'",
         ) from error
 
 
@@ -85,10 +83,8 @@ def plan_of(prompts: tuple[Prompt, ...], limits: Limits, *, is_quick: bool) -> P
     shuffled = random.Random(0).sample(prompts, len(prompts))
     return ProofPlan(
         prompts=tuple(shuffled),
-        draft_lengths=(
-            *(DraftLength(number, str(number)) for number in range(limits.max_draft_len + 1)),
-            DraftLength(None, limits.default_draft_length),
-        ),
+        default_length=DraftLength.of_server(limits.default_draft_length),
+        fixed_lengths=DraftLength.all_fixed(limits.max_draft_len),
         loads=tuple(load for load in LOADS if load < limits.max_requests),  # leaves room for cancellations
         most_tokens=limits.most_tokens,
         mean_gap_s=_MEAN_GAP_S,
@@ -121,8 +117,7 @@ def run_exact(
     timetable = Timetable(plan, size, ends_at_s, nonce)
     display = _Display(timetable)
     results = prove(plan, timetable, nonce, client, display.on_answer, display.on_pass)
-    chosen = timetable.max_tokens, timetable.num_left_out
-    proof = Proof(results, plan.max_rate, *chosen, stop_error())
+    proof = Proof(results, plan.max_rate, timetable.max_tokens, stop_error())
     display.line.show("explaining the first differences")
     divergences = [
         side_by_side(finding, explain(finding, client), vocabulary) for finding in proof.findings[:_NUM_SHOWN]
@@ -138,8 +133,9 @@ class _Display:
         self.line = Progress()
         self._timetable = timetable
         print(
-            f"{len(timetable.passes)} passes; every answer is compared with that of the target alone, which "
-            "answers one request at a time; the speed of the server decides how much is asked"
+            f"{timetable.num_least} passes, or more while there is time; every answer is compared with that "
+            "of the target alone, which answers one request at a time; the speed of the server decides how "
+            "much is asked"
         )
         print(table_line(("", *PASS_COLUMNS), _PASS_WIDTHS), flush=True)
 
@@ -151,4 +147,5 @@ class _Display:
         print(table_line((self._place(), *pass_row(result)), _PASS_WIDTHS), flush=True)
 
     def _place(self) -> str:
-        return place(self._timetable.num_begun, len(self._timetable.passes), self._timetable.left_s)
+        num_begun, num_least = self._timetable.num_begun, self._timetable.num_least
+        return place(num_begun, max(num_begun, num_least), self._timetable.left_s)

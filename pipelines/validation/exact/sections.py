@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from pipelines.bench.reporting.section import Section, Table, Verdict
+from pipelines.validation.exact.plan import NUM_COMBINATIONS
 from pipelines.validation.exact.proof import PassResult
 from pipelines.validation.exact.sampling_kinds import KINDS
 from pipelines.validation.exact.verdict import CONFIDENCE, Group, Proof, total
@@ -125,10 +125,10 @@ def alone_section(proof: Proof) -> Section:
 
 
 _LEVEL_COLUMNS = ("dimension", "level", "passes", "answers", "tokens", "differ", "missing")
-_DIMENSIONS: dict[str, Callable[[PassResult], object]] = {
+_DIMENSIONS: dict[str, Callable[[PassResult], Any]] = {
     "model": lambda result: result.asked.model,
     "sampling": lambda result: result.asked.kind,
-    "num_draft_tokens": lambda result: result.asked.draft_length,
+    "num_draft_tokens": lambda result: result.asked.draft_length.name,
     "concurrent requests": lambda result: result.asked.num_at_once,
     "arrivals": lambda result: "staggered" if result.asked.is_staggered else "together",
     "streaming": lambda result: "on" if result.asked.is_streaming else "off",
@@ -142,7 +142,7 @@ def covered_section(proof: Proof) -> Section:
     rows = [row for name, level in _DIMENSIONS.items() for row in _by_level(proof.speculative, name, level)]
     cut_off = total(proof.passes).requests_cut_off
     summary = (
-        f"{len(proof.speculative)} passes of draft and target together; {_pairs(proof)}. "
+        f"{len(proof.speculative)} passes of draft and target together; {_combinations(proof)}. "
         f"{cut_off:,} other requests were cancelled meanwhile."
     )
     if not proof.adaptive:
@@ -155,21 +155,18 @@ def covered_section(proof: Proof) -> Section:
     return Section(COVERED, "info", summary, Table(_LEVEL_COLUMNS, tuple(rows)), document=document)
 
 
-def _pairs(proof: Proof) -> str:
-    if proof.stopped:
-        return "the proof was stopped before all levels had occurred"
-    if proof.num_left_out:
-        return (
-            f"every level occurs, but for {proof.num_left_out} passes with more pairs of levels was no time"
-        )
-    return "every two levels of different dimensions occur together in at least one"
+def _combinations(proof: Proof) -> str:
+    if len(proof.passes) < NUM_COMBINATIONS:
+        return f"the proof ended after {len(proof.passes)} of {NUM_COMBINATIONS} combinations"
+    num_rounds = len(proof.passes) // NUM_COMBINATIONS
+    return f"all {NUM_COMBINATIONS} combinations ran, {num_rounds} times at least"
 
 
 def _by_level(
-    results: Sequence[PassResult], name: str, level_of: Callable[[PassResult], object]
+    results: Sequence[PassResult], name: str, level_of: Callable[[PassResult], Any]
 ) -> tuple[tuple[str, ...], ...]:
     rows = []
-    for level in dict.fromkeys(level_of(result) for result in sorted(results, key=_order)):
+    for level in sorted({level_of(result) for result in results}):
         those = [result for result in results if level_of(result) == level]
         counts = total(those)
         shown = (
@@ -178,11 +175,6 @@ def _by_level(
         )
         rows.append((name, str(level), *(f"{count:,}" for count in shown)))
     return tuple(rows)
-
-
-def _order(result: PassResult) -> tuple[float, int]:
-    length = result.asked.draft_length.num_draft_tokens
-    return math.inf if length is None else length, result.asked.num_at_once
 
 
 def passes_section(proof: Proof) -> Section:
@@ -216,8 +208,7 @@ def _pass_document(result: PassResult) -> dict[str, Any]:
     return {
         "model": asked.model,
         "kind": asked.kind,
-        "num_draft_tokens": asked.draft_length.num_draft_tokens,
-        "draft_length": str(asked.draft_length),
+        "draft_length": asked.draft_length.name,
         "requests_at_once": asked.num_at_once,
         "staggered": asked.is_staggered,
         "streaming": asked.is_streaming,

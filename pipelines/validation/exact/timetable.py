@@ -1,8 +1,7 @@
-"""Choose how much each pass asks, so that all passes end in their time.
+"""Choose how long answers are, and how many passes there is time for.
 
-The first passes ask the least and show the speed of the server. Then the length of the answers is chosen, and
-before each further pass the number of its prompts, by the time that answers have taken so far and the time
-that is left. If that is too short for the least of all passes, a quick proof leaves out the last ones.
+A few passes show the speed of the server. Then the length of the answers is chosen such that the passes that
+a proof needs end in their time, and further ones fill the time that is left, until all prompts were asked.
 """
 
 from __future__ import annotations
@@ -10,19 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pipelines.bench.reporting.rates import prompts_needed
-from pipelines.client import CompletionRequest
-from pipelines.client.connection import SPECULATIVE
 from pipelines.time_left import duration
 from pipelines.validation.exact.plan import (
+    NUM_COMBINATIONS,
+    NUM_SPECULATIVE,
     Pass,
     Portion,
     ProofPlan,
     Question,
-    num_core_passes,
-    passes_of,
+    pass_of,
     pool_of,
     questions_of,
 )
@@ -33,10 +31,12 @@ from pipelines.validation.stopping import stop, stop_error
 NUM_MEASURED = 4
 """Passes after which the speed of the server is known."""
 
+NUM_ROUNDS = 4
+"""Rounds of a proof, so that no pass takes much of its time; a quick one needs only the first."""
+
 _FEW = 3  # prompts of a pass
-_RESERVE = 0.1  # of the time that is left, for passes that are slower than those before
-_SHARE_FOR_LENGTH = 0.8  # of the time; more prompts than the least take the rest
-_END = 0.1  # of all time, because a single pass may take several times as long as it should
+_SHARE_FOR_LENGTH = 0.8  # of the time; further passes take the rest
+_RESERVE = 0.12  # of all time, because a single pass may take several times as long as it should
 
 
 class Timetable:
@@ -58,93 +58,67 @@ class Timetable:
         nonce: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.passes = list(passes_of(plan))
         self.num_begun = 0
-        self.num_left_out = 0
+        num_rounds = 1 if size.is_quick else NUM_ROUNDS
+        self.num_least = num_rounds * NUM_COMBINATIONS
         # A whole round of the longest draft follows the first token.
-        longest_draft = max(length.num_draft_tokens or 0 for length in plan.draft_lengths)
-        self.max_tokens = size.max_tokens or min(longest_draft + 2, plan.most_tokens)
+        self.max_tokens = size.max_tokens or min(len(plan.fixed_lengths.requested) + 1, plan.most_tokens)
         self._plan, self._size, self._nonce = plan, size, nonce
-        self._ends_at_s, self._clock = ends_at_s, clock
-        self._end_s = _END * (ends_at_s - clock())
-        self._num_least = num_core_passes(plan) if size.is_quick else len(self.passes)
+        self._clock, self._ends_at_s = clock, ends_at_s
+        self._full_at_s = ends_at_s - _RESERVE * (ends_at_s - clock())
         num_needed = max(prompts_needed(plan.max_rate, CONFIDENCE), size.num_prompts or 0)
-        self._few = self._num_prompts = max(_FEW, self._prompts_for(num_needed))
-        self._seconds = self._work = 0.0
-        self._answered: set[CompletionRequest] = set()
+        num_greedy = num_rounds * NUM_SPECULATIVE // min(2, len(plan.kinds))  # passes; as many with a seed
+        self._num_prompts = max(_FEW, math.ceil(num_needed / num_greedy))
+        num_of_kind = self._num_prompts * NUM_SPECULATIVE // len(plan.kinds)  # in a round
+        num_rounds = max(num_rounds, math.ceil(len(pool_of(plan, plan.kinds[0])) / num_of_kind))
+        self._num_most = num_rounds * NUM_COMBINATIONS
+        self._began_s = clock()
+        self._work = 0.0
 
     @property
     def left_s(self) -> float:
-        """Seconds that the passes take which have not begun; at most, and at first, those that are left."""
-        left_s = self._ends_at_s - self._clock()
-        return min(left_s, self._rest_s(self._num_prompts)) if self._work else left_s
+        """Seconds that the passes take which have not begun, or for which there is time."""
+        left_s = self._full_at_s - self._clock()
+        return min(left_s, self._seconds_of(range(self.num_begun, self._num_most))) if self._work else left_s
 
     def __iter__(self) -> Iterator[tuple[Pass, tuple[Question, ...]]]:
         """Yield each pass with its questions; none once the proof was stopped."""
         firsts: Counter[tuple[str, str]] = Counter()
-        while True:
-            if self.num_begun >= NUM_MEASURED and math.isfinite(self._ends_at_s):
-                self._choose()
-            if stop_error() or self.num_begun == len(self.passes):
+        for number in range(self._num_most):
+            if number == NUM_MEASURED and math.isfinite(self._ends_at_s):
+                self._choose_length()
+            is_full = self._work and self._clock() + self._seconds_of([number]) > self._full_at_s
+            if stop_error() or (number >= self.num_least and is_full):
                 return
-            asked = self.passes[self.num_begun]
+            asked = pass_of(self._plan, number)
             turn = asked.model, asked.kind  # all models begin with the same prompts
             portion = Portion(firsts[turn], self._num_prompts, self.max_tokens)
             questions = questions_of(self._plan, asked, portion, self._nonce)
-            firsts[turn] += self._num_prompts
+            firsts[turn] += len(questions)
             self.num_begun += 1
-            began_s = self._clock()
             yield asked, questions
-            self._seconds += self._clock() - began_s
-            new = {question.request for question in questions} - self._answered
-            self._work += _work(len(new), len(questions), asked, self.max_tokens)
-            self._answered |= new
+            self._work += self._work_of(number)
 
-    def _prompts_for(self, num_needed: int) -> int:
-        """Return the prompts of a pass with which the fewest passes ask so many greedily, and with a seed."""
-        least = self.passes[: self._num_least]
-        kinds = Counter(asked.kind for asked in least if asked.model == SPECULATIVE)
-        return math.ceil(num_needed / min(2, len(kinds)) / min(kinds.values()))
-
-    def _choose(self) -> None:
-        """Choose answers' length after the measured passes, and always prompts and passes."""
-        left_s = self._ends_at_s - self._clock()
-        room_s = (1 - _RESERVE) * (left_s - self._end_s)
-        if self.num_begun == NUM_MEASURED and not self._size.max_tokens:
-            # Short answers take longer for each token, so this is rather too short; prompts fill the time.
-            wanted = self.max_tokens * _SHARE_FOR_LENGTH * room_s / self._rest_s(self._few)
+    def _choose_length(self) -> None:
+        """Choose how long answers are such that all rounds end in time; refuse if the needed ones do not."""
+        left_s = self._full_at_s - self._clock()
+        if not self._size.max_tokens:
+            all_s = self._seconds_of(range(self.num_begun, NUM_ROUNDS * NUM_COMBINATIONS))
+            wanted = self.max_tokens * _SHARE_FOR_LENGTH * left_s / all_s
             self.max_tokens = max(self.max_tokens, min(self._plan.most_tokens, int(wanted)))
-        while len(self.passes) > max(self._num_least, self.num_begun) and self._rest_s(self._few) > room_s:
-            self.passes.pop()
-            self.num_left_out += 1
-        if self.num_begun == NUM_MEASURED and self._rest_s(self._few) > left_s:
-            self._refuse()
-        most = max(len(pool_of(self._plan, kind)) for kind in self._plan.kinds)
-        numbers = range(self._few, most + 1)
-        self._num_prompts = max((each for each in numbers if self._rest_s(each) <= room_s), default=self._few)
+        if (least_s := self._seconds_of(range(self.num_begun, self.num_least))) > left_s:
+            minutes = math.ceil((self._clock() - self._began_s + least_s) / (1 - _RESERVE) / 60)
+            stop(
+                f"{self.num_least} passes of {self._num_prompts} prompts and {self.max_tokens} tokens take "
+                f"{duration(least_s)} more at the speed of this server; a proof has {self._size.minutes} min",
+                f"give it --minutes {minutes}"
+                + ("" if self._size.is_quick else ", or --quick, which shows less"),
+            )
 
-    def _rest_s(self, num_prompts: int) -> float:
-        """Estimate the seconds of the passes that have not begun, if they ask so many prompts."""
-        work = 0.0
-        for asked in self.passes[self.num_begun :]:
-            num_questions = max(num_prompts, asked.num_at_once)
-            num_new = num_questions if asked.is_cold else num_prompts
-            work += _work(num_new, num_questions, asked, self.max_tokens)
-        return work * self._seconds / self._work
+    def _seconds_of(self, numbers: Iterable[int]) -> float:
+        return sum(map(self._work_of, numbers)) * (self._clock() - self._began_s) / self._work
 
-    def _refuse(self) -> None:
-        rest_s = self._rest_s(self._few)
-        lacking_s = (rest_s / (1 - _RESERVE) - (self._ends_at_s - self._clock())) / (1 - _END)
-        minutes = math.ceil((self._size.minutes or 0) + lacking_s / 60)
-        stop(
-            f"{len(self.passes)} passes of at least {self._few} prompts and {self.max_tokens} tokens take "
-            f"{duration(rest_s)} more at the speed of this server",
-            f"{self._size.minutes} min in all",
-            f"give it --minutes {minutes}"
-            + ("" if self._size.is_quick else ", or --quick, which shows less"),
-        )
-
-
-def _work(num_new: int, num_questions: int, asked: Pass, max_tokens: int) -> float:
-    """Estimate the work of a pass: the target alone answers new questions, and a batch shares its steps."""
-    return (num_new + num_questions / asked.num_at_once) * max_tokens
+    def _work_of(self, number: int) -> float:
+        """Estimate the work of a pass: a batch shares its steps, and the target alone answers them too."""
+        num_at_once = pass_of(self._plan, number).num_at_once
+        return max(self._num_prompts, num_at_once) * (1 + 1 / num_at_once) * self.max_tokens

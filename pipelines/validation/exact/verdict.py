@@ -68,14 +68,12 @@ class Proof:
         passes: Results of the passes in the order in which they ran.
         max_rate: Share of diverging prompts that must be detected with 95 % probability.
         max_tokens: Most output tokens of an answer.
-        num_left_out: Number of passes for which there was no time.
         stopped: Why the proof ended early; None if it did not.
     """
 
     passes: tuple[PassResult, ...]
     max_rate: float
     max_tokens: int = 0
-    num_left_out: int = 0
     stopped: StoppedError | None = None
 
     @property
@@ -91,7 +89,7 @@ class Proof:
     @property
     def adaptive(self) -> tuple[PassResult, ...]:
         """Passes of draft and target together in which the server chooses the draft length."""
-        return tuple(result for result in self.speculative if result.asked.draft_length.used == ADAPTIVE)
+        return tuple(result for result in self.speculative if result.asked.draft_length.used == (ADAPTIVE,))
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -112,8 +110,8 @@ class Proof:
         """First error of each kind because of which answers are missing, and their number, most first."""
         all_errors = (error for result in self.passes for error in result.missing)
         errors = [error for error in all_errors if not isinstance(error, StoppedError)]
-        first = {error.what: str(error) for error in reversed(errors)}
-        return [(first[what], count) for what, count in Counter(error.what for error in errors).most_common()]
+        first = {error.code: str(error) for error in reversed(errors)}
+        return [(first[code], count) for code, count in Counter(error.code for error in errors).most_common()]
 
     @property
     def verdict(self) -> Verdict:
@@ -182,12 +180,13 @@ class Proof:
 
 def _failures_of(result: PassResult) -> list[str]:
     reasons = []
-    length, totals = result.asked.draft_length.used, result.totals
+    totals = result.totals
     if not totals.tokens_compared and not totals.answers_missing:
         reasons.append(f"{result.asked}: no token was compared")
-    if length == "0" and totals.total_draft_tokens:
-        drafted = f"{totals.total_draft_tokens} tokens were drafted"
+    if result.num_drafted_while_off:
+        drafted = f"{result.num_drafted_while_off} tokens were drafted"
         reasons.append(f"{result.asked}: speculation was off, but {drafted}")
-    if length not in ("", "0", ADAPTIVE) and totals.answers_compared and not totals.total_draft_tokens:
+    drafts = any(length not in ("", "0", ADAPTIVE) for length in result.asked.draft_length.used)
+    if drafts and totals.answers_compared and not totals.total_draft_tokens:
         reasons.append(f"{result.asked}: nothing was drafted, so nothing was tested")
     return reasons

@@ -92,7 +92,7 @@ def answer_or_error(recorded: Recorded) -> Answer | DraftproofError:
     """Return a recorded answer, or the error in place of one."""
     if isinstance(recorded, Answer):
         return recorded
-    return from_wire(recorded) or VerificationError("the baseline has no answer", values=recorded)
+    return from_wire(recorded) or VerificationError(f"the baseline has no answer: {recorded}")
 
 
 FORMAT = "draftproof-baseline-2"
@@ -118,10 +118,7 @@ def write_baseline(path: Path, baseline: Baseline) -> str:
             made.chmod(0o644)
     except OSError as error:
         raise InvalidRequestError(
-            "the baseline cannot be written",
-            values=f"{path}: {error.strerror}",
-            limit="a file in a folder that this user may write to",
-            remedy="name another file with --record",
+            f"the baseline cannot be written: {path}: {error.strerror}", "name another file with --record"
         ) from None
     return digest
 
@@ -138,25 +135,23 @@ def read_baseline(path: Path) -> tuple[Baseline, str]:
         found, digest = named["format"], named["sha256"]
     except OSError as error:
         reason = error.strerror or "damaged, or no file of gzip"
-        raise _refused(path, reason, "the file that --record wrote") from None
+        raise _refused(path, reason) from None
     except (EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _refused(path, f"{type(error).__name__}: {error}", "a file that is whole") from None
+        raise _refused(path, f"{type(error).__name__}: {error}") from None
     if found != FORMAT:
-        raise _refused(path, f"format {found!r:.60}", f"format {FORMAT!r}")
+        raise _refused(path, f"its format is {found!r:.60}, not {FORMAT!r}")
     if hashlib.sha256(content).hexdigest() != digest:
-        raise _refused(path, "its content does not have its SHA-256", "a file that nobody changed")
+        raise _refused(path, "its content does not have its SHA-256")
     try:
         return _ADAPTER.validate_json(content), digest
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise _refused(path, f"{place}: {first['msg']}", f"what {FORMAT!r} has") from None
+        raise _refused(path, f"{place}: {first['msg']}") from None
 
 
-def _refused(path: Path, values: str, limit: str) -> InvalidRequestError:
+def _refused(path: Path, why: str) -> InvalidRequestError:
     return InvalidRequestError(
-        "a baseline cannot be used",
-        values=f"{path}: {values}",
-        limit=limit,
-        remedy="record it again: draftproof verify --control URL --record FILE",
+        f"the baseline {path} cannot be used: {why}",
+        "record it again: draftproof verify --control URL --record FILE",
     )

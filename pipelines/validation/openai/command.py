@@ -113,9 +113,9 @@ def _check_form(options: argparse.Namespace) -> None:
             raise _unfit(f"--{useless[0].replace('_', '-')}", f"only with --{server}")
 
 
-def _unfit(values: str, limit: str) -> InvalidRequestError:
+def _unfit(given: str, rule: str) -> InvalidRequestError:
     return InvalidRequestError(
-        "the options do not belong together", values=values, limit=limit, remedy="add or remove options"
+        f"the options do not belong together; {given}; {rule}", "add or remove options"
     )
 
 

@@ -13,10 +13,11 @@ from itertools import takewhile
 
 from pipelines.client.comparison import NO_ANSWER
 from pipelines.errors import DraftproofError
+from pipelines.openai_stream import TokenLogProbs
 from pipelines.validation.audit.arms import Arm, Difference, Margin
 from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING
 from pipelines.validation.openai.feature_choice import FEATURES, checked
-from pipelines.validation.openai.server.answers import Answer, TokenLogProbs, id_of
+from pipelines.validation.openai.server.answers import Answer, id_of
 from pipelines.validation.openai.server.server import Question
 
 Outcome = Answer | DraftproofError

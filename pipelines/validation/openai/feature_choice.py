@@ -30,7 +30,7 @@ def checked(question: Question, answer: Answer | DraftproofError) -> Answer | Dr
     if isinstance(answer, DraftproofError) or not question.feature:
         return answer
     fault = FEATURES[question.feature].fault(question, answer)
-    return VerificationError(fault, values=question.prompt.prompt_id) if fault else answer
+    return VerificationError(f"{fault}: {question.prompt.prompt_id}") if fault else answer
 
 
 def questions_for(control: OpenAIServer, material: Material) -> tuple[list[Question], list[str]]:

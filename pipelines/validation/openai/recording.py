@@ -72,9 +72,7 @@ def record(
     plain = answers("control", questions, size.num_prompts or _FEW)
     own = [answer if isinstance(answer, Answer) else None for answer in plain.alone]
     if not any(own):
-        raise VerificationError(
-            "the control answered no prompt", values=str(next(iter(plain.alone), "stopped"))
-        )
+        raise VerificationError(f"the control answered no prompt: {next(iter(plain.alone), 'stopped')}")
     prompts = prompts.draw(len(own))
     settings = replace(settings, num_prompts=len(own))
     material = Material(

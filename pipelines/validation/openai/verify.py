@@ -157,12 +157,11 @@ def _check_paths(prompts: Sequence[Prompt], baseline: Baseline, candidate: OpenA
     has_chats = any(prompt.messages for prompt in prompts)
     both = baseline.abilities, candidate.abilities
     if (has_chats and not all(each.chat for each in both)) or both[0].completions != both[1].completions:
+        able = (
+            f"{name}: texts {abilities.completions}, chats {abilities.chat}"
+            for name, abilities in zip(("control", candidate.url), both, strict=True)
+        )
         raise VerificationError(
-            "the two servers cannot be asked the same",
-            values=", ".join(
-                f"{name}: texts {abilities.completions}, chats {abilities.chat}"
-                for name, abilities in zip(("control", candidate.url), both, strict=True)
-            ),
-            limit="both continue texts, or both do not; both answer chats if a prompt is one",
-            remedy="give both the same chat template, or other prompts",
+            f"the two servers cannot be asked the same: {', '.join(able)}",
+            "give both the same chat template, or other prompts",
         )

@@ -7,9 +7,8 @@ from typing import Any
 
 from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import TARGET_ALONE, Arm, Cell, ClosedLoop, Load, OpenLoop, Plan, arms_with
+from pipelines.bench.plan import TARGET_ALONE, Arm, Cell, ClosedLoop, Plan, arms_with
 from pipelines.bench.prompt_sets import PromptSet
-from pipelines.bench.reporting.slo import Slo
 from pipelines.client import CompletionRequest, Generation
 
 REQUESTS = tuple(CompletionRequest(f"text {index}") for index in range(32))
@@ -17,7 +16,6 @@ CODE = PromptSet("code", REQUESTS)
 ODD = PromptSet("adversarial", REQUESTS)
 K2, K4 = Arm("generate", 2), Arm("generate", 4)
 ARMS = arms_with((2, 4))
-SLO = Slo(ttft_s=1.0, itl_s=0.5)
 
 
 def answer(num_tokens: int = 5, ttft: float | None = 1.0, e2e: float = 3.0, **changes: Any) -> Generation:
@@ -31,26 +29,23 @@ def measured(cell: Cell, arm: Arm, repetition: int, wall_s: float, *given: Gener
 
 
 def plan(**changes: Any) -> Plan:
-    return replace(Plan((CODE,), (1, 2), (0.5,), (2, 4), 8, 3), **changes)
+    return replace(Plan((CODE,), (1, 2), (2, 4), 8, 3), **changes)
 
 
-def cells_with_ratios(ratios: dict[int | float, dict[Arm, float]], noise: float = 0.0) -> list[CellFigures]:
-    """Return cells of ``code``; whole numbers are concurrent requests, others shares of capacity.
+def cells_with_ratios(ratios: dict[int, dict[Arm, float]], noise: float = 0.0) -> list[CellFigures]:
+    """Return cells of ``code``.
 
     Args:
-        ratios: Load -> arm -> speed relative to the target alone.
+        ratios: Concurrent requests -> arm -> speed relative to the target alone.
         noise: The second of three repetitions is faster by this share, for the adaptive arm only.
     """
     measurements = []
     for value, of_arms in ratios.items():
-        load: Load = ClosedLoop(value) if isinstance(value, int) else OpenLoop(value)
-        cell = Cell(CODE, load)
+        cell = Cell(CODE, ClosedLoop(value))
         for arm in ARMS:
             for repetition in range(3):
                 faster = 1 + noise * (repetition == 1 and arm == ARMS[-1])
                 ratio = 1.0 if arm == TARGET_ALONE else of_arms[arm] * faster
                 timed = answer(e2e=3.0 / ratio, ttft=1.0 / ratio)
-                # Open-loop arrivals take the same time for every arm.
-                wall_s = 1.0 / ratio if isinstance(value, int) else 1.0
-                measurements.append(measured(cell, arm, repetition, wall_s, timed, timed))
-    return figures_of(measurements, ARMS, SLO)
+                measurements.append(measured(cell, arm, repetition, 1.0 / ratio, timed, timed))
+    return figures_of(measurements, ARMS)

@@ -71,13 +71,13 @@ def test_sets_are_those_of_the_pairs_own_prompts() -> None:
     assert names_of_sets(prompts, None, is_quick=False) == ("mail", "adversarial", "repetitive")
     assert names_of_sets(prompts, None, is_quick=True) == ("mail", "adversarial")
     assert names_of_sets(prompts, ["repetitive"], is_quick=True) == ("repetitive",)
-    with pytest.raises(InvalidRequestError, match=r"no such prompt set; code; prompts: mine; .*: mail;"):
+    with pytest.raises(InvalidRequestError, match=r"no prompt set code: mine has mail, and"):
         names_of_sets(prompts, ["mail", "code"], is_quick=False)
     assert len(draw_sets(prompts, ("mail",), 4, 16).sets["mail"]) == 9
-    with pytest.raises(InvalidRequestError, match="too few prompts; mine: mail: 9; 10 in each set"):
+    with pytest.raises(InvalidRequestError, match=r"too few prompts, 10 are needed .*: mine: mail: 9"):
         draw_sets(prompts, ("mail",), 10, 16)
     generated = Prompts("mine", {"adversarial": (Prompt("a", "text"),)})
-    with pytest.raises(InvalidRequestError, match="a set that is not generated"):
+    with pytest.raises(InvalidRequestError, match="no prompt set that is not generated"):
         names_of_sets(generated, ["adversarial"], is_quick=False)
     (mail,) = make_prompt_sets(prompts.draw(2), ("mail",), 2, 0.0).values()
     assert [request.prompt for request in mail.requests] == ["text 0", "text 1"]
@@ -93,7 +93,7 @@ def test_adversarial_answers_are_confined_to_continuation_bytes() -> None:
 def test_adversarial_prompts_need_a_vocabulary_of_bytes() -> None:
     with pytest.raises(InvalidRequestError, match="name other sets with --sets"):
         adversarial_set(4, None)
-    with pytest.raises(InvalidRequestError, match="none of them a continuation byte"):
+    with pytest.raises(InvalidRequestError, match="none of 2 tokens is one"):
         adversarial_set(4, Vocabulary((b"a", b"b")))
 
 
@@ -108,8 +108,8 @@ def test_quick_is_smaller_and_an_option_beats_it() -> None:
     assert size_of(parser.parse_args([])) == FULL
     assert FULL.concurrency == (1, 2, 4, 8, 16)
     assert size_of(parser.parse_args(["--quick"])) == QUICK
-    given = size_of(parser.parse_args(["--quick", "--rates", "1.1,0.5"]))
-    assert given == replace(QUICK, rates=(0.5, 1.1))
+    given = size_of(parser.parse_args(["--quick", "--concurrency", "1,4"]))
+    assert given == replace(QUICK, concurrency=(1, 4))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     return patch
 
 
-SMALL = ["--json", "--sets", "code", "--concurrency", "1,2", "--rates", "0.9", "--draft-lengths", "3"]
+SMALL = ["--json", "--sets", "code", "--concurrency", "1,2", "--draft-lengths", "3"]
 
 
 @pytest.mark.parametrize("is_right", [True, False])
@@ -137,51 +137,30 @@ def test_the_command_writes_its_result_with_its_conditions(
         return answer(5 if is_right or model == "generate_target" else 4)
 
     serve(ask)
-    arguments = [*SMALL, "--slo-ttft-ms", "1000", "--results", str(tmp_path)]
+    arguments = [*SMALL, "--results", str(tmp_path)]
     assert command.main(arguments) == (0 if is_right else 1)
     shown = capsys.readouterr()
-    assert "27 measurements, about" in shown.err
+    assert "; 72 requests" in shown.err
     printed = json.loads(shown.out.splitlines()[-1])
     (document,) = tmp_path.iterdir()
     assert json.loads(document.read_text(encoding="utf-8")) == printed
     assert document.name == f"{printed['run_id']}.json"
     assert ("differ from the target" in shown.out) is not is_right
-    # Two speculative arms, three repetitions, 4 + 4 + 16 requests.
-    assert printed["answers_that_differ"] == (0 if is_right else 2 * 3 * 24)
-    assert [cell["load"]["kind"] for cell in printed["cells"]] == ["closed", "closed", "open"]
+    # Two speculative arms, three repetitions, 4 + 4 requests.
+    assert printed["answers_that_differ"] == (0 if is_right else 2 * 3 * 8)
+    assert [cell["concurrency"] for cell in printed["cells"]] == [1, 2]
+    assert printed["verdict"] in ("pass", "inconclusive", "fail") and printed["verdict"].upper() in shown.out
     for cell in printed["cells"]:
         assert [arm["arm"] for arm in cell["arms"]] == ["target alone", "K=3", "adaptive"]
         assert [each["to"] for each in cell["adaptive_compared"]] == ["target alone", "K=3"]
-    assert {each["arm"] for each in printed["crossovers"]} == {"K=3", "adaptive"}
-    assert printed["slo"] == {"ttft_s": 1.0, "itl_s": 1.0}  # twice the 0.5 s of an idle target alone
     conditions = printed["conditions"]
     assert conditions["command"].startswith("python -m pipelines.bench --json --sets code")
     prompts = conditions["prompts"]
-    assert (prompts["source"], prompts["sets"]) == ("engines/demo_pair/prompts", {"code": 16})
+    assert (prompts["source"], prompts["sets"]) == ("engines/demo_pair/prompts", {"code": 4})
     assert any("lengths are unknown" in note for note in prompts["notes"])
     assert shlex.split(conditions["command"])[3:] == arguments, "it can be pasted into a shell"
     for key in ("cpu", "num_cores", "memory_gib", "git_sha", "git_dirty", "date", "load_average_1min"):
         assert key in conditions
-
-
-@pytest.mark.parametrize(("times", "code"), [(1e6, 1), (1e-6, 0)])
-def test_a_speed_up_far_below_that_of_an_earlier_run_is_exit_code_1(
-    times: float, code: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    serve(lambda request, model: time.sleep(0.001) or answer())
-    arguments = [*SMALL, "--results", str(tmp_path)]
-    assert command.main(arguments) == 0
-    earlier = json.loads(capsys.readouterr().out.splitlines()[-1])
-    for cell in earlier["cells"]:
-        for arm in cell["arms"]:
-            arm["ratio_to_target"] = dict.fromkeys(("value", "low", "high"), times)
-    path = tmp_path / "earlier.json"
-    path.write_text(json.dumps(earlier), encoding="utf-8")
-    assert command.main([*arguments, "--compare", str(path)]) == code
-    shown = capsys.readouterr().out
-    assert ("REGRESSION: all cells, adaptive: 0.000" in shown) is (code == 1)
-    compared = json.loads(shown.splitlines()[-1])["compared"]
-    assert (compared["with"], len(compared["changes"])) == (earlier["run_id"], 2 + 2 * 3)
 
 
 @pytest.mark.parametrize(("named", "code"), [([], 0), (["--sets", "english,adversarial"], 1)])
@@ -189,7 +168,7 @@ def test_an_adversarial_set_that_cannot_be_made_is_left_out_unless_it_is_named(
     named: list[str], code: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve(lambda request, model: time.sleep(0.001) or answer())
-    loads = ["--concurrency", "1", "--rates", "0.9", "--draft-lengths", "3", "--results", str(tmp_path)]
+    loads = ["--concurrency", "1", "--draft-lengths", "3", "--results", str(tmp_path)]
     assert command.main(["--recipe", "qwen3-8b-int8", "--quick", "--json", *loads, *named]) == code
     shown = capsys.readouterr()
     assert "the adversarial prompt set cannot be generated" in shown.err
@@ -222,8 +201,8 @@ def test_a_refusal_leaves_no_result(tmp_path: Path, serve: Any, capsys: pytest.C
     "arguments",
     [
         *("--concurrency 0", "--concurrency 64", "--concurrency 999", "--repetitions 2", "--max-tokens 1"),
-        *("--draft-lengths 0", "--sets code,poetry", "--sets code,code", "--rates 0", "--rates inf"),
-        *("--temperature -1", "--slo-ttft-ms nan", "--prompts absent.jsonl", "--compare absent.json"),
+        *("--draft-lengths 0", "--sets code,poetry", "--sets code,code", "--temperature -1"),
+        *("--temperature nan", "--prompts absent.jsonl"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,14 +211,14 @@ def test_wrong_usage_is_exit_code_2(arguments: str, capsys: pytest.CaptureFixtur
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize(("num_answered", "num_tables"), [(45, 0), (90, 1)])
+@pytest.mark.parametrize(("num_answered", "num_tables"), [(38, 0), (80, 1)])
 def test_a_bench_that_is_stopped_writes_what_it_has_measured(
     num_answered: int, num_tables: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answered = itertools.count()
 
     def ask(request: CompletionRequest, model: str) -> Generation:
-        if next(answered) == num_answered:  # 28 warm up and read the prompts, 36 measure the first load
+        if next(answered) == num_answered:  # 24 warm up and read the prompts, 36 measure the first load
             raise KeyboardInterrupt
         time.sleep(0.001)
         return answer()

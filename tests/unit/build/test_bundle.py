@@ -84,7 +84,7 @@ def test_a_recipe_that_asks_for_something_else_is_told(
     build_engines(recipe_of(tmp_path), tmp_path / "engines", print)
     path = tmp_path / "broken.yaml"
     path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(EngineLoadError, match=rf"something else.*{named}.*run draftproof engines"):
+    with pytest.raises(EngineLoadError, match=rf"pins {named}.*run draftproof engines"):
         check_engines(load_recipe(path), tmp_path / "engines")
 
 

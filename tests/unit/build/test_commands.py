@@ -30,7 +30,7 @@ def test_each_command_refuses_in_one_way(command: str, capsys: pytest.CaptureFix
     assert main(["--recipe", "dmo"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("error: there is no recipe dmo; looked for ")
+    assert printed.err.startswith("error: there is no recipe dmo: looked for ")
     assert printed.err.endswith("did you mean demo?\n")
 
 

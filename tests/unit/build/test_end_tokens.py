@@ -81,28 +81,28 @@ def test_the_tokenizers_own_end_counts_too(token: Any, tmp_path: Path) -> None:
 def test_an_invalid_end_token_is_refused_by_the_files_name(value: Any, name: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, {"eos_token_id": 11}, {})
     (directory / name).write_text(json.dumps({"eos_token_id": value}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="has an invalid end token") as caught:
+    with pytest.raises(CheckpointError, match="neither a token id nor a list") as caught:
         end_ids(directory)
-    assert str(directory / name) in caught.value.what
-    assert caught.value.values and caught.value.limit and caught.value.remedy
+    assert str(directory / name) in caught.value.message
+    assert caught.value.message and caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("config", "added", "words"),
-    [({}, {}, "none; 10 tokens"), ({"eos_token_id": [11, 14]}, LLAMA3_TOKENS, "11, 14; 14 tokens")],
+    [({}, {}, "10 tokens: none in"), ({"eos_token_id": [11, 14]}, LLAMA3_TOKENS, "14 tokens: 11, 14 in")],
 )
 def test_no_end_and_an_end_outside_the_tokenizer_are_refused(
     config: dict[str, Any], added: dict[str, int], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match="has no valid end tokens") as caught:
         end_ids(checkpoint(tmp_path, config, added=added))
-    assert words in caught.value.values
+    assert words in caught.value.message
 
 
 def test_a_special_token_with_the_highest_id_ends_a_text_if_the_network_has_it(tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, {"eos_token_id": 15}, added={**LLAMA3_TOKENS, "<|EOT|>": 15})
     assert end_ids(directory, vocab_size=16) == (15,)
-    with pytest.raises(CheckpointError, match="has no valid end tokens; end tokens 15; 15 tokens"):
+    with pytest.raises(CheckpointError, match="has no valid end tokens among 15 tokens: 15 in"):
         end_ids(directory, vocab_size=15)
 
 

@@ -158,6 +158,6 @@ def test_a_checkpoint_may_recommend_nothing(tmp_path: Path) -> None:
     [("temperature", "0.6"), ("top_k", 1.5), ("top_p", 1.1), ("top_p", 0), ("min_p", True), ("top_k", -1)],
 )
 def test_an_invalid_value_is_refused_with_its_name(name: str, value: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="invalid sampling parameter") as refused:
+    with pytest.raises(CheckpointError, match="recommends") as refused:
         read_sampling_defaults(write_generation_config(tmp_path, {name: value}))
-    assert refused.value.values.startswith(f"{name}=") and refused.value.remedy
+    assert f"{name}=" in refused.value.message and refused.value.remedy

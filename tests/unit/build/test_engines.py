@@ -110,7 +110,7 @@ def test_a_machine_that_only_builds_may_have_little_memory(
     lines: list[str] = []
     result = build_engines(recipe_of(tmp_path, raw), tmp_path / "engines", lines.append)
     assert result["built"] == ["draft", "target"]
-    assert any(line.startswith("warning: the memory does not hold this pair; 1.0 GB free") for line in lines)
+    assert any(line.startswith("warning: the memory does not hold this pair: 1.0 GB free") for line in lines)
 
 
 def test_neither_serving_limits_nor_the_place_of_a_checkpoint_are_part_of_an_engine(
@@ -220,4 +220,4 @@ def test_a_place_that_cannot_be_written(
     (tmp_path / "file").write_text("", encoding="utf-8")
     arguments = ["--recipe", str(write_recipe(tmp_path, raw)), "--engines", str(tmp_path / "file")]
     assert main(arguments) == 1
-    assert "is not writable" in capsys.readouterr().err
+    assert "engines cannot be written to" in capsys.readouterr().err

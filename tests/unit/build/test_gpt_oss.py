@@ -10,8 +10,7 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
-from benchmarks.families.__main__ import EXACT, count_rows_differing, mean_kl
-from benchmarks.families.engines import compile_network, prompt_logits
+from benchmarks.quality.engines import compile_network
 from build.checkpoints.tensor_file import Float32Array, Tensor
 from build.hugging_face.config import parse_network_config
 from build.memory import num_parameters, weight_bytes
@@ -24,6 +23,7 @@ from pipelines.errors import CheckpointError
 from tests.golden.families import save_family, token_ids
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import change_config, change_weights
+from tests.support.network_engines import EXACT, count_rows_differing, mean_kl, prompt_logits
 from tests.support.quantized_checkpoints import pack_mxfp4
 
 # Those of openai/gpt-oss-20b that decide the network.

@@ -77,7 +77,7 @@ def _failures(
         try:
             read()
         except (CheckpointError, IncompatiblePairError) as error:
-            if len(str(error)) > 2000 or not (error.values and error.limit and error.remedy):
+            if len(str(error)) > 2000 or not (error.message and error.remedy):
                 found.append(f"{name}: {error!s:.200}")
         except BaseException as error:
             found.append(f"{name}: {type(error).__name__}: {error!s:.200}")
@@ -296,7 +296,7 @@ def _hostile(folder: Path, name: str) -> Failures:
     try:
         _read_gguf(path)
     except CheckpointError as error:
-        return [] if words in str(error) and error.values else [str(error)]
+        return [] if words in str(error) and error.message else [str(error)]
     return ["it was read"]
 
 
@@ -311,3 +311,12 @@ def test_a_name_that_counts_no_parts_is_that_of_one_file(tmp_path: Path) -> None
     for count in ("00000", "99999"):
         path = write_gguf(tmp_path / f"x-00001-of-{count}.gguf", GGUF, TENSORS)
         assert open_gguf(path).tensors.keys() == TENSORS.keys()
+
+
+def test_a_tokenizer_whose_pattern_backtracks_without_end_is_refused(tmp_path: Path) -> None:
+    path = make_hugging_face(tmp_path / "model") / "tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    pattern = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps({**document, "pre_tokenizer": pattern}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="is not a valid tokenizer"):
+        read_tokenizer(path)

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.families.__main__ import EXACT, count_rows_differing, mean_kl
-from benchmarks.families.engines import Logits, attention_for, compile_network, greedy_tokens, prompt_logits
-from benchmarks.families.networks import FAMILY_CONFIGS
+from benchmarks.quality.engines import Logits, attention_for, compile_network
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.config import parse_network_config
 from build.networks.network import Network, fit_vocabulary, shorten_head
@@ -32,6 +30,8 @@ from tests.golden.families import (
     token_ids,
 )
 from tests.golden.make import compute_family
+from tests.support.family_networks import FAMILY_CONFIGS
+from tests.support.network_engines import EXACT, count_rows_differing, greedy_tokens, mean_kl, prompt_logits
 
 # Each of these has a part that the others lack; `make test-all` compiles them all.
 DIFFERENT = (
@@ -194,7 +194,7 @@ def test_what_cannot_be_computed_is_refused(name: str, changes: dict[str, Any], 
     with pytest.raises(CheckpointError) as caught:
         parse_network_config(settings_of(name, **changes), Path("config.json"))
     assert message in str(caught.value)
-    assert caught.value.values and caught.value.limit and caught.value.remedy
+    assert caught.value.message and caught.value.remedy
 
 
 def test_the_older_spelling_of_rotary_settings() -> None:

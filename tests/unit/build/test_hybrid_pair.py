@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.families.engines import compile_network, piece, step
+from benchmarks.quality.engines import compile_network, piece, step
 from benchmarks.quality.predictions import surprises as expected_surprises
 from build.memory import EngineMemory, num_parameters, plan_memory
 from build.networks.source import open_network
@@ -64,7 +64,7 @@ def test_drafts_longer_than_the_log_are_refused(tmp_path: Path) -> None:
 
 def test_openvinos_attention_is_refused_and_try_writes_ours(tmp_path: Path) -> None:
     recipe = hybrid_recipe(tmp_path)
-    with pytest.raises(RecipeError, match=r"target\.attention: openvino, recurrent layers"):
+    with pytest.raises(RecipeError, match=r"cannot compute the target, which has recurrent layers"):
         check_recipe(replace(recipe, target=replace(recipe.target, attention="openvino")))
     with pytest.raises(EngineBuildError, match="recurrent layers"):
         compile_network(tmp_path / "engine", open_network(tmp_path / "target").read(), "none", "openvino")
@@ -73,7 +73,7 @@ def test_openvinos_attention_is_refused_and_try_writes_ours(tmp_path: Path) -> N
 @needs_compiler
 def test_a_recipe_that_is_written_has_attention_of_ours_for_the_target(tmp_path: Path) -> None:
     recipe, lines = hybrid_recipe(tmp_path), list[str]()
-    checkpoints = (str(each.checkpoint_directory) for each in (recipe.target, recipe.draft))
+    checkpoints = (str(each.unpack_checkpoint()) for each in (recipe.target, recipe.draft))
     path = write_recipe(*checkpoints, tmp_path / "pair.yaml", "int8", 256, 20e9, lines.append)
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert written["target"]["attention"] == "draftproof" and "attention" not in written["draft"]

@@ -71,7 +71,8 @@ def test_the_spelling_follows_the_version(version: str, spelling: str, tmp_path:
 @pytest.mark.parametrize("version", ["0.21.0", "1.5.0", "unknown"])
 def test_a_version_that_nobody_read_is_refused(version: str) -> None:
     with pytest.raises(
-        RecipeError, match=f"version {version}; known: 1.0, 1.1, 1.2, 1.3, 1.4; .*llm_args.py"
+        RecipeError,
+        match=f"TensorRT-LLM {version} is not known; known: 1.0, 1.1, 1.2, 1.3, 1.4; .*llm_args.py",
     ):
         decoding_type(version)
 
@@ -114,4 +115,4 @@ def test_the_version_that_is_installed_decides(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["version"] == "1.3.0"
     machine.install("1.5.0", "trtllm-serve")
     assert main(arguments) == 1
-    assert "version 1.5.0" in capsys.readouterr().err
+    assert "TensorRT-LLM 1.5.0 is" in capsys.readouterr().err

@@ -118,7 +118,7 @@ def test_caches_get_what_the_weights_leave() -> None:
     used = plan.target.weights + plan.draft.weights + plan.caches
     assert 0.7 * FREE < used + 1.5 * GB <= 0.8 * FREE
     assert f"{FREE / GB:.1f} GB free" in "\n".join(plan.lines())
-    with pytest.raises(RecipeError, match=r"6\.0 GB free; .* two requests of 2048 tokens"):
+    with pytest.raises(RecipeError, match=r"6\.0 GB free, .* two requests of 2048 tokens"):
         plan_memory(target, draft, LIMITS, 6 * GB)
 
 

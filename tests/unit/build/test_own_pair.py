@@ -32,7 +32,7 @@ def test_a_recipe_is_written_that_other_commands_read(pair: tuple[str, str], tmp
     recipe = load_recipe(path)
     assert recipe.name == "big-1.5b"
     assert recipe.target.quantization == "int4"
-    assert str(recipe.target.checkpoint_directory) == pair[0]
+    assert str(recipe.target.unpack_checkpoint()) == pair[0]
     assert recipe.target.kv_cache.num_blocks is None and "KV caches, target" in "".join(lines)
     assert f"preflight --quality --recipe {path}" in "".join(lines)
     assert recipe.serving.max_seq_len <= 2048
@@ -75,7 +75,9 @@ def test_a_draft_as_large_as_its_target_is_warned_about_and_a_larger_one_refused
     assert not any("only a smaller draft is faster" in line for line in lines)
     write_recipe(large, other, tmp_path / "b.yaml", "int8", 64, MEMORY, lines.append)
     assert any("only a smaller draft is faster" in line for line in lines)
-    with pytest.raises(IncompatiblePairError, match=f"larger than the target; target {small}.*swap the two"):
+    with pytest.raises(
+        IncompatiblePairError, match=f"larger than the target.*: target {small}.*swap the two"
+    ):
         write_recipe(small, large, tmp_path / "c.yaml", "int8", 64, MEMORY)
     assert not (tmp_path / "c.yaml").exists()
 
@@ -136,7 +138,7 @@ def test_prompts_are_in_the_recipe_and_others_make_another(pair: tuple[str, str]
 
 
 def test_a_pair_that_the_memory_does_not_hold_leaves_no_recipe(pair: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"the memory does not hold this pair; 1\.0 GB free"):
+    with pytest.raises(RecipeError, match=r"the memory does not hold this pair: 1\.0 GB free"):
         write_recipe(*pair, tmp_path / "mine.yaml", "int8", 512, 1e9)
     assert not (tmp_path / "mine.yaml").exists()
 

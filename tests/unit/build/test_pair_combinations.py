@@ -39,8 +39,8 @@ PAIRS = {
 }
 NO_GGUF = (CheckpointError, "the architecture is not supported; general.architecture=")
 REFUSED: dict[tuple[str, str, str], tuple[type[DraftproofError], str]] = {
-    ("trained head", "short", "directory"): (RecipeError, "trained head, which .* draft.lm_head_rows"),
-    ("trained head", "short", "gguf"): (RecipeError, "trained head, which .* draft.lm_head_rows"),
+    ("trained head", "short", "directory"): (RecipeError, "trained head, .* draft.lm_head_rows"),
+    ("trained head", "short", "gguf"): (RecipeError, "trained head, .* draft.lm_head_rows"),
     **{("hybrid draft", rows, "directory"): (RecipeError, "recurrent layers") for rows in ("short", "whole")},
     **{
         (pair, rows, "gguf"): NO_GGUF

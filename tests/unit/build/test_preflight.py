@@ -164,16 +164,16 @@ def test_a_draft_with_too_few_of_the_targets_tokens_is_refused(tmp_path: Path) -
         tokenizer.save(str(path))
     with pytest.raises(IncompatiblePairError, match="too few tokens in common") as refused:
         check_recipe(recipe_of(tmp_path))
-    assert re.search(r"of the target's [\d,]+ tokens, \d+% of a sample text", refused.value.values)
-    assert "50%" in refused.value.limit and "family" in refused.value.remedy
+    assert re.search(r"of the target's [\d,]+ tokens, \d+% of a sample text", refused.value.message)
+    assert "50%" in refused.value.message and "family" in refused.value.remedy
 
 
 @pytest.mark.parametrize(
     ("draft", "target", "serving", "message"),
     [
         ({"end_id": 1}, {}, {}, "no end token in common"),
-        ({"max_position_embeddings": 512}, {}, {}, "the draft's context is shorter"),
-        ({}, {"max_position_embeddings": 512}, {}, "the target's context is shorter"),
+        ({"max_position_embeddings": 512}, {}, {}, "longer than the draft's context"),
+        ({}, {"max_position_embeddings": 512}, {}, "longer than the target's context"),
         ({}, {}, {"max_seq_len": 4096}, "max_seq_len=4096"),
     ],
 )
@@ -183,7 +183,7 @@ def test_pairs_that_do_not_fit(
     make_pair(tmp_path, draft, **target)
     with pytest.raises(IncompatiblePairError, match=message) as caught:
         check_recipe(recipe_of(tmp_path, **serving))
-    assert caught.value.values and caught.value.limit and caught.value.remedy
+    assert caught.value.message and caught.value.remedy
 
 
 def test_same_tokenizer_but_padded_vocabulary(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_special_token_behind_the_networks_vocabulary(tmp_path: Path) -> None:
 def test_tokenizer_larger_than_the_network(tmp_path: Path) -> None:
     make_pair(tmp_path, {"vocab_size": 1024})
     (tmp_path / "draft" / "tokenizer.json").write_bytes((tmp_path / "target" / "tokenizer.json").read_bytes())
-    with pytest.raises(CheckpointError, match="does not belong to its checkpoint"):
+    with pytest.raises(CheckpointError, match=r"has \d+ tokens"):
         check_recipe(recipe_of(tmp_path))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.families.engines import BLOCKS, compile_network, step
+from benchmarks.quality.engines import BLOCKS, compile_network, step
 from benchmarks.quality.predictions import surprises as expected_surprises
 from build import quality
 from build.networks.source import open_network

@@ -240,8 +240,8 @@ def test_what_is_not_understood_is_refused(config: dict[str, Any], message: str)
     with pytest.raises(CheckpointError) as caught:
         form_of(config)
     assert message in str(caught.value)
-    assert caught.value.values and caught.value.limit and caught.value.remedy
-    assert "quantization_config" in caught.value.values
+    assert caught.value.message and caught.value.remedy
+    assert "quantization_config" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_the_command_line_prints_text_or_json(capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().out == "a ü b\n"
         assert main(["--url", url, "--stream", "x"]) == 0
         assert capsys.readouterr().out == "a ü b\n"
-        assert main(["--url", url, "--stream", "--json", "--stop-words", "q", "x"]) == 0
+        assert main(["--url", url, "--stream", "--json", "--field", 'stop_words=["q"]', "x"]) == 0
         document = json.loads(capsys.readouterr().out)
     assert document["output_ids"] == [5, 6, 7, 8]
     assert document["acceptance_rate"] == 0.25
@@ -28,34 +28,20 @@ def test_the_command_line_prints_text_or_json(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {
-        "--max-tokens": ["7"],
-        "--temperature": ["0.5"],
-        "--top-k": ["3"],
-        "--top-p": ["0.75"],
-        "--min-p": ["0.125"],
-        "--repetition-penalty": ["1.5"],
-        "--presence-penalty": ["-0.5"],
-        "--frequency-penalty": ["2"],
-        "--min-tokens": ["3"],
-        "--seed": ["11"],
-        "--stop-words": ["q", "r"],
-        "--bad-words": ["ugly", "bad"],
-        "--logit-bias": ["5=-100", "0=0.5"],
-        "--end-id": ["9"],
-        "--log-probs": ["2"],
-        "--num-draft-tokens": ["0"],
-        "--session-id": ["s1"],
-        "--prediction": ["y"],
-        "--arm": ["stable"],
-        "--prompt-ids": ["5,6"],
+    fields = {
+        **{"temperature": 0.5, "top_k": 3, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5},
+        **{"presence_penalty": -0.5, "frequency_penalty": 2, "min_tokens": 3, "seed": 11, "end_id": 9},
+        **{"stop_words": ["q", "r"], "bad_words": ["ugly", "bad"], "logit_bias": [[5, -100], [0, 0.5]]},
+        **{"guide": ["regex", "[a-z]+"], "num_log_probs": 2, "return_prompt_log_probs": True},
+        **{"num_draft_tokens": 0, "use_draft_logits": True, "session_id": "s1", "prediction": "y"},
+        **{"arm": "stable", "add_special_tokens": False, "parse_special_tokens": True},
+        **{"skip_special_tokens": False},
     }
-    switches = ["--use-draft-logits", "--parse-special-tokens", "--return-prompt-log-probs"]
-    switches += ["--no-add-special-tokens", "--no-skip-special-tokens"]
-    switches += ["--guide", "regex", "[a-z]+"]
-    arguments = [word for flag, values in flags.items() for value in values for word in (flag, value)]
+    arguments = ["--max-tokens", "7", "--prompt-ids", "5,6"]
+    for name, value in fields.items():
+        arguments += ["-f", f"{name}={json.dumps(value)}"]
     with StandInServer(with_log_probs) as server:
-        assert main(["--url", server.grpc_url, "--json", *arguments, *switches, "x"]) == 0
+        assert main(["--url", server.grpc_url, "--json", *arguments, "x"]) == 0
         document = json.loads(capsys.readouterr().out)
     assert (document["seed"], document["log_probs"]) == (2**64 - 1, [-0.5, -2.0, -9.0])
     assert document["top_log_probs"][0] == [[5, -0.5], [1, -1.5]]

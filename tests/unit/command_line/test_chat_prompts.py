@@ -21,7 +21,14 @@ from pipelines.errors import ChatTemplateError
 from pipelines.text.special_names import MARK
 from pipelines.validation.distribution.drawing import DrawPlan, draw_from_own
 from pipelines.validation.exact.asking import ask_pass
-from pipelines.validation.exact.plan import DraftLength, Portion, ProofPlan, passes_of, questions_of
+from pipelines.validation.exact.plan import (
+    NUM_COMBINATIONS,
+    DraftLength,
+    Portion,
+    ProofPlan,
+    pass_of,
+    questions_of,
+)
 from tests.support.chat_templates import user
 from tests.support.trained_tokenizers import byte_level
 from tests.unit.client.scripted_client import ScriptedClient
@@ -118,10 +125,11 @@ def test_a_server_with_the_template_gets_what_fits_with_it(engine: Path, tmp_pat
 
 
 def requests_of_proof(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
-    lengths = (DraftLength(2, "2"),)
-    plan = ProofPlan(tuple(prompts), lengths, (1, 2), 70, 0.0, max_rate=0.5)
+    lengths = DraftLength.of_server("2"), DraftLength.all_fixed(2)
+    plan = ProofPlan(tuple(prompts), *lengths, (1, 2), 70, 0.0, max_rate=0.5)
     client = ScriptedClient()
-    for asked in passes_of(plan):
+    for number in range(NUM_COMBINATIONS):
+        asked = pass_of(plan, number)
         ask_pass(plan, asked, questions_of(plan, asked, Portion(0, 2, 70), "nonce"), "nonce", client)
     assert any(request.prompt.startswith("# nonce cut") for _, request, _ in client.asked)
     return [request for _, request, _ in client.asked]

@@ -70,9 +70,9 @@ def test_all_parts_of_a_split_file_are_downloaded(try_pair: Try, hub: Hub, files
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        pytest.param("q5_k_m", "has no GGUF files that q5_k_m means; Big-F16.gguf", marks=pytest.mark.long),
-        pytest.param("f16", "has 2 GGUF files that f16 means; Big-F16.gguf, mmproj", marks=pytest.mark.long),
-        ("Q4_K_M", "lacks a part of a file; Big-Q4_K_M-00002-of-00002.gguf"),
+        pytest.param("q5_k_m", "has no GGUF files that q5_k_m means: Big-F16.gguf", marks=pytest.mark.long),
+        pytest.param("f16", "has 2 GGUF files that f16 means: Big-F16.gguf, mmproj", marks=pytest.mark.long),
+        ("Q4_K_M", "lacks a part of a split file: Big-Q4_K_M-00002-of-00002.gguf"),
     ],
 )
 def test_an_id_that_means_no_whole_file_is_refused(

@@ -74,9 +74,9 @@ def test_another_revision_is_not_the_commit_in_the_recipe(try_pair: Try, hub: Hu
 
 
 def refused(done: Outcome, hub: Hub, tmp_path: Path, *words: str) -> None:
-    """Check the four parts of an error, and that neither weights nor a recipe exist."""
+    """Check both parts of an error, and that neither weights nor a recipe exist."""
     assert done.code == 1
-    assert len(done.error.removeprefix("error: ").split("; ")) >= 4, done.error
+    assert len(done.error.removeprefix("error: ").split("; ")) >= 2, done.error
     assert "Traceback" not in done.error and "cret" not in done.error
     for word in words:
         assert word in done.error, done.error
@@ -172,13 +172,18 @@ REFUSED: dict[str, tuple[Callable[[Hub, Path], None], tuple[str, str], dict[str,
     "no address": (nothing, PAIR, {"HF_ENDPOINT": "127.0.0.1"}, ("HF_ENDPOINT", "127.0.0.1")),
     "no host": (nothing, PAIR, {"HF_ENDPOINT": "http://.."}, ("HF_ENDPOINT", "UnicodeError")),
     "no time": (nothing, PAIR, {"HF_HUB_DOWNLOAD_TIMEOUT": "9s"}, ("'9s'", "HF_HUB_DOWNLOAD_TIMEOUT")),
-    "a byte": (nothing, PAIR, {"HF_TOKEN": "hf_\x0c1"}, ("the token of the hub is malformed",)),
+    "a byte": (nothing, PAIR, {"HF_TOKEN": "hf_\x0c1"}, ("the token for org/Big is malformed",)),
     "no token": (
         *(nothing, PAIR, {"HF_TOKEN": "hf_sécret"}),
-        ("the token of the hub is malformed", "correct HF_TOKEN"),
+        ("the token for org/Big is malformed", "correct HF_TOKEN"),
     ),
     "pickles": (keep_pickles, PAIR, {}, ("org/Big has its weights in pickles", "pytorch_model.bin")),
-    "a shard": (lose_a_shard, PAIR, {}, ("org/Big is not complete", f"missing {SHARDS[1]}", "lists 2 files")),
+    "a shard": (
+        lose_a_shard,
+        PAIR,
+        {},
+        ("org/Big is not complete", f"missing {SHARDS[1]}", "of 2 files"),
+    ),
     "tokenizer": (lose_the_tokenizer, PAIR, {}, ("org/small has no tokenizer.json", "config.json")),
     "sentencepiece": (keep_sentencepieces, PAIR, {}, ("no tokenizer.json", "that converts tokenizer.model")),
     "architecture": (become_mamba, PAIR, {}, ("cannot compute", "mamba")),

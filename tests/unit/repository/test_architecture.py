@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_memory": {"errors"},
     "time_left": set(),
     "time_limit": set(),
+    "openai_stream": {"errors"},
     "kserve_stream": {"time_limit"},
     "web_application": {"errors"},
     "text": {"errors", "time_limit"},
@@ -68,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "validation": {
         *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
-        *("building", "time_left"),
+        *("building", "time_left", "openai_stream"),
     },
     "canary": {
         *("errors", "program", "manifest", "deploy", "router", "bench"),
@@ -83,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "configuration",
             "deploy",
             "time_limit",
+            "openai_stream",
             "router",
             "canary",
         ),
@@ -99,17 +101,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 RESERVED: dict[str, tuple[str, ...]] = {
     "torch": (
         "tools/demo_pair/",
-        "tools/train_head/",
         "build/quantization/modelopt_worker.py",
         "build/reference.py",
-        "benchmarks/families/",
         "benchmarks/peers/programs/",
         "tests/",
     ),
     "transformers": (
         "build/quantization/modelopt_worker.py",
         "build/reference.py",
-        "benchmarks/families/",
         "benchmarks/peers/programs/",
         "tests/",
     ),
@@ -127,7 +126,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "tests/",
     ),
     "backports": ("pipelines/front_door/requests/", "tests/"),
-    "cryptography": ("build/signature.py", "tests/"),
+    "cryptography": ("build/package.py", "tests/"),
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
     "scipy": ("pipelines/validation/", "pipelines/bench/", "pipelines/canary/", "tests/"),

@@ -92,8 +92,8 @@ def test_a_damaged_engine_directory(damage: Any, message: str, tmp_path: Path) -
     engine = built_engine(tmp_path, pair)
     damage(engine)
     (finding,) = check_built(pair, {"target": engine})
-    assert message in finding.violation.values
-    assert "checkpoint" not in finding.violation.values  # what is read is an engine
+    assert message in finding.violation.message
+    assert "checkpoint" not in finding.violation.message.partition(": ")[2]  # what is read is an engine
 
 
 def test_an_engine_for_another_gpu_or_of_the_other_role(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_an_engine_for_another_gpu_or_of_the_other_role(tmp_path: Path) -> None:
     engine = built_engine(tmp_path, pair)
     for gpu, message in (("h100-80gb", None), ("h200-141gb", "gpu h200-141gb, expected h100-80gb")):
         (engine / "manifest.json").write_text(json.dumps({"files": {}, "gpu": gpu}), encoding="utf-8")
-        values = [finding.violation.values for finding in check_built(pair, {"target": engine})]
-        assert values == ([message] if message else [])
+        found = [finding.violation.message for finding in check_built(pair, {"target": engine})]
+        assert found == ([f"{engine} does not match the recipe: {message}"] if message else [])
     found = differences(pair, pair.draft, engine)
     assert {"max_draft_len 8, expected 0", "gather_generation_logits False, expected True"} <= {*found}
 
@@ -115,6 +115,6 @@ def test_versions_and_quantization_of_an_engine(tmp_path: Path) -> None:
     document["pretrained_config"]["quantization"]["kv_cache_quant_algo"] = "FP8"
     (engine / "config.json").write_text(json.dumps(document), encoding="utf-8")
     (finding,) = check_built(pair, {"target": engine})
-    assert finding.violation.values == (
-        "version 1.1.0, expected 1.2.1; kv_cache_quant_algo FP8, expected None"
+    assert finding.violation.message.endswith(
+        ": version 1.1.0, expected 1.2.1; kv_cache_quant_algo FP8, expected None"
     )

@@ -117,7 +117,7 @@ def test_a_build_that_fails_leaves_a_log_and_no_engine(
     monkeypatch.setenv(f"STAND_IN_{variable}", value)
     with pytest.raises(EngineBuildError, match=message) as caught:
         build(tmp_path, raw)
-    assert caught.value.values and caught.value.limit and caught.value.remedy
+    assert caught.value.message and caught.value.remedy
     assert left_behind(tmp_path) == []
     monkeypatch.delenv(f"STAND_IN_{variable}")
     assert build(tmp_path, raw)["built"] == ["draft", "target"]

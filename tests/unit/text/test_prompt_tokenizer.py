@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pipelines.errors import EngineLoadError, InvalidRequestError
 from pipelines.text.chunk_boundary import ChunkBoundary
@@ -203,3 +203,14 @@ def test_a_tokenizer_of_an_encoder_is_refused() -> None:
     wordpiece = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     with pytest.raises(EngineLoadError, match="WordPiece"):
         Vocabulary.parse(wordpiece.to_str().encode(), PATH)
+
+
+def test_a_pattern_that_backtracks_without_end_refuses_the_text_and_no_other() -> None:
+    tokenizer = TOKENIZERS["byte_level"]()
+    split = pre_tokenizers.Split(Regex("^(x+x+)+y"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, tokenizer.pre_tokenizer])
+    prompts = PromptTokenizer(tokenizer.to_str().encode(), PATH)
+    for parses in (False, True):
+        with pytest.raises(InvalidRequestError, match="cannot split this text"):
+            prompts.encode("x" * 40, parse_special_tokens=parses)
+        assert prompts.encode("hello", parse_special_tokens=parses)

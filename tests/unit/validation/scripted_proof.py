@@ -12,12 +12,13 @@ from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError
 from pipelines.validation.exact.plan import (
     ADAPTIVE,
+    NUM_COMBINATIONS,
     DraftLength,
     Pass,
     Portion,
     ProofPlan,
     Question,
-    passes_of,
+    pass_of,
     questions_of,
 )
 from pipelines.validation.exact.proof import prove
@@ -28,7 +29,8 @@ MAX_TOKENS = 12
 PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(6))
 PLAN = ProofPlan(
     prompts=PROMPTS,
-    draft_lengths=(*(DraftLength(number, str(number)) for number in range(3)), DraftLength(None, ADAPTIVE)),
+    default_length=DraftLength.of_server(ADAPTIVE),
+    fixed_lengths=DraftLength.all_fixed(2),
     loads=(1, 4),
     most_tokens=MAX_TOKENS,
     mean_gap_s=0.0,
@@ -39,7 +41,8 @@ RIGHT: Change = lambda request, model, given: given  # noqa: E731
 
 def schedule(plan: ProofPlan) -> dict[Pass, tuple[Question, ...]]:
     portion = Portion(0, len(PROMPTS), MAX_TOKENS)
-    return {asked: questions_of(plan, asked, portion, "nonce") for asked in passes_of(plan)}
+    passes = [pass_of(plan, number) for number in range(NUM_COMBINATIONS)]
+    return {asked: questions_of(plan, asked, portion, "nonce") for asked in passes}
 
 
 def run(change: Change = RIGHT, plan: ProofPlan = PLAN, client: Any = None) -> Proof:

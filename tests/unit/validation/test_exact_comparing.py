@@ -76,7 +76,7 @@ def test_requests_are_sent_as_their_pass_says() -> None:
         assert len(given.answers) == len(compared) == len(questions)
         assert {(model, streaming) for model, _, streaming in compared} == {(asked.model, asked.is_streaming)}
         lengths = {request.num_draft_tokens for _, request, _ in compared}
-        assert lengths == {asked.draft_length.num_draft_tokens}
+        assert lengths == set(asked.draft_length.requested[: len(questions)])
         primed = [request for _, request, _ in client.asked if request.max_tokens == PRIMING_TOKENS]
         assert Counter(primed) == Counter(() if asked.is_cold else set(primed)), "once, however many ask it"
         prompts = {(request.prompt, request.prompt_ids) for request in wanted}
@@ -123,7 +123,7 @@ def test_one_wrong_token_fails_and_is_found_where_it_is() -> None:
 
 def test_adaptive_answers_are_compared_like_all_others() -> None:
     proof = run(change_of(lambda given: replace(given, text="?"), by_default))
-    assert {finding.asked.draft_length.used for finding in proof.findings} == {ADAPTIVE}
+    assert {finding.asked.draft_length.used for finding in proof.findings} == {(ADAPTIVE,)}
     num_adaptive = sum(result.totals.answers_compared for result in proof.adaptive)
     through_ensemble = sum(result.asked.model == ENSEMBLE for result in proof.adaptive)
     assert 0 < len(proof.findings) < num_adaptive and through_ensemble

@@ -15,7 +15,7 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.validation.exact.plan import ADAPTIVE, DraftLength, ProofPlan, passes_of
+from pipelines.validation.exact.plan import ADAPTIVE, DraftLength, ProofPlan
 from pipelines.validation.exact.proof import Totals
 from pipelines.validation.exact.sampling_kinds import GREEDY
 from pipelines.validation.exact.sections import covered_section, equality_section
@@ -30,6 +30,7 @@ from tests.unit.validation.scripted_proof import (
     change_of,
     raising,
     run,
+    schedule,
     when,
     with_token,
 )
@@ -41,12 +42,9 @@ def drafting(length: str) -> Change:
     return when(lambda r, m: m != TARGET_ALONE and by_default(r), draft_length=length, **counts)
 
 
-FIXED = {
-    length: replace(PLAN, draft_lengths=(*PLAN.draft_lengths[:3], DraftLength(None, length)))
-    for length in ("0", "2")
-}
+FIXED = {length: replace(PLAN, default_length=DraftLength.of_server(length)) for length in ("0", "2")}
 NOTHING = {"output_ids": (), "text": "", "log_probs": (), "top_log_probs": ()}
-COLD = next(asked.number for asked in passes_of(PLAN) if asked.model == SPECULATIVE and asked.is_cold)
+COLD = next(asked.number for asked in schedule(PLAN) if asked.model == SPECULATIVE and asked.is_cold)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,7 @@ COLD = next(asked.number for asked in passes_of(PLAN) if asked.model == SPECULAT
         (when(lambda r, m: f"nonce {COLD}-" in r.prompt, **NOTHING), PLAN, "cold: no token was compared"),
         (when(lambda r, m: True, total_draft_tokens=0), PLAN, "nothing was drafted"),
         (when(lambda r, m: True, total_accepted_draft_tokens=0), PLAN, "no draft token was ever accepted"),
-        (when(lambda r, m: True, total_draft_tokens=1), PLAN, "speculation was off, but 4 tokens"),
+        (when(lambda r, m: True, total_draft_tokens=1), PLAN, "speculation was off, but 2 tokens"),
         (
             when(lambda r, m: True, prompt_log_probs=(), prompt_top_log_probs=()),
             PLAN,
@@ -93,7 +91,7 @@ def test_answers_with_another_draft_length_than_their_pass_are_inconclusive() ->
     told = lack(when(set_meanwhile, draft_length="4"))
     assert told and all(each.endswith("answers report another draft length: 4") for each in told)
     stubborn = lack(when(lambda request, model: model == SPECULATIVE, draft_length=ADAPTIVE))
-    assert {each.split()[1] for each in stubborn} == {"k=0", "k=1", "k=2"}
+    assert {each.split()[1] for each in stubborn} == {"k=0-2"}
 
 
 def test_a_server_that_never_drafts_of_its_own_accord_has_not_shown_its_choice() -> None:
@@ -116,7 +114,7 @@ def test_a_fixed_draft_length_of_the_servers_own_is_named_and_not_called_adaptiv
     section = covered_section(proof)
     assert section.table is not None
     levels = [row[1] for row in section.table.rows if row[0] == "num_draft_tokens"]
-    assert levels == ["0", "1", "2", f"the server's {length}"]
+    assert levels == ["0-2", f"the server's {length}"]
     assert "fixed default draft length, so no pass was adaptive" in section.summary
     assert "no pass was adaptive" not in covered_section(run()).summary
 
@@ -190,7 +188,7 @@ def test_a_proof_that_was_stopped_says_why_and_keeps_what_it_has() -> None:
     num_compared = sum(each.totals.answers_compared for each in stopped.passes)
     done = f"the proof was stopped; {num_compared} comparisons in 3 passes were finished"
     assert (stopped.verdict, stopped.lacks()) == ("inconclusive", [f"{done}; the rest was not asked"])
-    assert "stopped before all levels" in covered_section(stopped).summary
+    assert "ended after 3 of 12 combinations" in covered_section(stopped).summary
     wrong = run(change_of(with_token(3, 99)))
     assert Proof(wrong.passes[:9], PLAN.max_rate, stopped=StoppedError("x")).verdict == "fail"
     section = equality_section(stopped, [])

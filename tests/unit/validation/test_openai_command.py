@@ -12,6 +12,7 @@ import pytest
 from pipelines.command_line.general_prompts import general_prompts
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError
+from pipelines.openai_stream import TokenLogProbs
 from pipelines.validation.__main__ import main
 from pipelines.validation.asking import Stages, ask_each
 from pipelines.validation.audit.arms import Arm, Difference
@@ -19,7 +20,7 @@ from pipelines.validation.openai import recording
 from pipelines.validation.openai.baseline import Baseline, Settings
 from pipelines.validation.openai.recording import can_score, join_noise, score
 from pipelines.validation.openai.server.abilities import Abilities
-from pipelines.validation.openai.server.answers import Answer, TokenLogProbs
+from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import Question
 from pipelines.validation.size import MOST_PROMPTS, MOST_TOKENS, Size
 from pipelines.validation.stopping import stop, stopped_early
@@ -186,7 +187,7 @@ def test_a_stopped_recording_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatc
 
     def stop_after_some(self: Slow, question: Question, *, named_ids: bool) -> Answer:
         if question.prompt.prompt_id == general_prompts().all[20].prompt_id:
-            stop("SIGTERM or Ctrl-C", "", "")
+            stop("SIGTERM or Ctrl-C", "")
         return asked(self, question, named_ids=named_ids)
 
     monkeypatch.setattr(Slow, "ask_with_log_probs", stop_after_some)

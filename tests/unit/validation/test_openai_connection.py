@@ -18,13 +18,14 @@ from pipelines.errors import (
     TransportError,
     UnauthorizedError,
 )
+from pipelines.openai_stream import Event
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import CANDIDATE_KEY, Endpoint, read_key
 from tests.support.scripted_http import scripted_http
 
 KEY = "sk-test-0123456789"
 BUSY = {"Retry-After": "0"}
-DONE = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+ANSWER = b'{"choices": [], "model": "m"}'
 
 
 def connect(url: str) -> Connection:
@@ -40,7 +41,8 @@ def connect(url: str) -> Connection:
         ((500, {}, b"oops"), EngineFailedError),
         ((502, {}, b"bad gateway"), ServerUnavailableError),
         ((504, {}, b"timeout"), RequestTimeoutError),
-        ((200, {}, b"<html>"), TransportError),
+        ((200, {}, f"<html>{KEY}".encode()), TransportError),
+        ((200, {}, f'{{"error": "{KEY}"}}'.encode()), EngineFailedError),
         ((200, {}, b"[1]"), TransportError),
         ((200, {}, b"[" * 100_000), TransportError),
         ((200, {"Content-Length": "100"}, b'{"choices": '), TransportError),
@@ -50,15 +52,15 @@ def test_each_failure_has_its_class_and_quotes_no_key(
     response: tuple[int, dict[str, str], bytes], kind: type[DraftproofError]
 ) -> None:
     with scripted_http(response) as script, pytest.raises(kind) as caught:
-        connect(script.url).post("/v1/completions", {})
+        list(connect(script.url).post("/v1/completions", {}))
     assert KEY not in str(caught.value) and KEY not in repr(caught.value.__context__)
     assert script.requests[0][1]["Authorization"] == f"Bearer {KEY}"
 
 
 def test_a_busy_server_is_asked_again_as_often_as_is_counted() -> None:
-    with scripted_http((429, BUSY, b""), (503, BUSY, b""), (200, {}, b'{"a": 1}')) as script:
+    with scripted_http((429, BUSY, b""), (503, BUSY, b""), (200, {}, ANSWER)) as script:
         connection = connect(script.url)
-        assert connection.post("/v1/completions", {}) == {"a": 1}
+        assert list(connection.post("/v1/completions", {})) == [Event(model="m")]
     assert connection.num_retries == 2
 
 
@@ -79,12 +81,14 @@ def test_no_server_is_no_answer() -> None:
 )
 def test_a_stream_that_ends_early_is_an_error(content: bytes, kind: type[DraftproofError]) -> None:
     with scripted_http((200, {}, content)) as script, pytest.raises(kind):
-        list(connect(script.url).events("/v1/completions", {}))
+        list(connect(script.url).post("/v1/completions", {"stream": True}))
 
 
-def test_a_whole_stream_is_read() -> None:
-    with scripted_http((200, {}, DONE)) as script:
-        assert list(connect(script.url).events("/v1/completions", {"n": 1})) == [{"choices": []}]
+def test_a_whole_stream_is_read_though_the_connection_stays_open() -> None:
+    stream = b"data: " + ANSWER + b"\n\ndata: [DONE]\n\n"
+    with scripted_http((200, {"Content-Length": "1000"}, stream)) as script:
+        events = list(connect(script.url).post("/v1/completions", {"n": 1, "stream": True}))
+    assert events == [Event(model="m")]
     assert script.requests[0][0] == {"n": 1, "stream": True}
 
 

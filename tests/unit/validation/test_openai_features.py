@@ -10,10 +10,11 @@ import pytest
 
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.openai_stream import ToolCall
 from pipelines.validation.openai.comparing import as_streamed, compare_answers
 from pipelines.validation.openai.feature_choice import FEATURES, checked, questions_for, refused_features
 from pipelines.validation.openai.features import Material
-from pipelines.validation.openai.server.answers import Answer, ToolCall
+from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import Question
 
 PROMPTS = tuple(Prompt(f"p{number}", f"text {number} " * 20) for number in range(10))

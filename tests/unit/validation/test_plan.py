@@ -1,10 +1,10 @@
-"""Tests of the proof's plan: pairs of levels, sizes, caches."""
+"""Tests of the proof's plan: combinations, sizes, caches."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -15,15 +15,12 @@ from pipelines.command_line.prompt_files import read_prompts
 from pipelines.errors import VerificationError
 from pipelines.validation.exact.plan import (
     NO_DRAFT,
-    DraftLength,
+    NUM_COMBINATIONS,
     Pass,
     Portion,
     ProofPlan,
     Question,
-    covering_array,
-    num_core_passes,
-    pairs_of_levels,
-    passes_of,
+    pass_of,
     pool_of,
     questions_of,
 )
@@ -32,12 +29,7 @@ from pipelines.validation.exact.sampling_kinds import GREEDY, KINDS, PARAMETERS,
 from tests.support.demo_prompts import DEMO_PROMPTS
 
 LIMITS = Limits(max_draft_len=8, max_requests=80, default_draft_length="adaptive")
-LEVELS = {
-    "kind": KINDS,
-    "draft_length": (*(DraftLength(n, str(n)) for n in range(9)), DraftLength(None, "adaptive")),
-    "num_at_once": (1, 2, 4, 8, 16),
-    **dict.fromkeys(("is_staggered", "is_streaming", "with_cancellations", "is_cold"), (False, True)),
-}
+FLAGS = ("is_staggered", "is_streaming", "with_cancellations", "is_cold")
 NUM_PROMPTS, TOKENS = 320, 10
 
 
@@ -49,60 +41,53 @@ def schedule(
     num_of_pass: int = NUM_PROMPTS // 2, limits: Limits = LIMITS, num_prompts: int = NUM_PROMPTS
 ) -> dict[Pass, tuple[Question, ...]]:
     whole, portion = plan(limits, num_prompts), Portion(3, num_of_pass, TOKENS)
-    return {asked: questions_of(whole, asked, portion, "run") for asked in passes_of(whole)}
+    passes = [pass_of(whole, number) for number in range(4 * NUM_COMBINATIONS)]
+    return {asked: questions_of(whole, asked, portion, "run") for asked in passes}
 
 
-@pytest.mark.parametrize(
-    "num_levels", [(2, 2), (3, 1, 4), (4, 9, 5, 2, 2, 2, 2), (4, 1, 4, 2, 2, 2, 2), (7, 7, 7), (2,) * 9]
-)
-def test_every_pair_of_levels_stands_in_a_row(num_levels: tuple[int, ...]) -> None:
-    array = covering_array(num_levels)
-    assert {pair for row in array for pair in itertools.combinations(enumerate(row), 2)} == pairs_of_levels(
-        num_levels
-    )
-    assert array == covering_array(num_levels)
-    widest, second = sorted(num_levels)[:-3:-1]
-    assert widest * second <= len(array) <= 3 * widest * second, "the first is the minimum"
-    assert len(pairs_of_levels((3, 2, 4))) == 3 * 2 + 3 * 4 + 2 * 4
-
-
-@pytest.mark.parametrize("num_levels", [(), (4,), (3, 0)])
-def test_an_array_needs_two_dimensions_with_levels(num_levels: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="two dimensions"):
-        covering_array(num_levels)
-
-
-def test_the_passes_bring_every_two_levels_together() -> None:
-    passes = passes_of(plan())
-    assert [asked.number for asked in passes] == list(range(len(passes)))
+def test_kinds_lengths_and_flags_meet_in_every_combination_of_two() -> None:
+    """In the first round already."""
+    passes = [pass_of(plan(), number) for number in range(NUM_COMBINATIONS)]
+    assert [asked.number for asked in passes] == list(range(12))
     together = [asked for asked in passes if asked.model == SPECULATIVE]
-    for first, second in itertools.combinations(LEVELS, 2):
+    names = ("kind", "draft_length", *FLAGS)
+    levels = {name: {getattr(asked, name) for asked in together} for name in names}
+    assert levels["kind"] == set(KINDS)
+    assert {length.name for length in levels["draft_length"]} == {"0-8", "adaptive"}
+    for first, second in itertools.combinations(names, 2):
         met = {(getattr(asked, first), getattr(asked, second)) for asked in together}
-        assert met == set(itertools.product(LEVELS[first], LEVELS[second]))
+        assert met == set(itertools.product(levels[first], levels[second])), (first, second)
+    assert {asked.num_at_once for asked in together} == {1, 2, 4, 8, 16}
 
 
-@pytest.mark.parametrize("max_draft_len", [1, 2, 5, 8])
-def test_the_first_passes_have_every_level(max_draft_len: int) -> None:
-    whole = plan(replace(LIMITS, max_draft_len=max_draft_len))
-    core = passes_of(whole)[: num_core_passes(whole)]
-    assert len(core) < len(passes_of(whole)) * 2 / 3
-    for model in (SPECULATIVE, TARGET_ALONE, ENSEMBLE):
-        of_model = [asked for asked in core if asked.model == model]
-        for name in LEVELS if model == SPECULATIVE else ("kind",):
-            levels = Counter(getattr(asked, name) for asked in passes_of(whole) if asked.model == model)
-            found = Counter(getattr(asked, name) for asked in of_model)
-            assert set(found) == set(levels), (model, name, found)
+def test_further_rounds_bring_other_loads_to_every_combination() -> None:
+    for place in range(NUM_COMBINATIONS):
+        rounds = [pass_of(plan(), place + turn * NUM_COMBINATIONS) for turn in range(4)]
+        assert len({asked.num_at_once for asked in rounds}) == 4
+        assert len({replace(asked, number=0, num_at_once=0) for asked in rounds}) == 1
 
 
-def test_the_target_alone_and_the_ensemble_go_through_every_kind() -> None:
+def test_four_rounds_bring_every_load_to_every_kind() -> None:
+    together = [asked for asked in schedule(4) if asked.model == SPECULATIVE]
+    met = {(asked.kind, asked.num_at_once) for asked in together}
+    assert met == set(itertools.product(KINDS, (1, 2, 4, 8, 16)))
+
+
+def test_a_pass_with_fixed_draft_lengths_asks_for_each_in_turn() -> None:
+    fixed = plan().fixed_lengths
+    assert [fixed.requested_at(place) for place in (0, 1, 8, 9)] == [0, 1, 8, 0]
+    assert fixed.used_at(10) == "1"
+    assert {plan().default_length.requested_at(place) for place in range(3)} == {None}
+
+
+def test_the_target_alone_and_the_ensemble_are_asked_under_load() -> None:
     asked = schedule(4)
     alone = [each for each in asked if each.model == TARGET_ALONE]
     assert {each.draft_length for each in alone} == {NO_DRAFT}
-    loads = set(itertools.product(KINDS, (2, 4, 8, 16)))
-    assert {(each.kind, each.num_at_once) for each in alone} == loads
+    assert {is_greedy(each.kind) for each in alone} == {True, False}
+    assert {each.num_at_once for each in alone} == {2, 4, 8, 16}, "at one request it is the reference"
     through = [each for each in asked if each.model == ENSEMBLE]
-    assert {each.kind for each in through} == set(KINDS)
-    assert {each.is_streaming for each in through} == {False, True}
+    assert {is_greedy(each.kind) for each in through} == {each.is_streaming for each in through}
     assert not any(each.with_cancellations for each in through), "it finishes what its client has left"
 
 
@@ -110,8 +95,7 @@ def test_the_target_alone_and_the_ensemble_go_through_every_kind() -> None:
 def test_every_load_is_reached_and_no_more_prompts_are_asked_than_said(num_of_pass: int) -> None:
     for asked, questions in schedule(num_of_pass).items():
         assert len(questions) == max(num_of_pass, asked.num_at_once)
-        num_different = len({question.prompt.prompt_id for question in questions})
-        assert num_different == (len(questions) if asked.is_cold else num_of_pass)
+        assert len({question.prompt.prompt_id for question in questions}) == len(questions)
 
 
 def test_a_cold_prompt_was_never_asked_before_and_a_warm_one_is_asked_by_all_passes_of_its_kind() -> None:
@@ -186,8 +170,10 @@ def test_seeds_differ_and_reach_the_ends_of_64_bits() -> None:
 def test_loads_that_the_server_would_refuse_are_left_out() -> None:
     small = plan(Limits(max_draft_len=2, max_requests=6, default_draft_length="adaptive"))
     assert small.loads == (1, 2, 4)
-    assert max(asked.num_at_once for asked in passes_of(small)) == 4
-    assert {str(asked.draft_length) for asked in passes_of(small)} == {"", "0", "1", "2", "adaptive"}
+    passes = [pass_of(small, number) for number in range(NUM_COMBINATIONS)]
+    assert max(asked.num_at_once for asked in passes) == 4
+    assert {asked.draft_length.name for asked in passes} == {"", "0-2", "adaptive"}
+    assert {asked.num_at_once for asked in passes if asked.model == TARGET_ALONE} <= {2, 4}
 
 
 def test_limits_are_read_from_the_server_or_refused() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.families.engines import BLOCKS, compile_network, greedy_tokens, log_softmax, prompt_logits
-from benchmarks.families.networks import save_model
+from benchmarks.quality.engines import BLOCKS, compile_network, log_softmax
 from build.checkpoints.settings import read_json
 from build.checkpoints.tensor_file import read_tensors, write_tensors
 from build.networks.network import Network
@@ -22,6 +21,8 @@ from build.reference import _is_rounded, compute, load_reference
 from pipelines.errors import CheckpointError
 from pipelines.validation.reference import divergence, judge
 from tests.golden.families import token_ids
+from tests.support.family_networks import save_model
+from tests.support.network_engines import greedy_tokens, prompt_logits
 from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint
 from tests.support.trained_tokenizers import sentencepiece_bpe
 

@@ -9,6 +9,8 @@ import json
 import math
 import re
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +21,6 @@ import pytest
 
 from pipelines.client import Client
 from pipelines.command_line.prompts import Prompts
-from pipelines.errors import RequestCancelledError
 from pipelines.validation import own
 from pipelines.validation.__main__ import main
 from pipelines.validation.exact.proof import prove
@@ -46,7 +47,7 @@ QUIET_S = 3600.0
 def stopping_once(is_asked: Callable[[], object]) -> Iterator[None]:
     """Let the time of the proof be over once a call returns, as the timer of ``stopped_early`` does."""
     with ThreadPoolExecutor() as pool:
-        done = pool.submit(lambda: (is_asked(), stop("its 5 min are over", "a limit", "a remedy")))
+        done = pool.submit(lambda: (is_asked(), stop("its 5 min are over", "a remedy")))
         yield
         done.result()
 
@@ -97,24 +98,41 @@ def test_a_server_that_answers_nothing_at_all_is_left(capsys: pytest.CaptureFixt
 def test_nobody_waits_for_a_busy_server_when_the_time_is_over() -> None:
     with scripted_http((503, {"Retry-After": "60"}, b"")) as script, stopped_early(None):
         connection = Connection(Endpoint(script.url), timeout_s=QUIET_S)
-        with stopping_once(lambda: None), pytest.raises(StoppedError):
+
+        def is_asked() -> None:
+            while not script.requests:
+                time.sleep(0.01)
+
+        with stopping_once(is_asked), pytest.raises(StoppedError):
             stoppable(connection.get)("/v1/models")
+
+
+@contextmanager
+def falling_silent(num_answered: int) -> Iterator[tuple[StandInServer, threading.Event]]:
+    """Run a server of ours that answers so many requests and no more, and an event for the first of these."""
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    def script(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
+        if len(server.requests) > num_answered:
+            is_asked.set()
+            is_over.wait()
+        yield response("a", [1], 1, "length", draft_length="")
+
+    with StandInServer(script) as server:
+        try:
+            yield server, is_asked
+        finally:
+            is_over.set()
 
 
 @pytest.mark.parametrize("num_answered", [0, 9])
 def test_a_server_of_ours_that_falls_silent_is_left(num_answered: int) -> None:
-    def script(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
-        if len(server.requests) > num_answered:
-            server.is_waiting.set()
-            yield {"wait": True}
-        yield response("a", [1], 1, "length", draft_length="")
-
     with (
-        StandInServer(script) as server,
+        falling_silent(num_answered) as (server, is_asked),
         Client.connect(server.grpc_url) as client,
         stopped_early(None),
         cancelled_when_stopped(client.close),
-        stopping_once(server.is_waiting.wait),
+        stopping_once(is_asked.wait),
     ):
         passes = prove(PLAN, schedule(PLAN).items(), "nonce", client)
     proof = Proof(passes, PLAN.max_rate, stopped=StoppedError("stopped"))
@@ -125,7 +143,7 @@ def test_a_server_of_ours_that_falls_silent_is_left(num_answered: int) -> None:
 
 def test_the_command_for_a_server_of_ours_cancels_what_is_under_way() -> None:
     prompts = Prompts("made", {"text": PROMPTS})
-    with silent_server() as (address, is_asked), stopped_early(None), stopping_once(is_asked):
-        asked = own.verify_own, f"grpc://{address}", "demo", Size(5), math.inf, prompts, "equality", []
-        with pytest.raises(RequestCancelledError, match="its 5 min are over"):
-            stoppable(asked[0])(*asked[1:])
+    with falling_silent(0) as (server, is_asked), stopped_early(None), stopping_once(is_asked.wait):
+        asked = server.grpc_url, "demo", Size(5), math.inf, prompts, "equality", []
+        with pytest.raises(StoppedError, match="its 5 min are over"):
+            stoppable(own.verify_own)(*asked)

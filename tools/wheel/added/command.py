@@ -27,9 +27,7 @@ def _verify() -> int:
         from pipelines.validation.openai.command import main as verify
     except ModuleNotFoundError as error:
         raise DraftproofError(
-            "the packages that compare servers are not installed",
-            values=f"no module {error.name}",
-            limit="draftproof with its extra verify",
-            remedy="run: pip install 'draftproof[verify]'",
+            f"the packages that compare servers are not installed: no module {error.name}",
+            "run: pip install 'draftproof[verify]'",
         ) from None
     return verify(sys.argv[2:])

@@ -20,8 +20,9 @@ from pipelines.errors import (
     ModelNotFoundError,
     VerificationError,
 )
-from pipelines.validation.openai.server.answers import Answer, id_of, read_answer
-from pipelines.validation.openai.server.connection import ENDED_EARLY, Connection
+from pipelines.openai_stream import ENDED_EARLY
+from pipelines.validation.openai.server.answers import Answer, answer_of, id_of
+from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -85,10 +86,8 @@ def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
     first = asked.complete()
     if first is None and not chat:
         raise VerificationError(
-            "a server continues no text and answers no chat",
-            values=f"{endpoint.url}: {asked.refusal}",
-            limit=f"POST {COMPLETIONS} or {CHAT}",
-            remedy="check the address, the model and the fields that each request carries",
+            f"{endpoint.url} answers neither {COMPLETIONS} nor {CHAT}: {asked.refusal}",
+            "check the address, the model and the fields that each request carries",
         )
     metrics = _metrics(connection)
     engine = _ENGINES.search(metrics)
@@ -154,11 +153,11 @@ class _Probe:
             content = _TEXT if field == "prompt" else [{"role": "user", "content": _TEXT}]
             has_begun = False
             try:
-                for _ in self._connection.events(path, {**self._body, field: content}):
+                for _ in self._connection.post(path, {**self._body, field: content, "stream": True}):
                     has_begun = True
             except DraftproofError as error:
                 if has_begun:  # another failure is counted when streams are compared
-                    return True, error.what != ENDED_EARLY
+                    return True, ENDED_EARLY not in str(error)
             else:
                 return has_begun, has_begun
         return False, False
@@ -169,7 +168,7 @@ class _Probe:
 
     def _ask(self, path: str, fields: Mapping[str, Any]) -> Answer | None:
         try:
-            return read_answer(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
+            return answer_of(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
         except InvalidRequestError as error:
             self.refusal = str(error)
         return None
@@ -190,10 +189,8 @@ def _model(endpoint: Endpoint, connection: Connection) -> tuple[str, str]:
         return endpoint.model, listed.get(endpoint.model, "")
     if len(listed) != 1:
         raise VerificationError(
-            "it is not known which model to ask",
-            values=f"{endpoint.url} lists {', '.join(sorted(listed)) or 'none'}",
-            limit="one model",
-            remedy="name it with --model and --control-model",
+            f"which model to ask is not known: {endpoint.url} lists {', '.join(sorted(listed)) or 'none'}",
+            "name it with --model and --control-model",
         )
     ((model, owner),) = listed.items()
     return model, owner

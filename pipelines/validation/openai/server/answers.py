@@ -6,43 +6,14 @@ reason, with more tokens than were asked for, or with token ids that the server 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pipelines.errors import TransportError
+from pipelines.openai_stream import Choice, Event, TokenLogProbs, ToolCall, join
 
 _ID = re.compile(r"token_id:(\d+)")
-
-
-@dataclass(frozen=True)
-class TokenLogProbs:
-    """Log probabilities at one output token; names of tokens are their texts, or ``token_id:<id>``.
-
-    Attributes:
-        token: Name of the token.
-        log_prob: Its natural log probability.
-        alternatives: Names and log probabilities of the likeliest tokens there.
-    """
-
-    token: str
-    log_prob: float
-    alternatives: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a tool; its id is random and left out.
-
-    Attributes:
-        name: Name of the function.
-        arguments: Its arguments as the model wrote them.
-    """
-
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True)
@@ -79,35 +50,61 @@ class Answer:
         return f"{thoughts}{self.text}{calls}"
 
 
-def read_answer(document: Mapping[str, Any], max_tokens: int) -> Answer:
-    """Read a whole answer.
+def answer_of(events: Iterable[Event], max_tokens: int) -> Answer:
+    """Join the events of an answer, of which one in one piece has a single one.
 
     Args:
-        document: What the server sent.
+        events: All of its events.
         max_tokens: Most tokens of the answer.
 
     Raises:
-        TransportError: It is no answer, or contradicts itself.
+        TransportError: They are no answer, change the model, or contradict themselves.
     """
-    try:
-        (choice,) = document["choices"]
-        message = choice.get("message", choice)
-        text = message.get("content" if "message" in choice else "text")
-        usage = document.get("usage") or {}
-        answer = Answer(
-            text=text_of(text or ""),
-            finish_reason=text_of(choice.get("finish_reason") or ""),
-            token_ids=ids_of(choice.get("token_ids")),
-            prompt_ids=ids_of(choice.get("prompt_token_ids") or document.get("prompt_token_ids")),
-            log_probs=_log_probs(choice.get("logprobs")),
-            num_tokens=usage.get("completion_tokens"),
-            served_by=served_by(document),
-            tool_calls=tuple(_call(each["function"]) for each in message.get("tool_calls") or ()),
-            thoughts=thoughts_of(message),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise no_answer(f"{type(error).__name__} {error} in {str(document)[:200]}") from None
-    return checked(answer, max_tokens)
+    choices: dict[int, Choice] = {}
+    num_tokens, served_by = None, ("", "")
+    for event in events:
+        named = event.model, event.fingerprint
+        if changed := change_of_server(served_by, named):
+            raise _contradiction(changed)
+        served_by = named[0] or served_by[0], named[1] or served_by[1]
+        num_tokens = num_tokens if event.num_tokens is None else event.num_tokens
+        join(choices, event)
+    if len(choices) != 1:
+        raise _contradiction(f"{len(choices)} choices")
+    (choice,) = choices.values()
+    calls = choice.tool_calls
+    if choice.goes_on:
+        raise _contradiction(f"something after the finish reason {choice.finish_reason!r}")
+    if list(calls) != list(range(len(calls))):
+        raise _contradiction(f"calls of tools with the numbers {list(calls)}")
+    answer = Answer(
+        text=choice.text("text"),
+        finish_reason=choice.finish_reason,
+        token_ids=tuple(choice.token_ids or ()),
+        prompt_ids=tuple(choice.prompt_ids or ()),
+        log_probs=tuple(choice.log_probs),
+        num_tokens=num_tokens,
+        served_by=served_by,
+        tool_calls=tuple(calls.values()),
+        thoughts=choice.text("reasoning"),
+    )
+    _check(answer, max_tokens)
+    return answer
+
+
+def _check(answer: Answer, max_tokens: int) -> None:
+    if not answer.finish_reason:
+        raise _contradiction(f"no finish_reason after {len(answer.text)} characters")
+    num_ids = len(answer.token_ids)
+    if max(num_ids, answer.num_tokens or 0) > max_tokens + 1:
+        raise _contradiction(f"{max(num_ids, answer.num_tokens or 0)} tokens with max_tokens={max_tokens}")
+    # Servers differ in whether the token that ends an answer is one of its tokens.
+    if num_ids and answer.num_tokens is not None and abs(num_ids - answer.num_tokens) > 1:
+        raise _contradiction(f"{num_ids} token ids, and {answer.num_tokens} completion_tokens")
+
+
+def _contradiction(what: str) -> TransportError:
+    return TransportError(f"the server's answer contradicts itself: {what}")
 
 
 def change_of_server(before: tuple[str, str], now: tuple[str, str]) -> str:
@@ -118,161 +115,7 @@ def change_of_server(before: tuple[str, str], now: tuple[str, str]) -> str:
     return ", ".join(changes)
 
 
-def served_by(document: Mapping[str, Any]) -> tuple[str, str]:
-    """Return model and fingerprint as an answer or an event says them."""
-    return str(document.get("model") or ""), str(document.get("system_fingerprint") or "")
-
-
-def thoughts_of(message: Mapping[str, Any]) -> str:
-    """Return the thoughts of a message or of a part of it; engines differ in the name."""
-    return text_of(message.get("reasoning_content") or message.get("reasoning") or "")
-
-
-def checked(answer: Answer, max_tokens: int) -> Answer:
-    """Return an answer.
-
-    Raises:
-        TransportError: It contradicts itself.
-    """
-    if not answer.finish_reason:
-        raise no_answer(f"no finish_reason after {len(answer.text)} characters")
-    num_ids = len(answer.token_ids)
-    if max(num_ids, answer.num_tokens or 0) > max_tokens + 1:
-        raise no_answer(f"{max(num_ids, answer.num_tokens or 0)} tokens with max_tokens={max_tokens}")
-    # Servers differ in whether the token that ends an answer is one of its tokens.
-    if num_ids and answer.num_tokens is not None and abs(num_ids - answer.num_tokens) > 1:
-        raise no_answer(f"{num_ids} token ids, and {answer.num_tokens} completion_tokens")
-    return answer
-
-
-def no_answer(values: str) -> TransportError:
-    """Return the error for what is no answer."""
-    return TransportError(
-        "the server's answer is none of OpenAI's API, or contradicts itself",
-        values=values,
-        limit="one choice with text and finish_reason, no more tokens than asked for, all of them counted",
-    )
-
-
-def text_of(value: object) -> str:
-    """Return a text.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def ids_of(value: Sequence[Any] | None) -> tuple[int, ...]:
-    """Return token ids.
-
-    Raises:
-        TypeError: One is no whole number.
-    """
-    ids = tuple(value or ())
-    if not all(isinstance(each, int) for each in ids):
-        raise TypeError("a token id is no whole number")
-    return ids
-
-
-def _call(function: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(text_of(function["name"]), text_of(function.get("arguments") or ""))
-
-
-def _log_probs(value: Mapping[str, Any] | None) -> tuple[TokenLogProbs, ...]:
-    """Read either of the two forms of log probabilities; llama.cpp has that of chat for both paths."""
-    if not value:
-        return ()
-    if value.get("content") is not None:
-        return tuple(
-            TokenLogProbs(
-                token["token"],
-                float(token["logprob"]),
-                {each["token"]: float(each["logprob"]) for each in token.get("top_logprobs") or ()},
-            )
-            for token in value["content"]
-        )
-    tokens = value["tokens"]
-    rows = zip(
-        tokens, value["token_logprobs"], value.get("top_logprobs") or [None] * len(tokens), strict=True
-    )
-    return tuple(
-        # The first token of an echoed prompt has none.
-        TokenLogProbs(
-            token, math.nan if own is None else float(own), {k: float(v) for k, v in (top or {}).items()}
-        )
-        for token, own, top in rows
-    )
-
-
 def id_of(token: str) -> int | None:
     """Return the id in the name of a token; None if the name is a text."""
     found = _ID.fullmatch(token)
     return int(found[1]) if found else None
-
-
-def join_events(events: Sequence[Mapping[str, Any]], max_tokens: int) -> Answer:
-    """Join the events of a stream.
-
-    Args:
-        events: All events before ``[DONE]``.
-        max_tokens: Most tokens of the answer.
-
-    Raises:
-        TransportError: They are no answer, change the model, or contradict themselves.
-    """
-    joined = Answer("", "")
-    try:
-        for event in events:
-            joined = _with_server(joined, event)
-            for choice in event["choices"]:
-                joined = _with_choice(joined, choice)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise no_answer(f"{type(error).__name__} {error}") from None
-    return checked(joined, max_tokens)
-
-
-def _with_server(joined: Answer, event: Mapping[str, Any]) -> Answer:
-    """Add what an event says about the whole answer."""
-    if changed := change_of_server(joined.served_by, served_by(event)):
-        raise ValueError(changed)
-    model, fingerprint = (new or old for new, old in zip(served_by(event), joined.served_by, strict=True))
-    usage = event.get("usage")
-    return replace(
-        joined,
-        served_by=(model, fingerprint),
-        num_tokens=joined.num_tokens if usage is None else usage["completion_tokens"],
-    )
-
-
-def _with_choice(joined: Answer, choice: Mapping[str, Any]) -> Answer:
-    delta = choice.get("delta", choice)
-    more = text_of(delta.get("content" if "delta" in choice else "text") or "")
-    thoughts, calls = thoughts_of(delta), delta.get("tool_calls") or ()
-    if joined.finish_reason and (more or thoughts or calls):
-        raise ValueError("text after the finish reason")
-    return replace(
-        joined,
-        text=joined.text + more,
-        thoughts=joined.thoughts + thoughts,
-        tool_calls=_with_calls(joined.tool_calls, calls),
-        finish_reason=text_of(choice.get("finish_reason") or joined.finish_reason),
-        token_ids=joined.token_ids + ids_of(choice.get("token_ids")),
-        prompt_ids=joined.prompt_ids or ids_of(choice.get("prompt_token_ids")),
-    )
-
-
-def _with_calls(calls: tuple[ToolCall, ...], deltas: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
-    """Add parts of calls; each names its call by a number, and a new call has the next number."""
-    joined = list(calls)
-    for delta in deltas:
-        place, function = delta["index"], delta.get("function") or {}
-        if place == len(joined):
-            joined.append(ToolCall("", ""))
-        joined[place] = ToolCall(
-            joined[place].name + text_of(function.get("name") or ""),
-            joined[place].arguments + text_of(function.get("arguments") or ""),
-        )
-    return tuple(joined)

@@ -6,7 +6,6 @@ would look like a fault. A busy server (429, 503) is asked again a few times, as
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -28,6 +27,7 @@ from pipelines.errors import (
     TransportError,
     UnauthorizedError,
 )
+from pipelines.openai_stream import AnswerReader, Event, UnreadableError
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.stopping import cancelled_when_stopped, pause
 
@@ -47,9 +47,6 @@ _MOST_RETRIES = 5
 _LONGEST_WAIT_S = 60.0
 _CONNECT_S = 10.0
 _LONGEST_EXCERPT = 300
-
-ENDED_EARLY = "a stream ended early"
-"""Words of the error that a stream without ``data: [DONE]`` is."""
 
 
 class Connection:
@@ -89,36 +86,36 @@ class Connection:
         with self._send("GET", path, None) as response:
             return response.read().decode("utf-8", errors="replace")
 
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return the whole answer, which is a JSON object.
+    def post(self, path: str, body: Mapping[str, Any]) -> Iterator[Event]:
+        """Send a request and yield the events of the answer; one in one piece is a single event.
+
+        Args:
+            path: Path with ``/v1``.
+            body: The request; with ``stream`` the answer comes in events.
 
         Raises:
-            DraftproofError: The server refuses it, does not answer, or not with an object.
+            DraftproofError: The server refuses it, does not answer, or not in the form of OpenAI's API.
         """
+        reader = AnswerReader(is_stream=bool(body.get("stream")), has_items=path.endswith("/responses"))
+        unreadable = None
         with self._send("POST", path, body) as response:
-            return self._object(response.read())
+            try:
+                for data in response.iter_bytes():
+                    yield from map(self._answering, reader.read(data))
+                    if reader.is_done:  # whenever the server closes the connection
+                        break
+                yield from map(self._answering, reader.end())
+            except UnreadableError as error:
+                unreadable = error
+        if unreadable is not None:  # raised here, so that nothing refers to what the server quoted
+            raise TransportError(
+                f"the server sent {unreadable.fault}: {self._excerpt(f'{self._url} {unreadable.detail}')}"
+            )
 
-    def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Send a request and yield the events of the answer until ``[DONE]``.
-
-        Raises:
-            DraftproofError: As ``post``; the stream ends before ``[DONE]``, or has an error.
-        """
-        with self._send("POST", path, {**body, "stream": True}) as response:
-            for line in response.iter_lines():
-                if not line.startswith("data:"):
-                    continue
-                data = line.removeprefix("data:").strip()
-                if data == "[DONE]":
-                    return
-                event = self._object(data)
-                if event.get("error"):
-                    raise EngineFailedError(
-                        "the server failed in the middle of a stream",
-                        values=self._excerpt(json.dumps(event["error"])),
-                    )
-                yield event
-        raise TransportError(ENDED_EARLY, values=self._url, limit="a stream ends with data: [DONE]")
+    def _answering(self, event: Event) -> Event:
+        if event.error:
+            raise EngineFailedError(f"the server sent an error for an answer: {self._excerpt(event.error)}")
+        return event
 
     @contextmanager
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:
@@ -142,36 +139,20 @@ class Connection:
                 self.num_retries += 1
             pause(_wait_s(response, attempt))
 
-    def _object(self, content: str | bytes) -> dict[str, Any]:
-        try:
-            document = json.loads(content)
-        except (ValueError, RecursionError):
-            document = None
-        if isinstance(document, dict):
-            return document
-        text = content if isinstance(content, str) else content.decode("utf-8", errors="replace")
-        raise TransportError(
-            "the server answered with something else than a JSON object",
-            values=self._excerpt(text),
-            limit="OpenAI's API",
-        )
-
     def _broken(self, error: httpx.HTTPError) -> DraftproofError:
         detail = self._excerpt(f"{self._url}: {type(error).__name__} {error}")
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return ServerUnavailableError("no server answers", values=detail)
+            return ServerUnavailableError(f"no server answers: {detail}")
         if isinstance(error, httpx.TimeoutException):
-            limit = f"{self._timeout_s:g} s without a byte"
-            return RequestTimeoutError("the server fell silent", values=detail, limit=limit)
-        return TransportError("the server closed the connection early", values=detail)
+            return RequestTimeoutError(f"the server fell silent for {self._timeout_s:g} s: {detail}")
+        return TransportError(f"the server closed the connection early: {detail}")
 
     def _refused(self, response: httpx.Response) -> DraftproofError:
         status = response.status_code
         default = EngineFailedError if status >= 500 else InvalidRequestError
         return _STATUSES.get(status, default)(
-            f"the server answered with HTTP status {status}",
-            values=self._excerpt(_message_of(response)),
-            remedy="check address, model and key" if status in (401, 403, 404) else "",
+            f"the server answered with HTTP status {status}: {self._excerpt(_message_of(response))}",
+            "check address, model and key" if status in (401, 403, 404) else "",
         )
 
     def _excerpt(self, text: str) -> str:

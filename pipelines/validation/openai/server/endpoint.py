@@ -46,10 +46,10 @@ class Endpoint:
         is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
         if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
             raise InvalidRequestError(
-                "the address of an OpenAI-compatible server is invalid",
-                values=f"{parts.scheme or '(no scheme)'}://{parts.hostname or '(no host)'}",
-                limit="http://host:port or https://host, without user name, password and query",
-                remedy="give the key in a file or in the environment",
+                f"{parts.scheme or '(no scheme)'}://{parts.hostname or '(no host)'} is not the address of an "
+                "OpenAI-compatible server, which is http://host:port or https://host without user name, "
+                "password and query",
+                "give the key in a file or in the environment",
             )
         return cls(url.rstrip("/").removesuffix("/v1"), model, key, body)
 
@@ -68,17 +68,12 @@ def read_key(file: Path | None, variable: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise InvalidRequestError(
-                "the file of an API key cannot be read",
-                values=f"{file}: {reason}",
-                limit="a file whose only line is the key",
-                remedy="name another file",
+                f"the file of an API key cannot be read: {file}: {reason}", "name another file"
             ) from None
     key = key.strip()
     if (file is not None and not key) or not key.isascii() or any(not c.isprintable() for c in key):
         raise InvalidRequestError(
-            "an API key is invalid",
-            values=f"{source}: {len(key)} characters",
-            limit="one line of printable ASCII characters",
-            remedy="write the key alone into the file or the variable",
+            f"the API key in {source} is not one line of printable ASCII characters",
+            "write the key alone into the file or the variable",
         )
     return key

@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, VerificationError
 from pipelines.validation.openai.server.abilities import CHAT, COMPLETIONS, draft_tokens, find_abilities
-from pipelines.validation.openai.server.answers import Answer, change_of_server, join_events, read_answer
+from pipelines.validation.openai.server.answers import Answer, answer_of, change_of_server
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.stopping import StoppedError, stoppable
@@ -101,18 +101,16 @@ class OpenAIServer:
             raise
         except DraftproofError as error:
             with self._lock:
-                self.failures[f"{type(error).__name__}: {error.what}"] += 1
+                self.failures[f"{type(error).__name__}: {error.message.partition(': ')[0]}"] += 1
             raise
 
     def _send(self, path: str, fields: dict[str, Any], *, stream: bool) -> Answer:
         body = {"model": self.abilities.model, "temperature": 0, **fields, **self._body}
         if self.abilities.token_ids:
             body["return_token_ids"] = True
-        max_tokens = int(body["max_tokens"])
         if stream:
-            answer = join_events(list(self._connection.events(path, body)), max_tokens)
-        else:
-            answer = read_answer(self._connection.post(path, body), max_tokens)
+            body["stream"] = True
+        answer = answer_of(self._connection.post(path, body), int(body["max_tokens"]))
         self._check(answer)
         return answer
 
@@ -135,7 +133,7 @@ class OpenAIServer:
 
     def _check(self, answer: Answer) -> None:
         if self.abilities.token_ids and answer.text and not answer.token_ids:
-            raise VerificationError("an answer has no token ids", values=self.url, limit="earlier ones had")
+            raise VerificationError(f"an answer of {self.url} has no token ids, and earlier ones had")
         with self._lock:
             changed = change_of_server(self._served_by, answer.served_by)
             model, fingerprint = (
@@ -143,11 +141,7 @@ class OpenAIServer:
             )
             self._served_by = model, fingerprint
         if changed:
-            raise VerificationError(
-                "the server changed between two answers",
-                values=changed,
-                limit="one model with one fingerprint",
-            )
+            raise VerificationError(f"the server changed between two answers: {changed}")
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def test_a_disk_that_does_not_hold_the_unpacked_file_is_refused(
 def test_tensorrt_llm_reads_no_gguf_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
     recipe = load_recipe(write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY))
     with pytest.raises(CheckpointError, match="a GGUF file; TensorRT-LLM reads none"):
-        read_model_config(recipe.target.checkpoint_directory)
+        read_model_config(recipe.target.unpack_checkpoint())
 
 
 def test_try_takes_a_file_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

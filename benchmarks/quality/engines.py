@@ -1,4 +1,4 @@
-"""Compile a small network, and compute logits with its engine."""
+"""Compile a network outside of a recipe, and compute logits with its engine."""
 
 from __future__ import annotations
 
@@ -82,46 +82,3 @@ def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
     """Return log-probabilities, [rows, vocab]."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
-
-
-def prompt_logits(engine: Engine, ids: TokenIds, num_first: int) -> Logits:
-    """Compute the logits of a text in two chunks, [tokens, vocab].
-
-    Args:
-        engine: The engine.
-        ids: The text; at most 544 tokens.
-        num_first: Tokens of the first chunk.
-    """
-    rest = len(ids) - num_first
-    first = piece(engine, ids[:num_first], 0, num_first, as_rows=False)
-    second = piece(engine, ids[num_first:], num_first, rest, as_rows=False)
-    return np.concatenate([step(engine, first), step(engine, second)])
-
-
-def decoded_rows(engine: Engine, ids: TokenIds, num_prompt: int, rows: int, *others: Chunk) -> Logits:
-    """Compute the logits after a prompt, as verification does: so many tokens a step, each a row.
-
-    Args:
-        engine: The engine.
-        ids: Prompt and further tokens, whose number is a multiple of ``rows``.
-        num_prompt: Tokens of the prompt.
-        rows: Rows of each step.
-        *others: What else each step computes.
-    """
-    step(engine, piece(engine, ids[:num_prompt], 0, 1, as_rows=False))
-    found = []
-    for start in range(num_prompt, len(ids), rows):
-        chunk = piece(engine, ids[start : start + rows], start, rows, as_rows=True)
-        found.append(step(engine, chunk, *others)[:rows])
-    return np.concatenate(found)
-
-
-def greedy_tokens(engine: Engine, prompt: TokenIds, count: int) -> list[int]:
-    """Decode greedily, one row a step."""
-    logits = step(engine, piece(engine, prompt, 0, 1, as_rows=False))
-    tokens = [int(logits[0].argmax())]
-    while len(tokens) < count:
-        last = np.array(tokens[-1:], np.int32)
-        chunk = piece(engine, last, len(prompt) + len(tokens) - 1, 1, as_rows=True)
-        tokens.append(int(step(engine, chunk)[0].argmax()))
-    return tokens

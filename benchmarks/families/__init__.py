@@ -1,1 +1,0 @@
-"""Compares every supported family of networks with transformers."""
