@@ -1,4 +1,4 @@
-"""Tests of ``deploy/rollouts``: our own job, and the examples for Argo Rollouts, Flagger and KServe.
+"""Tests of ``deploy/rollouts``: the examples for Argo Rollouts, Flagger and KServe.
 
 Pods and services are checked against Kubernetes' schemas, addresses against the gates that we serve. No
 package has the schemas of the tools' own objects, and no cluster has seen them.
@@ -41,20 +41,16 @@ def with_gates() -> Document:
     return deployment
 
 
-def job() -> Document:
-    return examples("Job")[0]
-
-
 def pods() -> list[Document]:
     """Return the pod specs within the examples."""
     [service] = examples("InferenceService")
     of_knative = {"canaryTrafficPercent", "minReplicas", "maxReplicas", "timeout"}
     of_kserve = {key: value for key, value in service["spec"]["predictor"].items() if key not in of_knative}
-    return [pod(with_gates()), pod(job()), of_kserve]
+    return [pod(with_gates()), of_kserve]
 
 
 def test_pods_and_services_fit_kubernetes_and_are_confined() -> None:
-    for document in (with_gates(), *examples("Service", "NetworkPolicy", "Job")):
+    for document in (with_gates(), *examples("Service", "NetworkPolicy")):
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
     for spec in pods():
         wrapped = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
