@@ -178,7 +178,6 @@ def plan_memory(
     draft: EngineMemory,
     serving: Serving,
     free: float,
-    process_bytes: int = SERVER_BYTES,
 ) -> MemoryPlan:
     """Choose the blocks of the KV caches that the recipe leaves open.
 
@@ -190,7 +189,6 @@ def plan_memory(
         draft: Memory of the draft.
         serving: Limits of the server.
         free: Free memory, bytes.
-        process_bytes: Bytes of the processes without engines; less for a second pair, whose server runs.
 
     Raises:
         RecipeError: The memory does not hold the weights and one request, or the blocks of the recipe.
@@ -199,7 +197,7 @@ def plan_memory(
     least = 2 * per_request + 1  # one block is reserved
     most = max(least, serving.max_batch_size * per_request + 1)
     states = states_bytes(target.slot, serving.max_batch_size)
-    fixed, per_block = target.weights + draft.weights + states + process_bytes, 0
+    fixed, per_block = target.weights + draft.weights + states + SERVER_BYTES, 0
     for engine in (target, draft):
         if engine.num_blocks is None:
             per_block += engine.block
@@ -216,4 +214,4 @@ def plan_memory(
             "int4, or use a machine with more memory",
         )
     chosen = {"target": target.num_blocks or blocks, "draft": draft.num_blocks or blocks}
-    return MemoryPlan(free, target, draft, chosen, states, process_bytes)
+    return MemoryPlan(free, target, draft, chosen, states, SERVER_BYTES)

@@ -1,9 +1,7 @@
 """Render ``model_repository/`` for a recipe: ``python -m build.repository --recipe demo``.
 
-The result is ``.run/<recipe>/model_repository/``. It is replaced atomically, and pairs that a rollout has
-added are kept. With ``--add-to``, the recipe's pair is added to another recipe's repository, which may be in
-use (``build/rendering/second_pair.py``). With ``--package``, the pair is that of a package, which is checked
-first; nothing is built.
+The result is ``.run/<recipe>/model_repository/``, which is replaced atomically. With ``--package``, the pair
+is that of a package, which is checked first; nothing is built.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ from build.package import read_package
 from build.recipe import REPOSITORY_ROOT, DefaultSampling, Recipe, load_recipe
 from build.rendering.kv_blocks import returned_bytes, with_kv_blocks
 from build.rendering.rendered_pair import RenderedPair
-from build.rendering.second_pair import models_of_other_pairs, pair_beside, render_second_pair
 from build.rendering.templates import TEMPLATES, render_repository
 from build.tensorrt_llm.memory_plan import MemoryPlan
-from pipelines.atomic_file import remove_directory
 from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
@@ -44,6 +41,7 @@ def render_recipe(
     package: PackageOrigin | None = None,
     name: str | None = None,
     default_sampling: DefaultSampling | None = None,
+    served_model_name: str = "",
 ) -> Path:
     """Check the engines of a recipe against their hashes and render its repository.
 
@@ -57,6 +55,7 @@ def render_recipe(
         package: The package that holds the engines; None for engines of this checkout.
         name: Name of the run directory; None: the recipe's.
         default_sampling: What an option sets instead of the recipe.
+        served_model_name: Name that clients send as ``model``; "" for the recipe's.
 
     Returns:
         ``<run>/<name>/model_repository``.
@@ -64,17 +63,17 @@ def render_recipe(
     Raises:
         EngineLoadError: A file of an engine is missing or has changed since the build.
         RecipeError: The memory does not hold the pair.
-        RepositoryError: See ``render_repository`` and ``models_of_other_pairs``.
+        RepositoryError: See ``render_repository``.
     """
     destination = run / (name or recipe.name) / "model_repository"
     engines = known_engine(draft_engine), known_engine(target_engine)
     pair = RenderedPair(recipe, *engines, destination.parent.resolve(), memory)
-    kept = models_of_other_pairs(pair)
-    loop = pair.loop
-    pair = with_kv_blocks(pair, destination / loop, lambda: free() + returned_bytes(destination, loop))
-    render_repository(TEMPLATES, recipe.runtime, pair.values, destination, kept)
-    pair.record(loads_at_start=True).write(destination / loop)
-    launch_of(recipe, package, default_sampling).write(destination.parent)
+    loop = destination / LOOP
+    pair = with_kv_blocks(pair, loop, lambda: free() + returned_bytes(loop))
+    render_repository(TEMPLATES, recipe.runtime, pair.values, destination)
+    pair.record.write(loop)
+    launch = launch_of(recipe, package, default_sampling)
+    replace(launch, served_model_name=served_model_name).write(destination.parent)
     return destination
 
 
@@ -96,58 +95,46 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
     recipe = package.pair.recipe if package else load_recipe(options.recipe, options.runtime)
     if options.check_recipe:
         return {"recipe": recipe.name}
-    if options.add_to is not None:
-        pair_beside(recipe, options.add_to)  # refused before hours are spent on it
     pair = package.pair if package else build_pair(recipe, print_line)
     engines = pair.draft_engine, pair.target_engine
-    free = available_bytes if options.free_bytes is None else lambda: options.free_bytes
-    if options.add_to is not None:
-        run = options.add_to.resolve()
-        record = render_second_pair(pair.recipe, *engines, run, free)
-        if package is not None:
-            package.check_rendered(record)
-        return record.document()
     origin = None
     run = (options.run_directory or RUN / pair.recipe.name).resolve()
     if package is not None:
         origin = PackageOrigin(str(package.directory), package.sha256)
-        _begin_anew(run, origin)
+        if not options.replace:
+            _check_not_in_use(run, origin)
     destination = render_recipe(
-        pair.recipe, *engines, run.parent, pair.memory, free, origin, run.name, sampling
+        pair.recipe,
+        *engines,
+        run.parent,
+        pair.memory,
+        package=origin,
+        name=run.name,
+        default_sampling=sampling,
+        served_model_name=options.served_model_name,
     )
     if package is not None:
         package.check_rendered(PairRecord.read(destination / LOOP))
     return {"model_repository": str(destination), "recipe": pair.recipe.name}
 
 
-def _begin_anew(run_directory: Path, package: PackageOrigin) -> None:
-    """Empty a run directory that was rendered for another package, or for the checkout.
-
-    Pairs that were promoted there go with the table of arms that names them: a server of this package begins
-    with the package's own pair. ``launch.json`` says which package it was; it is written
-    last, so that an interrupted rendering begins anew as well.
-
-    Args:
-        run_directory: Run directory; it need not exist.
-        package: The package that is going to be rendered.
+def _check_not_in_use(run_directory: Path, package: PackageOrigin) -> None:
+    """Refuse a run directory whose server serves something else than a package.
 
     Raises:
         RepositoryError: A server uses the directory.
     """
-    repository = run_directory / "model_repository"
     if _rendered_from(run_directory) == package.sha256:
         return
     try:
-        socket = REPOSITORY_ROOT / PairRecord.read(repository / LOOP).socket
+        socket = REPOSITORY_ROOT / PairRecord.read(run_directory / "model_repository" / LOOP).socket
     except RepositoryError:  # there is none, or one of another version
-        socket = None
-    if socket is not None and is_listening(socket):
+        return
+    if is_listening(socket):
         raise RepositoryError(
             f"a server uses {run_directory} with another pair than {package.directory}",
             f"stop it ('draftproof stop --recipe {run_directory.name}') before you serve another one",
         )
-    (run_directory / "arms.json").unlink(missing_ok=True)
-    remove_directory(repository)
 
 
 def _rendered_from(run_directory: Path) -> str | None:
@@ -175,23 +162,18 @@ def main(arguments: list[str] | None = None) -> int:
         help="render for this run directory (default: .run/<recipe>)",
     )
     parser.add_argument(
-        "--add-to",
-        type=Path,
-        metavar="RUN_DIRECTORY",
-        help="add the pair to the repository in this run directory, as a second pair",
-    )
-    parser.add_argument(
-        "--free-bytes",
-        type=int,
-        metavar="N",
-        help="memory that the server may still use, if it has other limits than this machine (default: what "
-        "is available here)",
+        "--served-model-name", default="", help="name that clients send as model (default: the recipe's)"
     )
     parser.add_argument(
         "--default-sampling",
         default="",
         metavar="NAME=VALUE,...",
         help="sampling parameters of requests that send none (default: the recipe's)",
+    )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="replace the pair of a server that is running; it loads the new one at SIGHUP",
     )
     parser.add_argument("--check-recipe", action="store_true", help="read the recipe, and do nothing else")
     options = parser.parse_args(arguments)

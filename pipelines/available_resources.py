@@ -9,7 +9,6 @@ _MEMINFO = Path("/proc/meminfo")
 _PROCESSORS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
-_STEP_BYTES = 1 << 26  # smaller changes are not worth a round trip to Triton
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
@@ -32,11 +31,6 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     except (OSError, ValueError, KeyError):
         return machine
     return min(machine, limit - used + cache)
-
-
-def published_bytes() -> float:
-    """Return the available memory, rounded down to 64 MiB."""
-    return float(available_bytes() // _STEP_BYTES * _STEP_BYTES)
 
 
 def available_cores(processors: Path = _PROCESSORS, cgroup: Path = _CGROUP) -> int:

@@ -49,9 +49,13 @@ class ProcessIdentity:
 
     def kill(self) -> None:
         """Kill it if it still runs."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal if it still runs."""
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
 
     def end(self, timeout_s: float) -> bool:
         """Terminate it, kill it after ``timeout_s`` if necessary, and kill its process group.
@@ -61,8 +65,7 @@ class ProcessIdentity:
         """
         if not self.is_alive:
             return True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+        self.send(signal.SIGTERM)
         ended = self._wait(timeout_s)
         # Also if it has ended by itself, because a hanging process of a model would be left.
         with contextlib.suppress(ProcessLookupError):

@@ -1,9 +1,8 @@
-"""Choose the blocks of a pair's KV caches, once for each pair of a repository."""
+"""Choose the blocks of a pair's KV caches, once for each pair of a run directory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +10,13 @@ from build.command_line import print_line
 from build.memory import SERVER_BYTES, EngineMemory, plan_memory
 from build.recipe import REPOSITORY_ROOT
 from build.rendering.rendered_pair import RenderedPair
-from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import pair_bytes
 from pipelines.errors import RepositoryError
 from pipelines.socket_path import is_listening
 
 
-def with_kv_blocks(
-    pair: RenderedPair, rendered: Path, free: Callable[[], float], process_bytes: int = SERVER_BYTES
-) -> RenderedPair:
+def with_kv_blocks(pair: RenderedPair, rendered: Path, free: Callable[[], float]) -> RenderedPair:
     """Return the pair with the blocks of its recipe, or those that the memory holds.
 
     A pair that is rendered already keeps its blocks, since its own server may use the memory at this moment;
@@ -29,7 +26,6 @@ def with_kv_blocks(
         pair: The pair.
         rendered: Folder of the pair's loop in the repository; it need not exist.
         free: Returns the bytes that the pair may use; called if the memory decides.
-        process_bytes: See ``plan_memory``.
 
     Raises:
         EngineLoadError: The sizes of an engine cannot be read.
@@ -53,39 +49,26 @@ def with_kv_blocks(
         EngineMemory.of_engine(pair.draft.directory, given["draft"]),
         recipe.serving,
         free(),
-        process_bytes,
     )
     for line in plan.lines():
         print_line(line)
     return replace(pair, num_kv_blocks=plan.num_blocks)
 
 
-def returned_bytes(repository: Path, own: str) -> int:
-    """Return how much more memory a pair may use at its server's next start than is free now.
-
-    Promoted pairs load beside it. What a running server holds is not free now, but will be.
+def returned_bytes(rendered: Path) -> int:
+    """Return what the running server of a repository holds: it is not free now, but at its next start.
 
     Args:
-        repository: The model repository; it need not exist.
-        own: Name of the pair's own loop.
-
-    Returns:
-        Bytes; negative if no server runs and there are promoted pairs.
+        rendered: Folder of the loop in the repository; it need not exist.
 
     Raises:
         EngineLoadError: The sizes of an engine cannot be read.
-        RepositoryError: Another version of Draftproof wrote a pair.
     """
-    pairs = [PairRecord.read(path.parent) for path in repository.glob(f"{own}_*/{PAIR_FILE}")]
-    promoted = [pair for pair in pairs if pair.loads_at_start and pair.runtime == "embedded"]
-    loaded = list(promoted)
-    with suppress(RepositoryError):  # there is none, or one of another version
-        loaded.append(PairRecord.read(repository / own))
-    running = [pair for pair in loaded if is_listening(REPOSITORY_ROOT / pair.socket)]
-    returned = sum(map(_bytes_of, running)) + (SERVER_BYTES if running else 0)
-    return returned - sum(map(_bytes_of, promoted))
-
-
-def _bytes_of(pair: PairRecord) -> int:
-    engines = Path(pair.draft_engine_dir), Path(pair.target_engine_dir)
-    return pair_bytes(*engines, pair.num_kv_blocks, pair.max_batch_size)
+    try:
+        served = PairRecord.read(rendered)
+    except RepositoryError:  # there is none, or one of another version
+        return 0
+    if not is_listening(REPOSITORY_ROOT / served.socket):
+        return 0
+    engines = Path(served.draft_engine_dir), Path(served.target_engine_dir)
+    return SERVER_BYTES + pair_bytes(*engines, served.num_kv_blocks, served.max_batch_size)

@@ -27,9 +27,8 @@ class RenderedPair:
         recipe: The pair and the limits of its server.
         draft: Engine of the draft.
         target: Engine of the target; preprocessing uses its tokenizer.
-        run: ``.run/<recipe of the repository>``, absolute.
+        run: Run directory of the server, absolute.
         memory: How the engines share their GPUs; required on TensorRT-LLM.
-        suffix: What tells the names of its loop and sockets from those of the repository's own pair.
         num_kv_blocks: Blocks of the KV caches by role; required on the embedded runtime.
     """
 
@@ -38,13 +37,7 @@ class RenderedPair:
     target: EngineFiles
     run: Path
     memory: MemoryPlan | None = None
-    suffix: str = ""
     num_kv_blocks: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def loop(self) -> str:
-        """Name of its model."""
-        return LOOP + self.suffix
 
     @property
     def fingerprint(self) -> str:
@@ -93,9 +86,8 @@ class RenderedPair:
             "target_engine_digest": engine_digest(self.target.manifest),
             "tokenizer_file": str(self.target.path("tokenizer.json")),
             "tokenizer_sha256": self.target.sha256("tokenizer.json"),
-            "speculative_model": self.loop,
-            "target_socket": str(sockets / f"target{self.suffix}.sock"),
-            "speculative_socket": str(sockets / f"{self.loop}.sock"),
+            "target_socket": str(sockets / "target.sock"),
+            "speculative_socket": str(sockets / f"{LOOP}.sock"),
             "max_batch_size": str(serving.max_batch_size),
             "max_seq_len": str(serving.max_seq_len),
             "max_queue_size": str(serving.max_queue_size),
@@ -122,29 +114,20 @@ class RenderedPair:
             "max_num_tokens": str(serving.max_num_tokens),
         }
 
-    def record(self, *, loads_at_start: bool) -> PairRecord:
-        """Return the record of the pair.
-
-        Args:
-            loads_at_start: See the attribute.
-        """
+    @property
+    def record(self) -> PairRecord:
+        """The record of the pair."""
         return PairRecord(
             name=self.recipe.name,
             fingerprint=self.fingerprint,
             runtime=self.recipe.runtime,
-            speculative_model=self.loop,
             socket=self.values["speculative_socket"],
             control_socket=self.values["target_socket"],
             draft_engine_dir=self.values["draft_engine_dir"],
-            draft_fingerprint=self.engine_fingerprint("draft"),
             draft_digest=self.values["draft_engine_digest"],
             target_engine_dir=self.values["target_engine_dir"],
             target_fingerprint=self.engine_fingerprint("target"),
             target_digest=self.values["target_engine_digest"],
-            max_draft_len=self.recipe.serving.max_draft_len,
-            num_draft_tokens=self.values["num_draft_tokens"],
-            draft_length_file=self.values["draft_length_file"],
             num_kv_blocks=dict(self.num_kv_blocks),
             max_batch_size=self.recipe.serving.max_batch_size,
-            loads_at_start=loads_at_start,
         )

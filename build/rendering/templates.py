@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from build.recipe import REPOSITORY_ROOT
@@ -99,7 +99,6 @@ def render_repository(
     runtime: str,
     values: Mapping[str, str],
     destination: Path,
-    kept: Sequence[Path] = (),
 ) -> list[str]:
     """Render all models of a runtime and replace the repository atomically.
 
@@ -108,7 +107,6 @@ def render_repository(
         runtime: ``embedded`` or ``tensorrt_llm``.
         values: See ``RenderedPair.values``.
         destination: The repository that Triton reads; replaced if it exists.
-        kept: Folders of models that are copied unchanged.
 
     Returns:
         Names of the rendered models.
@@ -125,8 +123,6 @@ def render_repository(
         unused = set(values)
         for name in models:
             unused -= render_model(templates / name, runtime, values, staging / name)
-        for folder in kept:
-            shutil.copytree(folder, staging / folder.name)
         if unused:
             raise RepositoryError(
                 f"values are used by no template: {', '.join(sorted(unused))}",

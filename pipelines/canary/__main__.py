@@ -1,5 +1,6 @@
 """Roll out a new pair: ``draftproof canary start --recipe demo --candidate <recipe>``.
 
+A second server is started for it beside the one in service, on the same machine.
 ``status``, ``pause``, ``resume``, ``promote``, ``abort``, ``verdict``, ``report`` and ``serve`` use the state
 file of the rollout; the controller carries orders out in its next cycle. Exit codes of ``start`` and
 ``verdict``: 0 pass, 1 fail, 3 inconclusive; of all commands: 1 refused, 2 wrong usage. The last line of
@@ -14,7 +15,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from pipelines.atomic_file import write_whole
@@ -78,11 +78,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
                 default=DEFAULT,
                 help=f"plan with weights, times and limits (default: {DEFAULT.name})",
             )
-            sub.add_argument(
-                "--host",
-                default="",
-                help="host of a server in a container (default: the server started here)",
-            )
         if name == "report":
             sub.add_argument(
                 "--results", type=Path, default=Path("results"), help="folder for the report (%(default)s)"
@@ -121,8 +116,7 @@ def _start(options: argparse.Namespace) -> int:
                 run_directory(options.recipe),
                 options.candidate,
                 options.plan,
-                partial(show_cycle, options.recipe),
-                host=options.host,
+                show_cycle,
                 public_key=options.public_key,
             )
     except KeyboardInterrupt:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from pipelines.canary.controller.control import Controller, Cycle
 from pipelines.canary.controller.orders import sole_controller
+from pipelines.canary.controller.own_servers import OwnServers, served_pair
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.plan import Plan, read_plan
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
-from pipelines.canary.controller.triton_world import ServerAddress, TritonWorld, find_in_service
 from pipelines.canary.controller.world import World
 from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
 from pipelines.canary.report.record import RolloutRecord
-from pipelines.canary.run_files import state_file
+from pipelines.canary.run_files import arms_file, state_file
+from pipelines.deploy.server import find_server
 from pipelines.errors import CanaryError
-
-MakeWorld = Callable[[Rollout, str], World]
-"""Makes the world of a rollout, given the socket of its candidate if that was loaded already."""
+from pipelines.router.arms import read_table
 
 
 def start(
@@ -29,17 +27,15 @@ def start(
     candidate: str,
     plan_file: Path,
     show: Callable[[Cycle], None],
-    host: str = "",
     public_key: Path | None = None,
 ) -> RolloutRecord:
-    """Run a rollout between two pairs in one Triton server to completion.
+    """Run a rollout on this machine to completion: between its server and a second one.
 
     Args:
-        run_directory: Run directory of the server.
+        run_directory: Run directory of the server in service.
         candidate: Recipe of the new pair, or path of its package.
         plan_file: Plan, which is read at the start; a resumed rollout keeps its plan.
         show: Called with each cycle.
-        host: Host of that server if it runs in a container; "" for one started here.
         public_key: PEM file of the key that must have signed a package; None to accept any package.
 
     Raises:
@@ -47,10 +43,16 @@ def start(
             nothing was changed.
         DraftproofError: There is no server, or the rollout cannot continue.
     """
-    make_world = partial(TritonWorld, run_directory, ServerAddress.of(run_directory, host), public_key)
+    if not find_server(run_directory).ports.openai:
+        raise CanaryError(
+            "the server does not serve OpenAI's API",
+            values=f"{run_directory}, OpenAI port 0",
+            limit="a candidate is judged by requests of that API",
+            remedy="stop it, and serve the recipe with --openai-port",
+        )
 
     def new() -> Rollout:
-        pair, generation = find_in_service(run_directory)
+        pair, table = served_pair(run_directory), arms_file(run_directory)
         if candidate == pair.name:
             raise CanaryError(
                 "the candidate is the pair in service",
@@ -69,8 +71,11 @@ def start(
             limits=limits,
             stable_socket=pair.socket,
             control_socket=pair.control_socket,
-            generation=generation,
+            generation=read_table(table).generation if table.is_file() else 0,
         )
+
+    def make_world(rollout: Rollout) -> World:
+        return OwnServers(run_directory, rollout, public_key)
 
     return roll_out(state_file(run_directory), candidate, new, make_world, show)
 
@@ -79,7 +84,7 @@ def roll_out(
     state: Path,
     candidate: str,
     new: Callable[[], Rollout],
-    make_world: MakeWorld,
+    make_world: Callable[[Rollout], World],
     show: Callable[[Cycle], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> RolloutRecord:
@@ -102,11 +107,11 @@ def roll_out(
         rollout = store.latest()
         if rollout is None or store.progress(rollout).position.phase in ENDED:
             rollout = new()
-            world = make_world(rollout, "")
+            world = make_world(rollout)
             store.begin(rollout, world.observations_end())
         else:
             _check_same(state, rollout, candidate)
-            world = make_world(rollout, store.progress(rollout).candidate_socket)
+            world = make_world(rollout)
         Controller(store, rollout, world).run(show, sleep)
         return store.record()
 
@@ -129,21 +134,6 @@ def read_together(plan_file: Path) -> tuple[Plan, Limits]:
 
 
 def _check_together(plan: Plan, limits: Limits) -> None:
-    if bool(plan.control_weight) != (limits.speed_up is not None):
-        raise CanaryError(
-            "the speed-up is judged by requests that the target alone answers",
-            values=f"control_weight={plan.control_weight:g}, speed_up={limits.speed_up and 'has limits'}",
-            limit="control_weight above 0 if speed_up has limits, and 0 if it is null",
-            remedy="correct control_weight in the plan or speed_up in the limits; nothing was started",
-        )
-    bands = {plan.bands.band(num_open) for num_open in (1, plan.bands.medium_from, plan.bands.high_from)}
-    if limits.speed_up is not None and (missing := sorted(bands - set(limits.speed_up))):
-        raise CanaryError(
-            "a load band has no limit",
-            values=", ".join(missing),
-            limit=f"speed_up names {', '.join(limits.speed_up)}",
-            remedy="add the band to speed_up in the limits; the rollout was not started",
-        )
     if plan.max_pairs < limits.min_requests:
         raise CanaryError(
             "no candidate could ever pass",

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from pipelines.building import build_recipe, package_arguments, run_build
 from pipelines.deploy.doctor import examine, print_findings
+from pipelines.deploy.pair_source import PairSource
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
 from pipelines.deploy.served_files import ServedFiles
-from pipelines.deploy.server import Server, find_server, lock_run_directory, run_directory
+from pipelines.deploy.server import Server, beside, find_server, lock_run_directory, run_directory
 from pipelines.deploy.triton.command import ServerCommand, gateway_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import RUNTIMES
@@ -112,8 +114,7 @@ def _serve(options: argparse.Namespace) -> int:
     sampling = ("--default-sampling", options.default_sampling)
     if options.package is None:
         _check_none_runs(options.recipe)
-        runtime = ("--runtime", options.runtime)
-        done = build_recipe("build.repository", options.recipe, _report, (*runtime, *sampling))
+        done = _render(options, sampling)
     else:
         package = package_arguments(options.package, options.public_key)
         done = run_build("build.repository", [*package, *sampling], _report)
@@ -128,6 +129,18 @@ def _serve(options: argparse.Namespace) -> int:
     _report(f"ready after {seconds:.1f} s")
     _print_addresses(server)
     return 0
+
+
+def _render(options: argparse.Namespace, sampling: tuple[str, str]) -> dict[str, Any]:
+    """Render the recipe's own pair, or the one that a rollout has promoted in its place."""
+    directory = run_directory(options.recipe)
+    promoted = PairSource.promoted(directory)
+    if promoted is None:
+        runtime = ("--runtime", options.runtime)
+        return build_recipe("build.repository", options.recipe, _report, (*runtime, *sampling))
+    _report(f"{directory.name}: a rollout has promoted {promoted.name}")
+    arguments = [*promoted.arguments, "--run-directory", str(directory), *sampling]
+    return run_build("build.repository", arguments, _report)
 
 
 def _check_none_runs(recipe: str) -> None:
@@ -148,6 +161,8 @@ def _ready(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     directory = run_directory(options.recipe)
+    if (second := Server.running(beside(directory))) is not None:  # of a rollout
+        second.stop()
     server = Server.running(directory)
     if server is not None:
         print("stopped" if server.stop() else "killed, because it did not stop in time")
@@ -178,7 +193,12 @@ def _run(options: argparse.Namespace) -> int:
     lock_run_directory(directory)
     if options.package is not None:
         package = package_arguments(options.package, options.public_key)
+        promoted = PairSource.promoted(directory)
+        if promoted is not None and promoted.instead_of == str(options.package.resolve()):
+            _report(f"a rollout has promoted {promoted.name}")
+            package = promoted.arguments
         run_build("build.repository", [*package, "--run-directory", str(directory)], _report)
+    Server.of_this_process(directory, endpoint)
     return _become(gateway_command(directory, endpoint))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import configuration
+from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import RepositoryError
 
@@ -29,7 +30,7 @@ class ServerIdentity:
     """Names everything that decides the answers of a server, for a given request and seed.
 
     Attributes:
-        pair: Name of the pair, which clients send as ``model``.
+        pair: Name that clients send as ``model``.
         target_digest: Digest of the target's engine. The draft changes no answer.
         runtime: ``embedded`` or ``tensorrt_llm``.
         processor: Type of the processor, with a digest of what a kernel is chosen by.
@@ -78,7 +79,7 @@ class ServerIdentity:
         engine = Path(pair.target_engine_dir) / "engine.json"
         wanted = json.loads(engine.read_text(encoding="utf-8"))["num_threads"] if engine.is_file() else 0
         return cls(
-            pair=pair.name,
+            pair=Launch.read(directory).served_model_name or pair.name,
             target_digest=pair.target_digest,
             runtime=pair.runtime,
             processor=_processor(),

@@ -80,10 +80,10 @@ class ServedFiles:
             engine = Path(pair.target_engine_dir)
             manifest = json.loads(_text(engine / "engine.json") or "{}")
             recommended = json.loads(_text(engine / _SAMPLING) or "{}")
-            chosen = Launch.read(directory).default_sampling
+            launch = Launch.read(directory)
             tokenizer = read_checked(Path(parameters["tokenizer_file"]), parameters["tokenizer_sha256"])
             return cls(
-                name=pair.name,
+                name=launch.served_model_name or pair.name,
                 target_digest=pair.target_digest,
                 max_seq_len=int(parameters["max_seq_len"]),
                 max_requests=int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
@@ -91,7 +91,7 @@ class ServedFiles:
                 kv_block_size=manifest.get("kv_block_size"),
                 tokenizer=tokenizer.decode(),
                 chat=_text(engine / _CHAT),
-                sampling={**chosen, "checkpoint": recommended} if recommended else chosen,
+                sampling=launch.default_sampling | ({"checkpoint": recommended} if recommended else {}),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ServerStartError(

@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import ssl
 import subprocess
 import time
@@ -101,6 +102,11 @@ def lock_run_directory(directory: Path) -> None:
     os.set_inheritable(lock, True)
 
 
+def beside(directory: Path) -> Path:
+    """Return the run directory of a rollout's second server, inside that of the server in service."""
+    return directory / "candidate"
+
+
 @dataclass(frozen=True)
 class Server:
     """A server in the background; as a context manager, it is stopped at the end of the block.
@@ -173,6 +179,14 @@ class Server:
         server = cls(directory, ports, process, settings.url(ports.openai))
         server._write_pid_file()
         return server
+
+    @classmethod
+    def of_this_process(cls, directory: Path, endpoint: Endpoint) -> None:
+        """Record that this process becomes the server of a directory, so that a rollout finds it."""
+        process = ProcessIdentity.of(os.getpid())
+        assert process is not None  # it runs
+        url = FrontDoorSettings.read(endpoint.front_door).url(endpoint.ports.openai)
+        cls(directory, endpoint.ports, process, url)._write_pid_file()
 
     @classmethod
     def running(cls, directory: Path) -> Server | None:
@@ -274,6 +288,10 @@ class Server:
         """Return whether all models that the server loads at its start are ready, and the front door."""
         is_ready = _answers(f"http://{HOST}:{self.ports.http}/v2/health/ready")
         return is_ready and (not self.ports.openai or _answers(f"{self.openai_url}/health"))
+
+    def reload(self) -> None:
+        """Make the server load the pair that its repository holds by now, while its ports stay open."""
+        self.process.send(signal.SIGHUP)
 
     def stop(self, kill_after_s: float = KILL_AFTER_S) -> bool:
         """Stop the server and clean up.

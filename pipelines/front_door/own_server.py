@@ -17,6 +17,7 @@ from pipelines.client.connection import Timeouts
 from pipelines.client.generation import chunk_from_outputs
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm
+from pipelines.router.open_requests import unix_time_s
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.router.router import Router, TextRequest
 from pipelines.socket_path import is_listening
@@ -42,7 +43,7 @@ class OwnServer(Collector):
         self.max_requests = model.max_requests
         self._timeout_us = Timeouts(total_s=timeout_s).total_us
         preprocessing = Preprocessing(model.tokenizer, model.max_seq_len)
-        self._router = Router.of(settings.__getitem__, preprocessing)
+        self._router = Router.of(settings.__getitem__, preprocessing, in_rollouts=True)
 
     async def close(self) -> None:
         """Stop replays and write the last observations."""
@@ -50,8 +51,10 @@ class OwnServer(Collector):
         await asyncio.to_thread(self._router.log.close)
 
     async def is_ready(self) -> bool:
-        """Return whether the process of the pair in service takes requests."""
-        return is_listening(Path(self._router.routing.table.stable.socket))
+        """Return whether a process takes requests: in a rollout, that of the candidate may stand in."""
+        table = self._router.routing.table
+        arms = (table.stable, table.candidate)
+        return any(arm is not None and is_listening(Path(arm.socket)) for arm in arms)
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         """Answer one request and stream its chunks; closing the generator cancels the request.
@@ -94,11 +97,26 @@ class OwnServer(Collector):
         for arm in get_args(Arm):
             fallbacks.add_metric((arm,), self._router.num_fallbacks[arm])
             out.add_metric((arm,), self._router.routing.is_out(arm))
+        routing = self._router.routing
+        weight = GaugeMetricFamily(
+            "draftproof_front_door_arm_weight",
+            "Share of the requests that is routed to an arm",
+            labels=("arm",),
+        )
+        for arm, share in routing.table.weights(unix_time_s()).items():
+            weight.add_metric((arm,), share)
+        replays = CounterMetricFamily(
+            "draftproof_front_door_replays",
+            "Requests replayed on the candidate, or dropped for lack of room",
+            labels=("kind",),
+        )
+        for kind, number in zip(("begun", "dropped"), routing.replays, strict=True):
+            replays.add_metric((kind,), number)
         dropped = CounterMetricFamily(
             "draftproof_front_door_observations_dropped", "Observations that could not be written"
         )
         dropped.add_metric((), self._router.log.num_dropped)
-        yield from (requests, fallbacks, out, dropped)
+        yield from (requests, fallbacks, out, weight, replays, dropped)
 
 
 def _chunk(response: Response) -> Chunk:

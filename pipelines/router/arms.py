@@ -241,11 +241,11 @@ class LiveArms:
     The router's loop and the thread that publishes gauges both read it.
 
     Args:
-        path: The file; it need not exist.
+        path: The file; it need not exist. None for a router that takes no part in rollouts.
         default: The table to use while there is no file.
     """
 
-    def __init__(self, path: Path, default: ArmTable) -> None:
+    def __init__(self, path: Path | None, default: ArmTable) -> None:
         self._path = path
         self._default = default
         self._table = default
@@ -255,8 +255,8 @@ class LiveArms:
     def read(self) -> ArmTable:
         """Return the current table; an invalid file is logged once and ignored."""
         with self._lock:
-            seen = version_of(self._path)
-            if seen != self._seen:
+            seen = version_of(self._path) if self._path else None
+            if self._path and seen != self._seen:
                 self._seen = seen
                 try:
                     self._follow(self._default if seen is None else read_table(self._path))

@@ -31,8 +31,8 @@ _OWN = 0o600  # the log contains prompts and answers
 class ObservationLog:
     """Appends observations on a thread of its own, so that callers never wait for the disk.
 
-    Several processes may append: the front door and Triton's text model each have a router. Observations
-    survive the end of the process. Nothing is synced, so a crash of the machine may lose the latest ones.
+    Observations survive the end of the process. Nothing is synced, so a crash of the machine may lose the
+    latest ones.
 
     Attributes:
         num_dropped: Observations that were lost because the queue or the disk was full.
@@ -55,11 +55,6 @@ class ObservationLog:
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="observations", daemon=True)
         self._thread.start()
-
-    @property
-    def open_requests_file(self) -> Path:
-        """File with the requests in flight, which the routers that write this log share."""
-        return self._path.with_name(f"{self._path.name}.open")
 
     def put(self, observation: Observation) -> None:
         """Queue an observation; it is dropped and counted if the queue is full."""

@@ -74,7 +74,7 @@ class Router:
         preprocessing: Turns requests for text into requests for tokens.
         arms: The table of arms.
         log: Receives an observation of each answer during a rollout.
-        open_requests: Requests in flight, of all routers of the server.
+        open_requests: Requests in flight.
         max_open: Most requests of this router at a time.
     """
 
@@ -97,20 +97,23 @@ class Router:
         self.routing: Routing[Response] = Routing(arms, log, open_requests, self._count)
 
     @classmethod
-    def of(cls, parameter: Callable[[str], str], preprocessing: Preprocessing) -> Router:
+    def of(
+        cls, parameter: Callable[[str], str], preprocessing: Preprocessing, *, in_rollouts: bool = False
+    ) -> Router:
         """Return a router to the engines of this machine.
 
         Args:
             parameter: Returns a parameter of the model ``router`` by its name.
             preprocessing: See the class.
+            in_rollouts: Whether it follows the table of arms, as the front door does.
         """
         max_batch_size = int(parameter("max_batch_size"))
         pair = pair_in_service(parameter("stable_socket"), parameter("control_socket"), max_batch_size)
         log = ObservationLog(Path(parameter("observations_file")))
-        open_requests = OpenRequests(log.open_requests_file)
         # Engines would refuse requests beyond these.
         max_open = _NUM_ENGINES * (max_batch_size + int(parameter("max_queue_size")))
-        return cls(preprocessing, LiveArms(Path(parameter("arms_file")), pair), log, open_requests, max_open)
+        arms = LiveArms(Path(parameter("arms_file")) if in_rollouts else None, pair)
+        return cls(preprocessing, arms, log, OpenRequests(), max_open)
 
     async def answer(self, request: TextRequest) -> AsyncGenerator[Response, None]:
         """Stream the responses of one answer; the last one names the arm.

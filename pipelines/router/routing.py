@@ -89,7 +89,7 @@ class Routing(Generic[Chunk]):
     Args:
         arms: The table of arms.
         log: Receives an observation of each answer during a rollout.
-        open_requests: Requests in flight, of all routers of the server.
+        open_requests: Requests in flight.
         ended: Receives the observation of each request and replay that ended, also without a rollout.
     """
 

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -125,7 +124,7 @@ class Service:
                 candidate.name,
                 lambda: self._new(candidate.name),
                 self._world,
-                partial(show_cycle, self._settings.name),
+                show_cycle,
                 self._sleep,
             )
         except _StoppedError:
@@ -173,7 +172,7 @@ class Service:
             generation=table.generation,
         )
 
-    def _world(self, rollout: Rollout, candidate_socket: str) -> World:
+    def _world(self, rollout: Rollout) -> World:
         return UpstreamWorld(self._run, self._endpoints, rollout.stable_socket, rollout.recipe_candidate)
 
     def _sleep(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ from pipelines import configuration
 from pipelines.errors import CanaryError
 from pipelines.validation.openai.server.endpoint import Endpoint, read_key
 
-_REMEDY = "correct the file; docs/how-to/canary-openai-servers.md lists the settings"
+_REMEDY = "correct the file; docs/how-to/canary.md lists the settings"
 DEFAULT_PLAN = Path(__file__).with_name("plan.yaml")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

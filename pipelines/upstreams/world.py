@@ -44,30 +44,26 @@ class UpstreamWorld(RouterFiles):
         self._candidate = candidate
 
     def preflight(self) -> Outcome:
-        """Check that the candidate lists the models that clients name."""
+        """Check that the candidate lists the models that clients name, and answers in the same ways."""
         stable, candidate = (self._endpoints[name] for name in (self._stable, self._candidate))
         listed = {"stable": _models(stable), "candidate": _models(candidate)}
         needed = {candidate.model} if candidate.model else set(listed["stable"])
         if missing := sorted(needed - set(listed["candidate"])):
             reason = f"refused: {self._candidate} does not list {', '.join(missing)}"
             return Outcome(False, f"{reason}; name its model in the settings", listed)
-        return Outcome(True, f"{self._candidate} lists the same models", listed)
+        able, also_able = _abilities(stable), _abilities(candidate)
+        evidence = {"stable": able.document(), "candidate": also_able.document()}
+        lacking = [name for name in _NEEDED if getattr(able, name) and not getattr(also_able, name)]
+        if self._responses(self._stable) == "answered" and self._responses(self._candidate) == "missing":
+            lacking.append(RESPONSES)
+        if lacking:
+            return Outcome(False, f"refused: {self._candidate} has no {', '.join(lacking)}", evidence)
+        return Outcome(True, "both servers list the same models and answer in the same ways", evidence)
 
     def load(self) -> Outcome:
         """Name the candidate's arm: its server runs already."""
         evidence = {"socket": self._candidate, "control_socket": "", "same_target": True}
         return Outcome(True, "its server runs already", evidence)
-
-    def probe(self) -> Outcome:
-        """Ask both servers what they can, before any request of a client."""
-        stable, candidate = (_abilities(self._endpoints[name]) for name in (self._stable, self._candidate))
-        evidence = {"stable": stable.document(), "candidate": candidate.document()}
-        lacking = [name for name in _NEEDED if getattr(stable, name) and not getattr(candidate, name)]
-        if self._responses(self._stable) == "answered" and self._responses(self._candidate) == "missing":
-            lacking.append(RESPONSES)
-        if lacking:
-            return Outcome(False, f"{self._candidate} has no {', '.join(lacking)}", evidence)
-        return Outcome(True, "both servers answer in the same ways", evidence)
 
     def _responses(self, name: str) -> Literal["answered", "missing", "failed"]:
         """Ask whether a server has ``/v1/responses``, which others than vLLM and OpenAI may not have."""
@@ -83,17 +79,13 @@ class UpstreamWorld(RouterFiles):
                 return "failed"
         return "answered"
 
-    def unload(self) -> str:
-        """Leave the candidate's server to those who run it."""
-        return f"{self._candidate} gets no requests; its server runs on"
-
-    def keep(self) -> Outcome:
-        """Change nothing: the table of arms stays."""
-        return Outcome(True, f"{self._candidate} stays in service after a restart")
-
     def settle(self) -> Outcome:
-        """Leave the former server to those who run it."""
+        """Change nothing: the candidate answers where it did."""
         return Outcome(True, f"{self._candidate} is in service; make it stable in the settings")
+
+    def unload(self) -> str:
+        """Leave both servers to those who run them."""
+        return "both servers run on"
 
     def sample(self) -> Sample:
         """Refuse: the processes are elsewhere.

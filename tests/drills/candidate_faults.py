@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.canary.run_files import arms_file
+from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.errors import EngineFailedError
 from pipelines.executor import executor
 from pipelines.executor.engine import Engine
@@ -41,10 +42,16 @@ LEAKED_BYTES = 1 << 20
 """Per answer."""
 
 
-def add_fault(run_directory: Path, model: str, fault: str) -> None:
-    """Add a fault of ``FAULTS`` to a rendered model that is not loaded yet."""
-    with (run_directory / "model_repository" / model / "1" / "model.py").open("a") as source:
-        source.write(f"\n\nfrom {__name__} import install\n\ninstall({fault!r}, {str(run_directory)!r})\n")
+def add_fault(run_directory: Path, of_the_router: Path, fault: str) -> None:
+    """Add a fault of ``FAULTS`` to a rendered pair that is not loaded yet.
+
+    Args:
+        run_directory: Run directory of the pair's server.
+        of_the_router: Run directory with the table of arms.
+        fault: The fault.
+    """
+    with (run_directory / "model_repository" / LOOP / "1" / "model.py").open("a") as source:
+        source.write(f"\n\nfrom {__name__} import install\n\ninstall({fault!r}, {str(of_the_router)!r})\n")
 
 
 def install(fault: str, run_directory: str) -> None:

@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from build.recipe import parse_recipe
-from build.rendering import second_pair
-from pipelines.canary.controller import triton_world
-from pipelines.canary.controller.candidate import CandidatePair
+from build.repository import render_recipe
+from pipelines.canary.controller import own_servers
 from pipelines.canary.controller.control import Cycle
 from pipelines.canary.start import start
+from pipelines.deploy.pair_source import PairSource
+from pipelines.deploy.server import beside
 from tests.drills.candidate_faults import add_fault
 
 
 def main(orders: dict[str, Any]) -> None:
-    def render(recipe: str, run: Path, free: int, public_key: None) -> CandidatePair:
-        print("preflight", flush=True)
+    stable = Path(orders["run"])
+
+    def render(source: PairSource, run: Path, options: Sequence[str] = ()) -> None:
+        if run == beside(stable):
+            print("preflight", flush=True)
+        recipe, name = parse_recipe(orders["recipe"], Path(source.name)), source.served_model_name
         engines = Path(orders["draft"]), Path(orders["target"])
-        record = second_pair.render_second_pair(parse_recipe(orders["recipe"], Path(recipe)), *engines, run)
+        render_recipe(recipe, *engines, run.parent, name=run.name, served_model_name=name)
         if orders["fault"]:
-            add_fault(run, record.speculative_model, orders["fault"])
-        return CandidatePair.read(run, record.speculative_model)
+            add_fault(run, stable, orders["fault"])
 
     def show(cycle: Cycle) -> None:
         if cycle.transition is not None:
             print(cycle.position.phase, flush=True)
 
-    triton_world.render_beside = render  # type: ignore[assignment,attr-defined]
-    start(Path(orders["run"]), orders["recipe"]["name"], Path(orders["plan"]), show)
+    own_servers.render = render
+    start(stable, orders["recipe"]["name"], Path(orders["plan"]), show)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
 
 _TIMEOUT_S = 120.0
 _POLL_S = 0.05
+_LEARNED_AT_A_TIME = 8
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -35,7 +38,7 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
         for number in range(8)
     ),
 )
-"""Greedy, seeded and structured; every second request of each client is streamed."""
+"""Greedy, seeded and structured; four of five requests of each client are streamed."""
 
 Answer = tuple[str, list[int], list[float], str]
 """Text, tokens, log probabilities and finish reason."""
@@ -49,10 +52,12 @@ class Asked:
         is_right: Whether the answer is the right one, and what arrived of a broken one its beginning; None
             if it did not arrive.
         is_broken: Whether its connection broke, because a front door ended, and it was sent again.
+        ended_at_s: Unix time at which the client had the answer, or the error.
         arrivals_s: When it was sent, and when each chunk arrived, on ``time.monotonic``'s clock.
     """
 
     session_id: str
+    ended_at_s: float = 0.0
     is_right: bool | None = None
     is_broken: bool = False
     error: str = ""
@@ -73,16 +78,33 @@ class _BadGatewayError(Exception):
 
 
 class Crowd:
-    """One client for each session, on a thread of its own."""
+    """One client for each session, on a thread of its own.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: Address of the front door.
+        questions: What the clients ask in turn.
+        session: What requests of a session add to a question.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        questions: Sequence[dict[str, Any]] = QUESTIONS,
+        session: Callable[[str], dict[str, Any]] = lambda name: {"session_id": name},
+    ) -> None:
         self.asked: list[Asked] = []
+        self._questions = questions
+        self._session = session
         self._url = f"{url}/v1/completions"
         self._stops = threading.Event()
         self._threads: list[threading.Thread] = []
         self._repeating: set[int] = set()  # threads
-        with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
-            self._expected = [self._whole(client, question) for question in QUESTIONS]
+        with (
+            httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client,
+            ThreadPoolExecutor(_LEARNED_AT_A_TIME) as pool,
+        ):
+            alone = [{**question, "num_draft_tokens": 0} for question in questions]
+            self._expected = list(pool.map(partial(self._whole, client), alone))
 
     def start(self, sessions: Sequence[str]) -> None:
         """Begin to ask."""
@@ -111,13 +133,14 @@ class Crowd:
         with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
             while not self._stops.is_set():
                 number += 1
-                asked = Asked(session_id)
-                question = {**QUESTIONS[number % len(QUESTIONS)], "session_id": session_id}
+                asked, place = Asked(session_id), number % len(self._questions)
+                question = {**self._questions[place], **self._session(session_id)}
                 try:
                     ask = self._streamed if number % 5 else self._whole
-                    self._check(ask, client, question, self._expected[number % len(QUESTIONS)], asked)
+                    self._check(ask, client, question, self._expected[place], asked)
                 except Exception as error:  # of any class: an answer that cannot be read is lost
                     asked.error = repr(error)[:300]
+                asked.ended_at_s = time.time()
                 self.asked.append(asked)
 
     def _check(
@@ -172,5 +195,5 @@ def _joined(choices: Sequence[dict[str, Any]]) -> Answer:
     for choice in choices:
         text += choice["text"]
         ids += choice["token_ids"]
-        log_probs += choice["logprobs"]["token_logprobs"]
+        log_probs += (choice.get("logprobs") or {"token_logprobs": []})["token_logprobs"]
     return text, ids, log_probs, choices[-1]["finish_reason"]

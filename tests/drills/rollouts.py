@@ -9,27 +9,28 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from build.engines import build_engines
 from build.recipe import load_recipe
 from pipelines.bench.reporting.conditions import engine_conditions
+from pipelines.canary.controller.own_servers import served_pair
 from pipelines.canary.controller.state import Store
 from pipelines.canary.report.record import PROMOTING, RolloutRecord, judgement
 from pipelines.canary.run_files import arms_file, state_file
-from pipelines.client import Client
-from pipelines.deploy.ports import HOST
+from pipelines.deploy.server import beside
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.router.arms import read_table
-from tests.drills.asking import EQUAL, WRONG, Question, Tally, asking, learn
-from tests.drills.setting import PLAN, Setting, demo_requests, drill_limits
-from tests.drills.watching import Watch, ready_path
+from tests.drills.openai_clients import Asked, Crowd
+from tests.drills.setting import PLAN, Setting, demo_questions, drill_limits
 from tests.support.ready_server import ready_server
 
 COLUMNS = {
@@ -39,16 +40,16 @@ COLUMNS = {
     "Client requests until then": "num_requests",
     "Time": "seconds",
     "Requests of the drill": "num_asked",
-    "By another arm": "num_fallbacks",
     "Lost": "num_lost",
     "Wrong": "num_wrong",
 }
 _NUM_CLIENTS = 4
 _UNREADY_S = 1.0  # a single look may time out on a busy machine
+_ASK_ON_S = 2.0  # after the rollout
 _GONE = "refused connections|errors"
 """Requests to a crashed candidate fail; either metric may be the first to show it."""
 
-PHASES_UP = ("preflight", "loading", "cold_start", "shadow", "step/1", "promoting", "settling")
+PHASES_UP = ("preflight", "loading", "shadow", "step/1", "promoting", "settling", "retiring")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Drill:
 GOOD = Drill("a good candidate", "promoted", 6000, "every metric is within its limit")
 TOKENIZER = Drill("a wrong tokenizer", "rolled_back", 100, "tokenizer", has_other_tokenizer=True)
 LESS_ACCEPTED = Drill("acceptance cut by 20 %", "rolled_back", 1500, "acceptance|survival", "less accepted")
-SLOWER = Drill("30 % slower", "rolled_back", 4000, "ttft|itl|e2e_tail|speed_up", "slower")
+SLOWER = Drill("30 % slower", "rolled_back", 4000, "ttft|itl|e2e_tail", "slower")
 FAILING = Drill("2 % of requests fail", "rolled_back", 3000, "errors", "failing")
 CRASHING = Drill("its process crashes", "rolled_back", 1500, _GONE, "crashing")
 PAUSING = Drill("a pause of 0.6 s in 4 % of the answers", "rolled_back", 4000, "pauses", "pausing")
@@ -120,24 +121,13 @@ DRILLS = (
 )
 
 
-@dataclass(frozen=True)
-class _Served:
-    """A server and the questions that clients of ``router`` ask it."""
-
-    url: str
-    questions: Sequence[Question]
-
-    def client(self, number: int = 0) -> Client:
-        return Client.connect(self.url)
-
-
 def run(options: argparse.Namespace, folder: Path, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Roll the candidates out with a recipe's pair, each on a server of its own."""
     recipe = load_recipe(options.recipe, "embedded")
     built = build_engines(recipe)
     engines = {role: Path(built[role]) for role in ("draft", "target")}
     document = yaml.safe_load(recipe.path.read_text(encoding="utf-8"))
-    setting = Setting(document, engines["draft"], engines["target"], demo_requests(), PLAN, drill_limits())
+    setting = Setting(document, engines["draft"], engines["target"], demo_questions(), PLAN, drill_limits())
     about |= {"engines": engine_conditions(engines)}
     about |= {"plan": asdict(PLAN), "limits": asdict(drill_limits())}
     for number, drill in enumerate(DRILLS):
@@ -159,20 +149,22 @@ def run_drill(drill: Drill, setting: Setting, folder: Path) -> dict[str, Any]:
     paths = {"run": directory, "draft": draft, "target": target, "plan": setting.write_plan(folder)}
     known = {"recipe": setting.candidate_recipe(), "fault": drill.fault}
     orders.write_text(json.dumps({**{name: str(path) for name, path in paths.items()}, **known}))
-    with ready_server(directory) as server:
-        url = f"grpc://{HOST}:{server.ports.grpc}"
-        with Client.connect(url) as client:
-            version = client.server_version()
-            served = _Served(url, learn(client, setting.requests))
-        with Watch(server.ports, ("router",)) as watch, asking(served, ("router",), _NUM_CLIENTS) as tally:
-            killed = _roll_out(orders, drill.killed_in)
+    with ready_server(directory, with_openai=True) as server:
+        crowd = Crowd(server.openai_url, setting.questions, lambda name: {})
+        crowd.start([str(number) for number in range(_NUM_CLIENTS)])
+        try:
+            with Health(server.openai_url) as health:
+                killed = _roll_out(orders, drill.killed_in)
+                time.sleep(_ASK_ON_S)
+        finally:
+            asked = crowd.stop()
     store = Store.existing(state_file(directory))
     record = store.record()
     store.close()
-    result = _result(drill, record, tally, killed, directory)
-    if (seconds := watch.longest_not_ready_s(0.0, ready_path("router"))) > _UNREADY_S:
-        result["faults"].append(f"router was not ready for {seconds:.1f} s, so a pod would leave its service")
-    return {**result, "triton_version": version}
+    result = _result(drill, record, asked, killed, directory)
+    if (seconds := health.longest_unready_s) > _UNREADY_S:
+        result["faults"].append(f"OpenAI's API was not ready for {seconds:.1f} s, so a pod would leave")
+    return result
 
 
 def _roll_out(orders: Path, killed_in: tuple[str, ...]) -> list[str]:
@@ -197,31 +189,29 @@ def _roll_out(orders: Path, killed_in: tuple[str, ...]) -> list[str]:
 
 
 def _result(
-    drill: Drill, record: RolloutRecord, tally: Tally, killed: list[str], directory: Path
+    drill: Drill, record: RolloutRecord, asked: Sequence[Asked], killed: list[str], directory: Path
 ) -> dict[str, Any]:
     decided = ("promoting", "rolling_back", "rolled_back")
     decision = next(each for each in record.transitions if each.to_phase in decided)
-    unix_s = time.time() - time.monotonic()
-    ends_s = [unix_s + each.ended_s for each in tally.heard]
-    num_requests = sum(record.began_at_s < ended_s <= decision.at_s for ended_s in ends_s)
-    num_wrong = tally.count(WRONG)
-    num_lost = len(tally.heard) - tally.count(EQUAL) - num_wrong
-    table = read_table(arms_file(directory))
-    has_replaced = "speculative_" in table.stable.socket
-    pairs = list((directory / "model_repository").glob("speculative_*"))
+    num_requests = sum(record.began_at_s < each.ended_at_s <= decision.at_s for each in asked)
+    num_wrong = sum(each.is_right is False for each in asked)
+    errors = [each.error or "its connection broke" for each in asked if each.error or each.is_broken]
+    table, serves = read_table(arms_file(directory)), served_pair(directory).name
+    is_promoted = record.phase in PROMOTING
     checks = {
         f"it ended in {record.phase}": record.phase == drill.ends_in,
         f"the reason is another: {decision.reason}": bool(re.search(drill.because, decision.reason)),
         f"it took {num_requests} requests": num_requests <= drill.most_requests,
-        f"{num_lost} requests were lost: {tally.errors}": num_lost == 0,
+        f"{len(errors)} requests were lost: {errors[:3]}": not errors,
         f"{num_wrong} answers were wrong": num_wrong == 0,
-        "the clients asked nothing": bool(tally.heard),
+        "the clients asked nothing": bool(asked),
         f"the controller was killed in {killed}": set(killed) == set(drill.killed_in),
         "a candidate is still in the table of arms": table.candidate is None,
-        f"{table.stable.socket} serves": has_replaced == (record.phase in PROMOTING),
-        f"{pairs} are left": len(pairs) == has_replaced,
-        "a client was answered by a candidate that should not have been loaded": not (
-            drill.has_other_tokenizer and any(each.arm == "candidate" for each in tally.heard)
+        f"{serves} serves at {table.stable.socket}": (serves == "drill-candidate") == is_promoted
+        and Path(table.stable.socket).parent.name == directory.name,
+        "the second server is left": not beside(directory).exists(),
+        "a candidate answered that should not have been started": not (
+            drill.has_other_tokenizer and any(each.arm == "candidate" for each in record.requests)
         ),
     }
     return {
@@ -231,13 +221,39 @@ def _result(
         "decided_in": decision.from_phase,
         "reason": decision.reason,
         "num_requests": num_requests,
-        "num_by_candidate": sum(each.arm == "candidate" for each in tally.heard),
+        "num_by_candidate": sum(each.arm == "candidate" and not each.is_replay for each in record.requests),
         "num_replays": sum(each.is_replay for each in record.requests),
         "seconds": round(decision.at_s - record.began_at_s, 1),
         "num_kills": len(killed),
-        "num_asked": len(tally.heard),
-        "num_fallbacks": sum(bool(each.fallback_from) for each in tally.heard),
-        "num_lost": num_lost,
+        "num_asked": len(asked),
+        "num_lost": len(errors),
         "num_wrong": num_wrong,
         "faults": [text for text, holds in checks.items() if not holds],
     }
+
+
+class Health:
+    """Asks a front door during a block whether it is ready."""
+
+    def __init__(self, url: str) -> None:
+        self.longest_unready_s = 0.0
+        self._url = f"{url}/health"
+        self._stops = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Health:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *of_the_block: object) -> None:
+        self._stops.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        ready_s = time.monotonic()
+        with httpx.Client(timeout=30, trust_env=False) as client:
+            while not self._stops.wait(0.05):
+                is_ready = client.get(self._url).status_code == httpx.codes.OK
+                now_s = time.monotonic()
+                self.longest_unready_s = max(self.longest_unready_s, 0.0 if is_ready else now_s - ready_s)
+                ready_s = now_s if is_ready else ready_s

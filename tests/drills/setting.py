@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from build.recipe import parse_recipe
 from build.repository import render_recipe
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.judge.limits import Limit, Limits, read_limits
-from pipelines.client import CompletionRequest
 from pipelines.manifest import sha256_file, sha256_json
 from pipelines.router.arms import Bands
 from tests.support.damaged_engines import writable_copy
@@ -27,17 +27,16 @@ _MAX_TOKENS = 16
 ONE_BAND = Bands(1000, 1001)
 """A drill's load is constant, so one band of load is enough."""
 
-# The step has no replays, and both pairs get the same number of requests. With few clients that wait for
-# their answers, replays on top would make the candidate's concurrency higher than the stable pair's.
+# The step has no replays, and both servers get the same number of requests. With few clients that wait for
+# their answers, replays on top would make the candidate's concurrency higher than the stable server's.
 PLAN = Plan(
     limits="limits.yaml",
     slo_ttft_s=0.5,
     slo_itl_s=0.05,
-    control_weight=0.1,
     bands=ONE_BAND,
     slow_after_s=3.0,
     shadow=Shadow(1.0, 100.0, 4, 32, min_pairs=400, bake_s=5.0),
-    steps=(Step(0.45, 200, 5.0),),
+    steps=(Step(0.5, 200, 5.0),),
     hold_s=60.0,
     idle_s=60.0,
     max_pairs=6000,
@@ -62,26 +61,26 @@ def drill_limits() -> Limits:
         e2e_tail=Limit(0.9, 0.5),
         pauses=Limit(0.03, 0.005),
         resources_s=40.0,
-        speed_up=dict.fromkeys(("low", "medium", "high"), Limit(0.5, 0.5)),
     )
 
 
-def demo_requests() -> tuple[CompletionRequest, ...]:
-    """Return greedy and seeded requests in turn; the router draws the seeds of greedy ones.
-
-    One in five asks for log probabilities.
-    """
+def questions_of(prompts: Iterable[str], max_tokens: int = _MAX_TOKENS) -> tuple[dict[str, Any], ...]:
+    """Return greedy and seeded requests of OpenAI's API in turn; one in five asks for log probabilities."""
+    common = {"max_tokens": max_tokens, "ignore_eos": True, "return_token_ids": True}
     return tuple(
-        CompletionRequest(
-            prompt.text[:200],
-            max_tokens=_MAX_TOKENS,
-            end_id=-1,
-            temperature=0.0 if number % 2 else 0.8,
-            seed=None if number % 2 else number,
-            num_log_probs=2 if number % 5 == 0 else None,
-        )
-        for number, prompt in enumerate(held_out_prompts(_NUM_PROMPTS))
+        {
+            **common,
+            "prompt": prompt,
+            **({"temperature": 0} if number % 2 else {"temperature": 0.8, "seed": number}),
+            **({"logprobs": 2} if number % 5 == 0 else {}),
+        }
+        for number, prompt in enumerate(prompts)
     )
+
+
+def demo_questions() -> tuple[dict[str, Any], ...]:
+    """Return questions about the demonstration pair's prompts."""
+    return questions_of(prompt.text[:200] for prompt in held_out_prompts(_NUM_PROMPTS))
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Setting:
     recipe: dict[str, Any]
     draft: Path
     target: Path
-    requests: tuple[CompletionRequest, ...]
+    questions: tuple[dict[str, Any], ...]
     plan: Plan
     limits: Limits
 

@@ -10,7 +10,6 @@ import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from tritonclient.utils import np_to_triton_dtype
 
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
-from pipelines.canary.controller.repository_api import RepositoryApi
 from pipelines.client import Client, CompletionRequest, Generation, Timeouts
 from pipelines.client.refusals import refusal
 from pipelines.deploy.server import Server
@@ -163,10 +161,6 @@ def http_client(server: Server) -> Client:
 def target_alone(client: Client, request: CompletionRequest) -> Generation:
     """Return the control's answer to the same request, without the draft length."""
     return client.generate(dataclasses.replace(request, num_draft_tokens=None), "generate_target")
-
-
-def repository_api(server: Server) -> closing[RepositoryApi]:
-    return closing(RepositoryApi(f"http://127.0.0.1:{server.ports.http}", server.key))
 
 
 def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") -> httpx.Response:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.canary.judge.limits import Limit
-from pipelines.client import CompletionRequest
 from tests.drills.rollouts import (
     CRASHING,
     DIVERGING,
@@ -20,7 +19,7 @@ from tests.drills.rollouts import (
     Drill,
     run_drill,
 )
-from tests.drills.setting import PLAN, Setting, drill_limits
+from tests.drills.setting import PLAN, Setting, drill_limits, questions_of
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 
 pytestmark = [pytest.mark.triton, pytest.mark.drills]
@@ -41,19 +40,9 @@ LIMITS = replace(
     resources_s=5.0,
     memory=ANY,
     cpu_per_token=ANY,
-    speed_up=dict.fromkeys(("low", "medium", "high"), ANY),
 )
 SHADOW = replace(PLAN.shadow, min_pairs=120, bake_s=1.0)
-REQUESTS = tuple(
-    CompletionRequest(
-        f"def f{number}():\n",
-        max_tokens=12,
-        end_id=-1,
-        temperature=0.9 * (number % 2),
-        seed=number % 2 or None,
-    )
-    for number in range(1000)
-)
+QUESTIONS = questions_of((f"def f{number}():\n" for number in range(1000)), max_tokens=12)
 
 
 @pytest.fixture
@@ -75,7 +64,7 @@ def setting(tiny_pair: tuple[Path, Path]) -> Setting:
         max_pairs=3000,
         tick_s=0.5,
     )
-    return Setting(recipe, *tiny_pair, REQUESTS, plan, LIMITS)
+    return Setting(recipe, *tiny_pair, QUESTIONS, plan, LIMITS)
 
 
 @pytest.mark.parametrize(

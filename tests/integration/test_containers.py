@@ -1,8 +1,7 @@
 """Tests of the commands of compose files and manifests in containers made of namespaces: a pair is promoted.
 
 Docker, Kubernetes, its network policies and its users are missing. Read-only roots, mounts, dropped
-capabilities, ports and networks are real: a job's pod reaches the server's pod over a virtual cable, by the
-name of its Service.
+capabilities and ports are real.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ import pytest
 import yaml
 
 from build.package import PACKAGES
+from pipelines.canary.controller.own_servers import served_pair
 from pipelines.canary.controller.state import Store
-from pipelines.canary.run_files import arms_file, state_file
+from pipelines.canary.run_files import state_file
+from pipelines.deploy.served_files import ServedFiles
+from pipelines.deploy.server import beside
 from pipelines.program import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS
-from pipelines.router.arms import read_table
 from tests.conftest import REPOSITORY_ROOT, tracked_files
 from tests.support.deployment_files import (
     CODE,
@@ -68,14 +69,11 @@ class Boxes:
     """The containers that a manifest starts.
 
     Attributes:
-        canary: A rollout of ``CANDIDATE``.
-        run: The run directory of both, as seen from outside.
+        run: The server's run directory, as seen from outside.
     """
 
     server: Container
     haproxy: Container
-    canary: Container
-    canary_pod: Pod
     run: Path
 
 
@@ -87,16 +85,6 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
             probe = Container(["true"], "/", [])
             if ready.start(probe, scratch / "probe.log").wait(120):
                 pytest.skip(f"no containers of namespaces here: {(scratch / 'probe.log').read_text()}")
-            yield ready
-    except OSError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def other_pod(pod: Pod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
-    """Return a pod with a network of its own that can reach the first pod."""
-    try:
-        with Pod(tmp_path_factory.mktemp("pod"), pod) as ready:
             yield ready
     except OSError as error:
         pytest.skip(str(error))
@@ -175,46 +163,37 @@ def of_compose(built: Built, folder: Path, request: pytest.FixtureRequest) -> Bo
         mounts = [built.code, *mounts]
         return Container(words, service["working_dir"], mounts, service["tmpfs"], service["environment"])
 
-    canary = [*services["canary"]["entrypoint"], "--candidate", f"/packages/{CANDIDATE['name']}"]
     return Boxes(
         started_as(services["server"], services["server"]["command"]),
         haproxy(services["haproxy"]["entrypoint"]),
-        started_as(services["canary"], [*canary, "--plan", f"/packages/{PLAN}"]),
-        request.getfixturevalue("pod"),
         run,
     )
 
 
 def of_kubernetes(built: Built, folder: Path, request: pytest.FixtureRequest) -> Boxes:
-    """Return the containers of the deployment and of the job; claims and the ConfigMap are folders."""
-    first, other = request.getfixturevalue("pod"), request.getfixturevalue("other_pod")
+    """Return the containers of the deployment; claims and the ConfigMap are folders."""
     served = pod_of(one(documents(DEPLOY / "server" / "server.yaml"), "Deployment"))
-    job = pod_of(documents(DEPLOY / "rollouts" / "canary-job.yaml")[0])
     sources = {"packages": built.packages, "run": folder / "claim", "settings": DEPLOY / "server"}
     sources["run"].mkdir()
-    hosts = folder / "hosts"
-    hosts.write_text(f"127.0.0.1 localhost\n{first.address} draftproof-control\n")
 
-    def started_as(one_box: Document, *more: str, **changed: str) -> Container:
+    def started_as(one_box: Document, **changed: str) -> Container:
         for each in one_box["env"]:
             each["value"] = changed.get(each["name"], each["value"])
-        words = [elsewhere(word).replace("CANDIDATE", CANDIDATE["name"]) for word in command(one_box)]
+        words = [elsewhere(word) for word in command(one_box)]
         mounts = [
             Mount(sources[each["name"]], elsewhere(each["mountPath"]), each.get("readOnly", False))
             for each in one_box["volumeMounts"]
             if each["name"] in sources
         ]
-        mounts += [built.code, Mount(hosts, "/etc/hosts", is_read_only=True)]
+        mounts.append(built.code)
         empty = [
             elsewhere(each["mountPath"]) for each in one_box["volumeMounts"] if each["name"] not in sources
         ]
-        return Container([*words, *more], one_box["workingDir"], mounts, empty)
+        return Container(words, one_box["workingDir"], mounts, empty)
 
     return Boxes(
         started_as(box(served, "server"), PACKAGE="box"),
         haproxy(box(served, "haproxy")["command"]),
-        started_as(box(job, "canary"), "--plan", f"/packages/{PLAN}"),
-        other,
         sources["run"],
     )
 
@@ -272,32 +251,31 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
 
     server = pod.start(boxes.server, log)
     wait_for(is_ready, server, log)
-    before = {path.name for path in (boxes.run / "model_repository").iterdir()}
     rendered = [path for path in boxes.run.rglob("config.pbtxt") if str(REPOSITORY_ROOT) in path.read_text()]
     assert rendered == []
 
-    controller = boxes.canary_pod.start(boxes.canary, controller_log)
+    start = ["-m", "pipelines.canary", "start", "--recipe", "server", "--plan", f"/packages/{PLAN}"]
+    start += ["--candidate", f"/packages/{CANDIDATE['name']}"]
+    rollout = replace(boxes.server, command=[PYTHON, *start])
+    controller = pod.start(rollout, controller_log)
     wait_for(lambda: phase() == "shadow", controller, controller_log)
     assert is_ready()
-    controller.terminate()  # its node is drained
+    controller.terminate()  # the terminal was closed
     finished(controller, controller_log, EXIT_INTERRUPTED)
 
-    controller = boxes.canary_pod.start(boxes.canary, controller_log)
+    controller = pod.start(rollout, controller_log)
     code, text = inside("-m", "pipelines.canary", "promote", "--recipe", "server")
     assert code == 0, text
     finished(controller, controller_log, EXIT_PASS, EXIT_INCONCLUSIVE)  # promoted by hand, not by the verdict
     assert phase() == "promoted"
-    [loop] = {path.name for path in (boxes.run / "model_repository").iterdir()} - before
+    assert not beside(boxes.run).exists()
 
     server.terminate()
     server.wait(120)
     server = pod.start(boxes.server, log)
     wait_for(is_ready, server, log)
-    table = read_table(arms_file(boxes.run))
-    assert loop in table.stable.socket
-    assert inside("-c", ASK, f"8000/v2/models/{loop}/ready")[0] == 0
-    generation = f'draftproof_router_generation{{model="router"}} {table.generation}'
-    wait_for(lambda: generation in inside("-c", ASK, "8002/metrics")[1], server, log)
+    assert served_pair(boxes.run).name == CANDIDATE["name"]
+    assert ServedFiles.read(boxes.run).name == RECIPE["name"]
     server.terminate()
     server.wait(120)
 
@@ -324,14 +302,11 @@ for port in (8100, 8000):
     shutil.which("haproxy", path="/usr/sbin:/usr/bin") is None, reason="haproxy is not installed"
 )
 def test_the_key_opens_the_gateway_and_not_haproxy(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
-    """A job's pod, where a rollout runs, reaches the gateway; compose keeps the gateway on the loopback."""
     running = [pod.start(each, tmp_path / "served.log") for each in (boxes.server, boxes.haproxy)]
-    is_elsewhere = boxes.canary_pod is not pod
-    address = pod.address if is_elsewhere else "127.0.0.1"
     for attempt in range(120):
         said = tmp_path / f"said{attempt}"
-        client = replace(boxes.canary, command=[PYTHON, "-c", CLIENT, address, RUN])
-        boxes.canary_pod.start(client, said).wait(120)
+        client = replace(boxes.server, command=[PYTHON, "-c", CLIENT, "127.0.0.1", RUN])
+        pod.start(client, said).wait(120)
         if said.read_text().startswith("200"):
             break
         assert running[0].poll() is None, last_lines(tmp_path / "served.log")
@@ -344,15 +319,14 @@ def test_the_key_opens_the_gateway_and_not_haproxy(pod: Pod, boxes: Boxes, tmp_p
 
 def test_a_container_writes_only_where_it_may(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
     """Negative control of the test above."""
-    for confined in (boxes.server, boxes.canary):
-        for path, is_allowed in (
-            (Path(RUN), True),
-            (Path(CODE) / ".run", False),
-            (Path(CODE) / "build", False),
-            (Path("/packages") / "box", False),
-            (Path("/opt"), False),
-            (Path("/tmp"), True),
-        ):
-            touch = replace(confined, command=["touch", str(path / "written")])
-            code = pod.start(touch, tmp_path / "touch.log").wait(120)
-            assert (code == 0) == is_allowed, path
+    for path, is_allowed in (
+        (Path(RUN), True),
+        (Path(CODE) / ".run", False),
+        (Path(CODE) / "build", False),
+        (Path("/packages") / "box", False),
+        (Path("/opt"), False),
+        (Path("/tmp"), True),
+    ):
+        touch = replace(boxes.server, command=["touch", str(path / "written")])
+        code = pod.start(touch, tmp_path / "touch.log").wait(120)
+        assert (code == 0) == is_allowed, path

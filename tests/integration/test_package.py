@@ -13,9 +13,10 @@ import yaml
 
 from build.built_pair import BuiltPair
 from build.package import write_package
-from pipelines.canary.controller.candidate import render_beside
+from pipelines.canary.controller.own_servers import render
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.__main__ import main
+from pipelines.deploy.pair_source import PairSource
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server, run_directory
 from pipelines.errors import CanaryError
@@ -114,4 +115,4 @@ def test_a_candidate_needs_the_demanded_signature(packaged: tuple[Path, Path], t
     package, public = packaged
     (package / "SHA256SUMS.sig").unlink()
     with pytest.raises(CanaryError, match="the package is not signed"):
-        render_beside(str(package), tmp_path, 4 << 30, public_key=public)
+        render(PairSource.of(str(package), public), tmp_path / "candidate")

@@ -1,7 +1,11 @@
-"""Tests of the router in a real server: arms change while it runs, one is dead, and answers stay the same."""
+"""Tests of a front door's router with real engines: arms change, one is dead, and answers stay the same.
+
+The router runs in this process, and the target alone stands in for a candidate.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +17,14 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from pipelines.client import Client, CompletionRequest
+from pipelines.asyncio_thread import AsyncioThread
+from pipelines.client import Chunk, Client, CompletionRequest
+from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.server import Server
+from pipelines.deploy.triton.models import ROUTER, rendered_parameters
 from pipelines.errors import InvalidRequestError, PromptTooLongError
+from pipelines.front_door.own_server import OwnServer
+from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, ShadowSetting, write_table
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
@@ -25,7 +34,7 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.answer import Response
 from pipelines.wire.calls import Call
 from pipelines.wire.tensors import scalar_tensor
-from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
+from tests.integration.conftest import grpc_client, http_client, kserve_inputs, wait_until
 from tests.support.ready_server import ready_server
 
 pytestmark = pytest.mark.triton
@@ -55,16 +64,55 @@ def routed(directory: Path) -> Iterator[Server]:
         yield running
 
 
+class Door:
+    """The router of a front door."""
+
+    def __init__(self, directory: Path) -> None:
+        self._thread = AsyncioThread("door")
+        self._thread.start()
+        self._server = self._thread.spawn(self._make(directory)).result()
+
+    def close(self) -> None:
+        self._thread.spawn(self._server.close()).result()
+        self._thread.stop()
+
+    def ask(self, request: CompletionRequest) -> Chunk:
+        """Return the answer in one chunk."""
+        return self._thread.spawn(self._server.generate(request)).result()
+
+    def stream(self, request: CompletionRequest) -> list[Chunk]:
+        return self._thread.spawn(self._stream(request)).result()
+
+    def is_out(self, arm: Arm) -> bool:
+        return self._server._router.routing.is_out(arm)
+
+    async def _make(self, directory: Path) -> OwnServer:
+        return OwnServer(ServedModel.of(ServedFiles.read(directory)), rendered_parameters(directory, ROUTER))
+
+    async def _stream(self, request: CompletionRequest) -> list[Chunk]:
+        async with aclosing(self._server.stream(request)) as chunks:
+            return [chunk async for chunk in chunks]
+
+
+def ids_of(chunks: list[Chunk]) -> tuple[int, ...]:
+    return tuple(token_id for chunk in chunks for token_id in chunk.output_ids)
+
+
+@pytest.fixture(scope="module")
+def door(directory: Path, routed: Server) -> Iterator[Door]:
+    door = Door(directory)
+    yield door
+    door.close()
+
+
 @pytest.fixture
-def follow(directory: Path, routed: Server) -> Iterator[Callable[..., None]]:
-    """Write a table of arms; the target alone stands in for the candidate."""
-    generation = int(read_gauge(routed, "draftproof_router_generation", model="router"))
+def follow(directory: Path) -> Iterator[Callable[..., None]]:
+    """Write a table of arms."""
+    generations = itertools.count(1)
 
     def write(candidate: float, socket: str = "target", **others: Any) -> None:
-        nonlocal generation
-        generation += 1
         table = ArmTable(
-            generation=generation,
+            generation=next(generations),
             canary_id="c1",
             salt="s",
             stable=ArmSetting(str(directory / "speculative.sock"), 1 - candidate),
@@ -75,10 +123,6 @@ def follow(directory: Path, routed: Server) -> Iterator[Callable[..., None]]:
             **{"shadow": None, "replays_match": "stable", "slow_after_s": 5.0, **others},
         )
         write_table(directory / "arms.json", table)
-        followed = generation
-        assert wait_until(
-            lambda: read_gauge(routed, "draftproof_router_generation", model="router") == followed
-        )
 
     yield write
     (directory / "arms.json").unlink(missing_ok=True)
@@ -110,7 +154,7 @@ def test_without_a_table_it_answers_as_generate(routed: Server, scheme: str) -> 
             assert streamed.num_rounds
 
 
-def test_kserve_calls_are_routed_too(routed: Server, follow: Callable[..., None]) -> None:
+def test_kserve_calls_take_no_part_in_a_rollout(routed: Server, follow: Callable[..., None]) -> None:
     follow(1.0)
     kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{routed.ports.grpc}")
     result = kserve.infer("router", kserve_inputs(b"def main(", 20))
@@ -118,21 +162,20 @@ def test_kserve_calls_are_routed_too(routed: Server, follow: Callable[..., None]
     with grpc_client(routed) as client:
         expected = client.generate(CompletionRequest("def main(", max_tokens=20), "generate")
     assert tuple(result.as_numpy("output_ids").ravel().tolist()) == expected.output_ids
-    assert result.as_numpy("arm").item() == b"candidate"
+    assert result.as_numpy("arm").item() == b"stable"
 
 
 def test_arms_change_under_load_and_every_answer_stays_the_same(
-    routed: Server, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+    routed: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
 ) -> None:
     with grpc_client(routed) as client:
         expected = [client.generate(request, "generate_target").output_ids for request in REQUESTS]
 
     def ask(number: int) -> str:
-        with grpc_client(routed) as client:
-            answer = client.stream(REQUESTS[number % len(REQUESTS)], "router").result()
-        assert answer.output_ids == expected[number % len(REQUESTS)]
-        assert answer.fallback_from == ()
-        return answer.arm
+        chunks = door.stream(REQUESTS[number % len(REQUESTS)])
+        assert ids_of(chunks) == expected[number % len(REQUESTS)]
+        assert chunks[-1].fallback_from == ()
+        return chunks[-1].arm
 
     follow(0.0)
     with ThreadPoolExecutor(4) as pool:
@@ -140,44 +183,40 @@ def test_arms_change_under_load_and_every_answer_stays_the_same(
         asked[0].result()
         follow(0.5)
         asked += [pool.submit(ask, number) for number in range(30)]
+        assert {each.result() for each in asked} == {"stable", "candidate"}
         follow(1.0)
         last = [pool.submit(ask, number) for number in range(10)]
-        assert {each.result() for each in asked} == {"stable", "candidate"}
         assert {each.result() for each in last} == {"candidate"}
     assert {each.arm for each in noted(40)[-10:]} == {"candidate"}
 
 
 def test_a_candidate_that_nobody_serves_loses_no_request(
-    routed: Server, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+    routed: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
 ) -> None:
     follow(1.0, socket="absent")
     with grpc_client(routed) as client:
         for request in REQUESTS:
-            answer = client.stream(request, "router").result()
-            assert answer.output_ids == client.generate(request, "generate").output_ids
-            assert (answer.arm, answer.fallback_from) == ("stable", ("candidate",))
-    assert read_gauge(routed, "draftproof_router_arm_out", model="router", arm="candidate") in (0, 1)
-    assert wait_until(
-        lambda: read_gauge(routed, "draftproof_router_arm_out", model="router", arm="candidate") == 1
-    )
-    reasons = [each.fallback_reasons for each in noted(2 * len(REQUESTS)) if not each.overridden]
+            chunks = door.stream(request)
+            assert ids_of(chunks) == client.generate(request, "generate").output_ids
+            assert (chunks[-1].arm, chunks[-1].fallback_from) == ("stable", ("candidate",))
+    assert door.is_out("candidate")
+    reasons = [each.fallback_reasons for each in noted(len(REQUESTS))]
     assert reasons[:5] == [("error",)] * 5 and ("out",) in reasons[5:]  # a slow machine tries it again
 
 
-def test_a_torn_table_is_not_followed(routed: Server, directory: Path, follow: Callable[..., None]) -> None:
+def test_a_torn_table_is_not_followed(door: Door, directory: Path, follow: Callable[..., None]) -> None:
     follow(1.0)
+    assert door.ask(REQUESTS[0]).arm == "candidate"
     (directory / "arms.json").write_text('{"format": 1, "generation"')
-    with grpc_client(routed) as client:
-        assert client.generate(REQUESTS[0], "router").arm == "candidate"
+    assert door.ask(REQUESTS[0]).arm == "candidate"
 
 
 def test_replays_are_compared(
-    routed: Server, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+    door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
 ) -> None:
     follow(0.0, shadow=ShadowSetting(1.0, 100.0, 2, 16))
-    with grpc_client(routed) as client:
-        for request in REQUESTS:
-            assert client.generate(request, "router").arm == "stable"
+    for request in REQUESTS:
+        assert door.ask(request).arm == "stable"
     found = noted(2 * len(REQUESTS))
     assert [each.answer for each in found if each.is_replay] == ["equal"] * len(REQUESTS)
     originals = {each.request_id for each in found if not each.is_replay}
@@ -199,16 +238,15 @@ def client_of_router(routed: Server) -> Iterator[Client]:
         yield client
 
 
-def test_what_the_client_did_wrong_is_no_fault_of_an_arm(routed: Server, follow: Callable[..., None]) -> None:
+def test_what_the_client_did_wrong_is_no_fault_of_an_arm(door: Door, follow: Callable[..., None]) -> None:
     follow(0.0)
-    with grpc_client(routed) as client:
-        for _ in range(8):
-            with pytest.raises(PromptTooLongError):
-                client.generate(CompletionRequest("x " * 2000), "router")
-            with pytest.raises(InvalidRequestError):
-                client.generate(CompletionRequest("x", num_draft_tokens=99), "router")
-        assert client.generate(REQUESTS[0], "router").arm == "stable"
-    assert read_gauge(routed, "draftproof_router_arm_out", model="router", arm="stable") == 0
+    for _ in range(8):
+        with pytest.raises(PromptTooLongError):
+            door.ask(CompletionRequest("x " * 2000))
+        with pytest.raises(InvalidRequestError):
+            door.ask(CompletionRequest("x", num_draft_tokens=99))
+    assert door.ask(REQUESTS[0]).arm == "stable"
+    assert not door.is_out("stable")
 
 
 GOES_ON = {

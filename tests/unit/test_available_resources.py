@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import available_resources
-from pipelines.available_resources import available_bytes, available_cores, published_bytes
+from pipelines.available_resources import available_bytes, available_cores
 
 
 @pytest.fixture
@@ -62,9 +61,3 @@ def test_the_memory_of_a_container_counts_if_it_has_less(
     for name, text in {**files, **cgroup}.items() if cgroup is not None else ():
         (tmp_path / name).write_text(text)
     assert available_bytes(tmp_path / "meminfo", tmp_path) == kilobytes * 1024
-
-
-def test_small_changes_of_memory_are_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each update costs a round trip to Triton; the published value is never more than what is free."""
-    monkeypatch.setattr(available_resources, "available_bytes", lambda: (200 << 20) + 1)
-    assert published_bytes() == 192 << 20

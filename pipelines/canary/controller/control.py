@@ -8,6 +8,7 @@ the candidate's weight falls before anything else happens; until then the lease 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from pipelines.canary.controller.world import Outcome, World
 from pipelines.canary.report.record import Transition
 from pipelines.canary.report.rollout_report import analysis_document
 from pipelines.errors import DraftproofError
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ class Controller:
                     sleep(self._rollout.plan.tick_s)
         except BaseException:
             table = arm_table(self._rollout, self._progress, self._clock())
-            self._world.write(replace(table, lease_until_s=0.0))  # nobody watches the candidate from now on
+            if not self._progress.position.is_final:
+                table = replace(table, lease_until_s=0.0)  # nobody watches the candidate from now on
+            self._world.write(table)
             raise
 
     def run_cycle(self) -> Cycle:
@@ -124,28 +129,21 @@ class Controller:
         position, world = progress.position, self._world
         since_s = self._clock() - position.since_s
         if position.phase in PREPARING:
-            work = {"preflight": world.preflight, "loading": world.load, "cold_start": world.probe}
             try:
-                return work[position.phase]()
+                return world.preflight() if position.phase == "preflight" else world.load()
             except DraftproofError as error:
                 return Outcome(False, f"{position.phase} failed: {error}")
-        if position.phase == "rolling_back":
+        if position.phase in ("rolling_back", "retiring"):
             return self._unload(since_s)
-        if position.phase == "promoting" and since_s >= self._rollout.plan.watch_s:
-            try:
-                return world.keep()
-            except DraftproofError as error:
-                return Outcome(False, f"the candidate could not be made permanent: {error}")
         if position.phase == "settling":
             try:
                 return world.settle()
-            except DraftproofError as error:
-                reason = f"the candidate serves, but the former stable pair could not be unloaded: {error}"
-                return Outcome(True, reason)
+            except DraftproofError as error:  # the candidate answers all requests until it works
+                _LOG.warning("trying again: %s", error)
         return None
 
     def _unload(self, since_s: float) -> Outcome | None:
-        """Unload the candidate once its requests have finished; leave it loaded if that keeps failing."""
+        """End the second server once its requests have finished; leave it if that keeps failing."""
         drain_s = self._rollout.plan.drain_s
         try:
             if since_s < drain_s and not self._is_drained():
@@ -154,7 +152,7 @@ class Controller:
         except DraftproofError as error:
             if since_s < 2 * drain_s:
                 return None
-            return Outcome(True, f"the candidate gets no requests, but could not be unloaded: {error}")
+            return Outcome(True, f"the second server gets no requests, but could not be ended: {error}")
 
     def _is_drained(self) -> bool:
         """Return whether all requests have finished that arrived before the router got the table."""

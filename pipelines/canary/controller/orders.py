@@ -94,7 +94,7 @@ _WHEN: dict[Order, str] = {
 
 def _fits(order: Order, position: Position) -> bool:
     if order == "abort":
-        return not (position.is_leaving or position.is_stable)
+        return not (position.is_leaving or position.is_final)
     if order == "pause":
         return position.is_judged and not position.paused_in
     return bool(position.paused_in) or (order == "promote" and position.is_judged)

@@ -2,17 +2,19 @@
 
 ::
 
-    preflight > loading > cold_start > shadow > step/1 > ... > promoting > settling > promoted
-        |          |         |  |     ^ |  ^     |  ^             |
-        |          |         |  v     | v  |     v  |             |
-        |          |         | paused-+ paused  paused            |
-        v          v         v  v       v        v                v
-    rolled_back  <-------------------- rolling_back ----------> aborted (by order)
+    preflight > loading > shadow > step/1 > ... > promoting > settling > retiring > promoted
+        |          |       |  ^     |  ^             |
+        |          |       v  |     v  |             |
+        |          |      paused   paused            |
+        v          v       v        v                v
+    rolled_back  <------- rolling_back ----------> aborted (by order)
 
 A candidate is promoted only if every metric passes, or by order. It is rolled back if a metric fails, and
-also if the evidence stays inconclusive; the stored verdict says which. If its probes neither pass nor fail,
-the rollout pauses until a person decides, before any request of a client. A step without replays returns to
+also if the evidence stays inconclusive; the stored verdict says which. A step without replays returns to
 the shadow phase if replays that were still running when it began made a metric inconclusive again.
+
+While ``promoting`` it answers all requests and can still go back, ``settling`` makes it the stable one, and
+``retiring`` ends what is not needed any more.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pipelines.canary.judge.verdict import Analysis, Word
 
 Order = Literal["pause", "resume", "promote", "abort"]
 
-PREPARING = ("preflight", "loading", "cold_start")
+PREPARING = ("preflight", "loading")
 """Phases in which the candidate gets no requests of clients."""
 
 ENDED = ("promoted", "rolled_back", "aborted")
@@ -40,11 +42,9 @@ class Position:
         phase: Phase as the diagram names it.
         since_s: Unix time at which the phase began.
         num_pairs_before: Number of awaited pairs (``num_awaited``) when the phase began.
-        paused_in: Phase that the pause interrupted, or ``cold_start`` if the pause followed it; "" if not
-            paused.
+        paused_in: Phase that the pause interrupted; "" if not paused.
         held_since_s: Since when a metric has needed review; None if none does.
         is_abort: Whether the candidate is rolled back by order.
-        pause_reason: What a person has to decide on; "" if an operator paused the rollout.
     """
 
     phase: str
@@ -53,7 +53,6 @@ class Position:
     paused_in: str = ""
     held_since_s: float | None = None
     is_abort: bool = False
-    pause_reason: str = ""
 
     @property
     def serving(self) -> str:
@@ -71,9 +70,14 @@ class Position:
         return self.phase in ("rolling_back", "rolled_back", "aborted")
 
     @property
+    def is_final(self) -> bool:
+        """Whether the candidate stays, so that it can no longer be rolled back."""
+        return self.phase == "settling" or self.is_stable
+
+    @property
     def is_stable(self) -> bool:
         """Whether the candidate has replaced the stable pair."""
-        return self.phase in ("settling", "promoted")
+        return self.phase in ("retiring", "promoted")
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ def decide(position: Position, facts: Facts, plan: Plan) -> Decision:
     if position.phase == "rolling_back":
         return _finish(position, facts, "aborted" if position.is_abort else "rolled_back")
     if position.phase == "settling":
+        return _finish(position, facts, "retiring")
+    if position.phase == "retiring":
         return _finish(position, facts, "promoted")
     if facts.order == "abort":
         return _roll_back(position, facts, "an operator aborted it", is_abort=True)
@@ -147,9 +153,9 @@ def decide(position: Position, facts: Facts, plan: Plan) -> Decision:
     if facts.has_restarted:
         return _roll_back(position, facts, "its process ended and was replaced", "fail")
     if position.phase == "promoting":
-        if facts.outcome is not None and not facts.outcome.is_good:
-            return _roll_back(position, facts, facts.outcome.reason)
-        return _finish(position, facts, "settling")
+        if facts.now_s - position.since_s < plan.watch_s:
+            return Decision(position)
+        return _go(position, facts, "settling", f"it has answered all requests for {plan.watch_s:g} s", {})
     return _judge(position, facts, plan)
 
 
@@ -168,20 +174,13 @@ def _prepare(position: Position, facts: Facts) -> Decision:
     outcome = facts.outcome
     if outcome is None:
         return Decision(position)
-    if outcome.needs_review:
-        waiting = Position("paused", facts.now_s, paused_in=position.phase, pause_reason=outcome.reason)
-        return Decision(waiting, outcome.reason, {**outcome.evidence, "verdict": "inconclusive"})
     if outcome.is_good:
-        return _go(position, facts, _after(position.phase), outcome.reason, outcome.evidence)
+        following = "loading" if position.phase == "preflight" else "shadow"
+        return _go(position, facts, following, outcome.reason, outcome.evidence)
     if position.phase == "preflight":  # nothing was loaded
         evidence = {**outcome.evidence, "verdict": "fail"}
         return _go(position, facts, "rolled_back", outcome.reason, evidence)
     return _roll_back(position, facts, outcome.reason, "fail", outcome.evidence)
-
-
-def _after(preparing: str) -> str:
-    """Return the phase after one of ``PREPARING``."""
-    return (*PREPARING, "shadow")[PREPARING.index(preparing) + 1]
 
 
 def _finish(position: Position, facts: Facts, following: str) -> Decision:
@@ -207,8 +206,6 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
     if facts.order == "pause" and not position.paused_in:
         paused = replace(position, phase="paused", paused_in=position.phase)
         return Decision(paused, "an operator paused it", _evidence(facts))
-    if facts.order == "resume" and position.paused_in in PREPARING:  # its work is done
-        return _go(position, facts, _after(position.paused_in), "an operator resumed it", _evidence(facts))
     if facts.order == "resume" and position.paused_in:
         resumed = replace(position, phase=position.paused_in, paused_in="")
         return Decision(resumed, "an operator resumed it", _evidence(facts))

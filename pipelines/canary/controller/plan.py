@@ -71,9 +71,7 @@ class Plan:
         limits: Path of the file of limits relative to the plan's folder; "" for the default limits.
         slo_ttft_s: Longest time to first token of a good request.
         slo_itl_s: Longest time per output token of a good request.
-        control_weight: Share of the requests that the target alone answers, to measure the speed-up; 0 if the
-            limits do not judge it.
-        bands: Load bands by number of open requests; ``speed_up`` of the limits names each band.
+        bands: Load bands by number of open requests; only requests of one band are compared.
         slow_after_s: Time without a first token after which the router asks the next arm too.
         shadow: Shadow phase, which comes first.
         steps: Steps of rising weight. The last one lasts until there is a verdict.
@@ -83,8 +81,8 @@ class Plan:
             rolled back if there is no verdict; it limits how many clients a rollout affects. The same number
             of replays ends a rollout that could only decide by more of them.
         down_after_s: Time after which the candidate is rolled back while its socket refuses connections.
-        drain_s: Time that requests of a rolled back pair have to finish before it is unloaded.
-        watch_s: Time after promotion for which the former stable pair stays loaded.
+        drain_s: Time that requests of the second server have to finish before it is ended.
+        watch_s: Time after promotion for which the former stable pair stays ready.
         lease_s: Time after which the router sends all requests to the stable pair, unless the lease is
             renewed.
         tick_s: Time between looks.
@@ -93,7 +91,6 @@ class Plan:
     limits: str
     slo_ttft_s: PositiveFloat
     slo_itl_s: PositiveFloat
-    control_weight: NonNegativeFloat
     bands: Bands
     slow_after_s: PositiveFloat
     shadow: Shadow
@@ -113,7 +110,7 @@ class Plan:
         Caps the candidate's load at that of the stable pair, because a busier process is slower and times are
         compared.
         """
-        stable = 1 - self.control_weight - weight
+        stable = 1 - weight
         return min(self.shadow.share, max(0.0, round(1 - weight / stable, 3)))
 
     def __post_init__(self) -> None:
@@ -136,11 +133,11 @@ class Plan:
                 f"steps: {weights}",
                 "at least one step, each with a weight above 0 and above the last",
             )
-        if self.control_weight + weights[-1] > 1 - _MIN_STABLE_WEIGHT:
+        if weights[-1] > 1 - _MIN_STABLE_WEIGHT:
             raise _refuse(
                 "weights must leave a share for the stable pair",
-                f"control_weight={self.control_weight}, the last step {weights[-1]}",
-                f"a sum of at most {1 - _MIN_STABLE_WEIGHT}; the stable pair gets the rest",
+                f"the last step {weights[-1]}",
+                f"at most {1 - _MIN_STABLE_WEIGHT}; the stable pair gets the rest",
             )
 
     @property

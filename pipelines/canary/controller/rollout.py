@@ -19,6 +19,9 @@ from pipelines.router.arms import ArmSetting, ArmTable, ShadowSetting
 
 _Document = TypeVar("_Document")
 
+_SETTLES_WITHIN_S = 3600.0
+"""Lease while a promoted candidate becomes the stable one: it is proven, and large engines load slowly."""
+
 
 @configuration.strict
 @dataclass(frozen=True)
@@ -78,10 +81,9 @@ def weights_at(position: Position, plan: Plan) -> dict[str, float]:
     """Return the share of the requests that each arm answers at a position."""
     step = step_of(position, plan)
     candidate = 0.0 if step is None else step.weight
-    if position.phase == "promoting":
+    if position.phase in ("promoting", "settling"):
         candidate = 1.0
-    control = plan.control_weight if position.is_judged else 0.0
-    return {"stable": 1.0 - candidate - control, "candidate": candidate, "control": control}
+    return {"stable": 1.0 - candidate, "candidate": candidate}
 
 
 def arm_table(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
@@ -93,6 +95,7 @@ def arm_table(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
         now_s: Unix time at which the lease begins.
     """
     position, plan = progress.position, rollout.plan
+    lease_s = _SETTLES_WITHIN_S if position.phase == "settling" else plan.lease_s
     weights = weights_at(position, plan)
     is_ready = bool(progress.candidate_socket) and position.serving not in PREPARING
     has_candidate = is_ready and not position.is_leaving and not position.is_stable
@@ -105,11 +108,11 @@ def arm_table(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
         salt=rollout.canary_id,
         stable=ArmSetting(stable, weights["stable"]),
         candidate=ArmSetting(progress.candidate_socket, weights["candidate"]) if has_candidate else None,
-        control=ArmSetting(control, weights["control"]) if control else None,
+        control=ArmSetting(control, 0.0) if control else None,
         shadow=_shadow(position, plan, weights["candidate"]),
         replays_match="stable" if progress.same_target else "own_target",
         bands=plan.bands,
-        lease_until_s=now_s + plan.lease_s,
+        lease_until_s=now_s + lease_s,
         slow_after_s=plan.slow_after_s,
     )
 

@@ -23,7 +23,7 @@ from pipelines.canary.judge.resources import Sample
 from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
 
-VERSION = 6
+VERSION = 7
 APPLICATION = 0x64726166  # "draf", identifies the file as one of Draftproof
 BUSY_S = 10.0
 _OWN = 0o600  # the file contains prompts and answers

@@ -1,7 +1,7 @@
 """Interface for everything that a rollout does outside its state file.
 
-``TritonWorld`` implements it for two pairs in one Triton server, ``pipelines.upstreams`` for servers that
-others run.
+``OwnServers`` implements it for two servers on this machine, of which it starts the second,
+``pipelines.upstreams`` for servers that others run.
 """
 
 from __future__ import annotations
@@ -22,43 +22,38 @@ class Outcome:
         is_good: Whether the next phase may begin.
         reason: Explanation in a sentence.
         evidence: Figures behind it, ready for JSON.
-        needs_review: Whether a person has to decide, because the result neither passes nor fails.
     """
 
     is_good: bool
     reason: str
     evidence: dict[str, Any] = field(default_factory=dict)
-    needs_review: bool = False
 
 
 class World(Protocol):
-    """The server, its router and the two pairs.
+    """The two servers, and the router in front of them.
 
     Every method must be safe to repeat: after a controller was killed, the next one does not know how far it
     got. Every method may raise a ``DraftproofError``.
     """
 
     def preflight(self) -> Outcome:
-        """Check the candidate before anything is loaded."""
+        """Check the candidate before it is started."""
 
     def load(self) -> Outcome:
-        """Load the candidate beside the stable pair.
+        """Start the candidate's server if nobody else does.
 
         The evidence contains its ``socket``, the socket of its target alone (``control_socket``), and whether
         both pairs have the same target (``same_target``).
         """
 
-    def probe(self) -> Outcome:
-        """Send probes to the candidate before any request of a client."""
+    def settle(self) -> Outcome:
+        """Make a promoted candidate the stable one, while it answers all requests where it was started.
+
+        The evidence contains the ``socket`` at which it answers from then on, and its ``control_socket``.
+        """
 
     def unload(self) -> str:
-        """Unload the candidate if it is there, and describe the result in a sentence."""
-
-    def keep(self) -> Outcome:
-        """Make servers load the candidate beside the stable pair at their start; ``unload`` reverts this."""
-
-    def settle(self) -> Outcome:
-        """Unload the former stable pair."""
+        """End the server that ``load`` started, and describe the result in a sentence."""
 
     def write(self, table: ArmTable) -> None:
         """Write the table of arms, which the router follows immediately."""
@@ -70,7 +65,7 @@ class World(Protocol):
         """Return the offset at which the router's next observation begins."""
 
     def sample(self) -> Sample:
-        """Measure memory and CPU time of both pairs' processes.
+        """Measure memory and CPU time of both servers' engines.
 
         Raises:
             CanaryError: The server does not publish them.

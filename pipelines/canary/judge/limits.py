@@ -17,7 +17,6 @@ from pydantic import Field, PositiveInt
 
 from pipelines import configuration
 from pipelines.errors import CanaryError
-from pipelines.router.arms import Band
 
 DEFAULT = Path(__file__).with_name("limits.yaml")
 
@@ -72,11 +71,8 @@ class Limits:
         memory: Growth of the resident memory of the candidate's processes in the second half of its service,
             less the growth of the stable pair's (``resources``); not random.
         cpu_per_token: Relative rise of the CPU time of the loop's process per output token.
-        speed_up: Load band -> rise of the mean time over that of the target alone, normalized by the length
-            of the answers. The speed-up is 1 / (1 + this), so ``pass_below: 0`` requires one above 1. Bands
-            with few requests are not judged.
-        least_share: Least share of the candidate's requests for which a load band is judged, and of its
-            replays for which a draft position is judged. Rarer ones would delay the verdict too long.
+        least_share: Least share of the candidate's replays for which a draft position is judged. Rarer ones
+            would delay the verdict too long.
     """
 
     alpha: Annotated[float, Field(gt=0, lt=0.5)]
@@ -100,8 +96,7 @@ class Limits:
     resources_s: Annotated[float, Field(gt=0, lt=86400)]
     memory: Limit[Rise] | None
     cpu_per_token: Limit[Rise] | None
-    speed_up: Annotated[dict[Band, Limit[Rise]], Field(min_length=1)] | None
-    least_share: Annotated[float, Field(gt=0, lt=1 / 3)]  # one of three bands has at least that share
+    least_share: Annotated[float, Field(gt=0, lt=1 / 3)]
 
     @property
     def not_judged(self) -> tuple[str, ...]:

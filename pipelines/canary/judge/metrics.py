@@ -28,8 +28,6 @@ _Read = Callable[[ObservedRequest], float | None]
 _Count = Callable[[Counts], Counts]
 """Maps draft tokens per round to events: of accepted tokens those that happened, of drafted the possible."""
 
-_SLOWEST = 2.0  # times the SLO; the scale of bets, so it must be near the times that occur
-
 _LEAST_SLICES = 10  # of time, with hundreds of tokens each
 
 _MOST_PAUSING = 0.5  # share of the stable pair's answers above which a rise cannot be measured
@@ -44,7 +42,7 @@ class Metric:
     """One metric of a candidate.
 
     Attributes:
-        name: Name as in ``Limits``, with the position or load band after a slash.
+        name: Name as in ``Limits``, with the position after a slash.
         measure: Regression and its observations.
         limit: Limits of the regression.
         is_exact: Whether a single event fails.
@@ -77,8 +75,7 @@ def metrics_of(
     Args:
         requests: Requests of all arms, in the order in which they were read.
         limits: Limits, which determine the metrics.
-        slo: Service-level objective for goodput. It is also the unit of speed: latencies are compared as
-            multiples of what it allows for an answer of that length, capped at 2.
+        slo: Service-level objective for goodput.
         samples: Memory and CPU time of both pairs in the order of time; None if they are not judged.
 
     """
@@ -97,7 +94,6 @@ def metrics_of(
         Metric("e2e_tail", QuantileRatio(*latencies, limits.quantile), limits.e2e_tail),
         *_pauses(timed, limits),
         *(() if samples is None else _resources(samples, limits)),
-        *_speed_ups(requests, limits, slo),
     ]
 
 
@@ -238,27 +234,6 @@ def _resources(samples: Sequence[Sample], limits: Limits) -> Iterator[Metric]:
     if limits.cpu_per_token is not None:
         spent = cpu_per_token(samples)
         yield Metric("cpu_per_token", spent, limits.cpu_per_token, least_trials=_LEAST_SLICES)
-
-
-def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> Iterator[Metric]:
-    if limits.speed_up is None:
-        return
-
-    def share_of_slowest(request: ObservedRequest) -> float | None:
-        if request.failure:
-            return 1.0
-        if request.e2e_latency_s is None or not request.num_output_tokens:
-            return None
-        allowed_s = slo.ttft_s + (request.num_output_tokens - 1) * slo.itl_s
-        return min(1.0, request.e2e_latency_s / (_SLOWEST * allowed_s))
-
-    pairs = pair_up(requests, "candidate", "control")
-    seen = Counter(each.band for each in requests if each.arm == "candidate" and not each.is_replay)
-    for band, limit in limits.speed_up.items():
-        if not seen[band] or seen[band] < limits.least_share * seen.total():
-            continue
-        of_band = [pair for pair in pairs if pair.candidate.band == band]
-        yield Metric(f"speed_up/{band}", MeanRatio(*_values(of_band, share_of_slowest), sign=1), limit)
 
 
 def _values(pairs: Sequence[Pair], read: _Read) -> tuple[FloatArray, FloatArray]:

@@ -14,14 +14,18 @@ because a step that serves more requests takes less time per token. The slices a
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import httpx
 import numpy as np
 
 from pipelines import configuration
 from pipelines.canary.judge.e_values import FloatArray, Side
 from pipelines.canary.judge.measures import MedianRatio
+from pipelines.errors import CanaryError
 
 _LEAST_SAMPLES = 16  # so that a quarter of them has a slope
 _MOST_SAMPLES = 100  # per quarter, because slopes of all pairs are computed
@@ -29,6 +33,20 @@ _MOST_SAMPLES = 100  # per quarter, because slopes of all pairs are computed
 _SLICE_CPU_S = 0.2  # the server publishes CPU time in hundredths of a second
 _SLICE_TOKENS = 50
 _MAX_TOKEN_RATIO = 1.5  # of both loops in a slice
+
+_TIMEOUT_S = 10.0
+
+RESIDENT_BYTES = "draftproof_process_resident_memory_bytes"
+CPU_SECONDS = "draftproof_process_cpu_seconds_total"
+CONTROL_CPU_SECONDS = "draftproof_control_cpu_seconds_total"
+OUTPUT_TOKENS = "draftproof_output_tokens_total"
+
+# Without the tokens of the target alone, whose CPU time is subtracted.
+_LINE = re.compile(
+    rf"^({RESIDENT_BYTES}|{CPU_SECONDS}|{CONTROL_CPU_SECONDS}|{OUTPUT_TOKENS})"
+    r'{(?![^}]*\bsource="control")[^}]*?\bmodel="speculative"[^}]*} (\S+)$',
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,33 @@ class Sample:
     at_s: float
     candidate: Taken
     stable: Taken
+
+
+def read_taken(metrics_url: str) -> Taken:
+    """Read what an engine's process has used so far.
+
+    Args:
+        metrics_url: ``http://host:port/metrics``.
+
+    Raises:
+        CanaryError: The server does not answer, or a metric is missing.
+    """
+    try:
+        text = httpx.get(metrics_url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().text
+        figures: Counter[str] = Counter()
+        for name, value in _LINE.findall(text):
+            figures[name] += float(value)  # type: ignore[assignment]  # sums tokens over the label source
+        cpu_s = figures[CPU_SECONDS] - figures[CONTROL_CPU_SECONDS]
+        if missing := {RESIDENT_BYTES, CPU_SECONDS, OUTPUT_TOKENS} - figures.keys():
+            raise KeyError(*missing)
+        return Taken(figures[RESIDENT_BYTES], cpu_s, figures[OUTPUT_TOKENS])
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise CanaryError(
+            "memory and CPU time of a server cannot be read",
+            values=f"{metrics_url}: {error!r}",
+            limit=f"{RESIDENT_BYTES}, {CPU_SECONDS} and {OUTPUT_TOKENS}",
+            remedy="check the metrics port of the server, which must have this version",
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.judge.verdict import Action, Word, analyse
 
-PROMOTING = ("promoting", "settling", "promoted")
+PROMOTING = ("promoting", "settling", "retiring", "promoted")
 """Phases after the decision to promote the candidate."""
 
 LEAVING = ("rolling_back", "rolled_back", "aborted")
@@ -57,8 +57,8 @@ class RolloutRecord:
         recipe_stable: Recipe of the pair in service.
         recipe_candidate: Recipe of the new pair.
         began_at_s: Start, as unix time.
-        phase: Phase as the controller names it: preflight, loading, cold_start, shadow, step/1 and so on,
-            promoting, settling, promoted, rolling_back, rolled_back, paused, aborted.
+        phase: Phase as the controller names it: preflight, loading, shadow, step/1 and so on, promoting,
+            settling, retiring, promoted, rolling_back, rolled_back, paused, aborted.
         transitions: Changes of phase in the order of time.
         requests: Requests without gaps (``ObservedRequest``), with arrivals as unix time.
         samples: Memory and CPU time of both pairs in the order of time.
@@ -115,10 +115,6 @@ def _judgement(record: RolloutRecord) -> Judgement:
             decision = _decision(record, phases)
             is_open = decision.evidence.get("verdict") == "inconclusive"
             return Judgement("inconclusive" if is_open else usual, follows, 0, record.phase, decision.reason)
-    latest = record.transitions[-1:]
-    if record.phase == "paused" and any(each.from_phase == "cold_start" for each in latest):
-        # a person has to decide, because the candidate's probes neither passed nor failed
-        return Judgement("inconclusive", "hold", None, record.phase, latest[0].reason)
     analysis = analyse(record.requests, record.limits, record.slo, record.samples)
     reason = analysis.reason or "every metric is within its limit"
     action: Action = analysis.action

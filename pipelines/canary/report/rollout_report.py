@@ -16,7 +16,7 @@ from pipelines.canary.judge.verdict import Analysis, Judged, analyse
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.router.arms import Arm
 
-ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")
+ARMS: tuple[Arm, ...] = ("stable", "candidate")
 
 _PERCENTILES = (0.5, 0.9, 0.99)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
@@ -20,20 +19,10 @@ _TERMS = (
 )
 
 
-def show_cycle(recipe: str, cycle: Cycle) -> None:
-    """Write a cycle's change of phase to standard error, if there is one.
-
-    Args:
-        recipe: Recipe with which the commands for the rollout find it.
-        cycle: Latest cycle.
-    """
-    if cycle.transition is None:
-        return
-    lines = [_transition(cycle.transition)]
-    if cycle.position.pause_reason:
-        resume = f"draftproof canary resume --recipe {shlex.quote(recipe)}"
-        lines.append(f"to decide: {resume}, or promote or abort instead")
-    print(*lines, sep="\n", file=sys.stderr, flush=True)
+def show_cycle(cycle: Cycle) -> None:
+    """Write a cycle's change of phase to standard error, if there is one."""
+    if cycle.transition is not None:
+        print(_transition(cycle.transition), file=sys.stderr, flush=True)
 
 
 def status_lines(record: RolloutRecord, judged: Judgement) -> Iterator[str]:
@@ -50,9 +39,9 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     Args:
         report: As ``report_of`` returns it.
     """
-    evidence, transitions = report["evidence"], report["transitions"]
+    evidence = report["evidence"]
     if evidence["losses"]:
-        yield from _titled("Candidate compared with the stable pair and the target alone")
+        yield from _titled("Candidate compared with the stable pair")
         yield from _metrics(evidence["losses"])
         limits = evidence["limits"]
         error = 1 - limits["confidence"]
@@ -65,10 +54,6 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _titled("What went wrong")
         for each in report["faults"]:
             yield f"{each['arm']}: {each['fault']}, {each['number']} {each['of']}"
-    for transition in transitions:
-        if transition["evidence"].get("baseline"):
-            yield from _titled("Acceptance of the probes, now and at the build")
-            yield from _probes(transition["evidence"])
     if report["divergences"]:
         yield from _titled(f"The first of {len(report['divergences'])} answers that differ")
         for number, found in enumerate(report["divergences"][:_MOST_DIVERGENCES], 1):
@@ -128,22 +113,6 @@ def _arms(arms: dict[str, dict[str, Any]]) -> Iterator[str]:
         for arm, figures in arms.items()
     ]
     yield from _table(columns, rows)
-
-
-def _probes(evidence: dict[str, Any]) -> Iterator[str]:
-    holds, fails = (evidence["limits"][name] for name in ("drop_holds_above", "drop_fails_above"))
-    rows = [
-        (
-            each["name"],
-            "needs review" if each["verdict"] == "held" else each["verdict"],
-            f"{each['at_build']:.4f}",
-            f"{each['now']:.4f}",
-            f"{each['drop']:+.2%}",
-        )
-        for each in evidence["losses"]
-    ]
-    yield from _table(("metric", "verdict", "at the build", "now", "drop"), rows)
-    yield f"{len(evidence['prompts'])} prompts. Needs review above {holds:+.2%}, fails above {fails:+.2%}."
 
 
 def _divergence(number: int, found: dict[str, Any]) -> Iterator[str]:

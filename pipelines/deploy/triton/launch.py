@@ -15,7 +15,7 @@ from pipelines.errors import ServerStartError
 
 Runtime = Literal["embedded", "tensorrt_llm"]
 RUNTIMES = get_args(Runtime)
-FORMAT = 6
+FORMAT = 7
 """Version of the rendered repository's format."""
 
 _REMEDY = "run 'draftproof repository'"
@@ -46,6 +46,7 @@ class Launch:
         package: The package that holds the engines; None if they are the checkout's.
         default_sampling: Who chose sampling parameters of requests that send none, ``serve`` (an option)
             before ``recipe`` -> their values by name.
+        served_model_name: Name that clients send as ``model``; "" for that of the recipe.
     """
 
     runtime: Runtime = "embedded"
@@ -53,6 +54,7 @@ class Launch:
     gpu_device_ids: tuple[NonNegativeInt, ...] = ()
     package: PackageOrigin | None = None
     default_sampling: dict[str, dict[str, int | float]] = field(default_factory=dict)
+    served_model_name: str = ""
 
     @classmethod
     def read(cls, directory: Path) -> Launch:

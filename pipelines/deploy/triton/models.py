@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
-from pipelines.errors import RepositoryError, ServerStartError
+from pipelines.errors import RepositoryError
 
 ROUTER = "router"
 """Model that answers: it chooses the pair, and another one if that fails."""
@@ -39,20 +38,8 @@ def rendered_parameters(run_directory: Path, model: str) -> dict[str, str]:
 
 
 def models_at_start(repository: Path) -> tuple[str, ...]:
-    """Return the names of the models that a server of this repository loads at its start.
-
-    Models of a rollout's candidate are not among them, because a model that cannot be loaded would keep the
-    server from starting.
-
-    Raises:
-        ServerStartError: A model's ``pair.json`` is invalid.
-    """
-    models = (path.parent for path in sorted(repository.glob("*/config.pbtxt")))
-    return tuple(
-        folder.name
-        for folder in models
-        if not (folder / PAIR_FILE).exists() or PairRecord.read(folder, ServerStartError).loads_at_start
-    )
+    """Return the names of the models of a repository."""
+    return tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
 
 
 def loading_options(repository: Path) -> list[str]:

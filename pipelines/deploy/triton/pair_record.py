@@ -1,7 +1,7 @@
 """The record of a pair of engines, ``pair.json``, which lies in the folder of its loop.
 
-``build`` writes it when it renders the model (``build/rendering/rendered_pair.py``). Servers read whether
-they load the model when they start, and a rollout reads what it must know of both pairs.
+``build`` writes it when it renders the model (``build/rendering/rendered_pair.py``). Servers read what they
+serve, and a rollout what it must know of both pairs.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines import configuration
 from pipelines.atomic_file import write_whole
 from pipelines.errors import DraftproofError, RepositoryError
 
 LOOP = "speculative"
-"""Model that runs the loop of the repository's own pair."""
+"""Model that runs the loop."""
 
 PAIR_FILE = "pair.json"
 FORMAT = 6
@@ -31,49 +30,33 @@ class PairRecord:
         name: Name of the recipe.
         fingerprint: Hash of everything that decides the pair's output and speed, hexadecimal.
         runtime: ``embedded`` or ``tensorrt_llm``.
-        speculative_model: Model that runs the speculative loop.
-        socket: Socket of ``speculative_model``, as its process sees it.
+        socket: Socket of the loop, as its process sees it.
         control_socket: Socket of the target alone.
         draft_engine_dir: Engine directory of the draft.
-        draft_fingerprint: Hash of everything that the draft's engine was built from.
         draft_digest: Hash of the files of the draft's engine.
         target_engine_dir: Engine directory of the target.
         target_fingerprint: Hash of everything that the target's engine was built from.
         target_digest: Hash of the files of the target's engine.
-        max_draft_len: Most draft tokens of a round.
-        num_draft_tokens: Draft tokens of a round, a number or ``adaptive``.
-        draft_length_file: File that overrides ``num_draft_tokens`` of both pairs while the server runs.
         num_kv_blocks: KV cache blocks by role, on the embedded runtime.
         max_batch_size: Most concurrent requests.
-        loads_at_start: Whether a server loads the model when it starts.
     """
 
     name: str
     fingerprint: str
     runtime: str
-    speculative_model: str
     socket: str
     control_socket: str
     draft_engine_dir: str
-    draft_fingerprint: str
     draft_digest: str
     target_engine_dir: str
     target_fingerprint: str
     target_digest: str
-    max_draft_len: int
-    num_draft_tokens: str
-    draft_length_file: str
     num_kv_blocks: dict[str, int]
     max_batch_size: int
-    loads_at_start: bool
-
-    def document(self) -> dict[str, Any]:
-        """Return the content of the file."""
-        return {"format": FORMAT, **asdict(self)}
 
     def write(self, folder: Path) -> None:
         """Write the file into the folder of the pair's loop."""
-        write_whole(folder / PAIR_FILE, json.dumps(self.document(), indent=1) + "\n")
+        write_whole(folder / PAIR_FILE, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path, error: type[DraftproofError] = RepositoryError) -> PairRecord:

@@ -49,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
 async def run(directory: Path, endpoint: Endpoint) -> None:
     """Run one server until this process receives a signal to stop.
 
+    At SIGHUP it loads the models of its repository again, which may be those of another pair by then.
+
     Args:
         directory: ``.run/<recipe>`` with the rendered repository.
         endpoint: Addresses for clients.
@@ -56,9 +58,13 @@ async def run(directory: Path, endpoint: Endpoint) -> None:
     Raises:
         ServerStartError: The server cannot be started.
     """
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping, reloading = asyncio.Event(), asyncio.Event()
+    for number, event in (
+        (signal.SIGTERM, stopping),
+        (signal.SIGINT, stopping),
+        (signal.SIGHUP, reloading),
+    ):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
     place = TritonPlace.make(directory)
     async with contextlib.AsyncExitStack() as running:
         if not endpoint.ports.openai:  # otherwise the front door is the guard
@@ -69,7 +75,7 @@ async def run(directory: Path, endpoint: Endpoint) -> None:
         # Only now, so that Triton starts while this process imports aiohttp, grpc and numpy.
         from pipelines.triton.gateway.serving import serve
 
-        await serve(directory, endpoint, place, process, stopping)
+        await serve(directory, endpoint, place, process, stopping, reloading)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -34,7 +34,6 @@ class GrpcServer:
         triton: Connections to Triton.
         supervisor: State of Triton and its models.
         relay: Sends requests to Triton.
-        identity: Published with the server's metadata.
         directory: Run directory whose model is described to front doors of several servers.
     """
 
@@ -43,13 +42,11 @@ class GrpcServer:
         triton: Triton,
         supervisor: Supervisor,
         relay: Relay,
-        identity: ServerIdentity,
         directory: Path,
     ) -> None:
         self._triton = triton
         self._supervisor = supervisor
         self._relay = relay
-        self._identity = identity
         self._directory = directory
 
     async def start(self, address: str) -> Any:
@@ -105,7 +102,7 @@ class GrpcServer:
 
     async def _describe_server(self, raw: bytes, context: Any) -> Any:
         document = await self._triton.ask("ServerMetadata")
-        document.extensions.append(self._identity.extension)
+        document.extensions.append((await asyncio.to_thread(ServerIdentity.read, self._directory)).extension)
         return document
 
     async def _describe_model(self, raw: bytes, context: Any) -> bytes:
@@ -204,7 +201,7 @@ def _closed() -> InvalidRequestError:
     return InvalidRequestError(
         "method not allowed",
         limit="health, metadata, configuration and inference",
-        remedy="use one of these methods; load models over HTTP with the server's key",
+        remedy="use one of these methods",
     )
 
 

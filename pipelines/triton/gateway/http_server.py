@@ -70,7 +70,6 @@ class HttpServer:
         router.add_get("/v2/health/live", self._live)
         router.add_get("/v2/health/ready", self._ready)
         router.add_post("/v2/repository/index", self._index)
-        router.add_post("/v2/repository/models/{model}/{action:load|unload}", self._control)
         return application
 
     async def _live(self, request: web.Request) -> web.Response:
@@ -105,13 +104,6 @@ class HttpServer:
         self._check_operator(request)
         await request.read()
         return web.json_response(await self._triton.index())
-
-    async def _control(self, request: web.Request) -> web.Response:
-        """Load or unload a model from the repository; files or configurations in the request are ignored."""
-        self._check_operator(request)
-        await request.read()
-        await self._supervisor.control(request.match_info["model"], request.match_info["action"])
-        return web.Response()
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         asked, body = await self._begin(request)
@@ -174,7 +166,7 @@ class HttpServer:
     async def _begin(self, request: web.Request) -> tuple[str, bytes]:
         """Check that the model can answer, then read the body."""
         asked = request.match_info["model"]
-        self._relay.check_open(asked, is_operator=self._is_operator(request))
+        await self._relay.opened(asked, is_operator=self._is_operator(request))
         if "Content-Encoding" in request.headers:
             raise InvalidRequestError(
                 "compressed bodies are not supported",

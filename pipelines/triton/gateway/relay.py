@@ -74,15 +74,15 @@ class Relay:
         """Return Triton's model that answers requests to a name."""
         return self._aliases.get(asked, (asked, ""))[0]
 
-    def check_open(self, asked: str, *, is_operator: bool) -> None:
-        """Refuse a request to a model before its body is read.
+    async def opened(self, asked: str, *, is_operator: bool) -> None:
+        """Wait until a model may be asked, or refuse the request before its body is read.
 
         Raises:
             InvalidRequestError: The client may not ask the model.
             ServerUnavailableError: The model cannot answer now.
         """
         check_model(asked, is_operator=is_operator)
-        self._supervisor.check_open(self.model_of(asked))
+        await self._supervisor.opened(self.model_of(asked))
 
     async def metadata(self, asked: str, version: str = "", *, is_operator: bool) -> Any:
         """Return the ``ModelMetadataResponse`` of a model.
@@ -132,7 +132,7 @@ class Relay:
             return CheckedRequest(asked, message)
 
         request = work() if num_bytes < LARGE_BODY_BYTES else await asyncio.to_thread(work)
-        self._supervisor.check_open(request.message.model_name)
+        await self._supervisor.opened(request.message.model_name)
         return request
 
     async def stream(self, request: CheckedRequest, take: Callable[[Any], Awaitable[None]]) -> None:

@@ -15,7 +15,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from grpc._cython import cygrpc  # type: ignore[import-untyped]
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.ports import Endpoint
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
@@ -41,6 +40,7 @@ async def serve(
     place: TritonPlace,
     process: TritonProcess,
     stopping: asyncio.Event,
+    reloading: asyncio.Event,
 ) -> None:
     """Serve until ``stopping`` is set.
 
@@ -50,23 +50,23 @@ async def serve(
         place: Sockets and files of Triton.
         process: The Triton that was just started.
         stopping: Ends the server.
+        reloading: Makes it load the models of its repository again.
 
     Raises:
         ServerStartError: A port cannot be listened on, or Triton cannot be started.
-        RepositoryError: The description of the pair cannot be read.
     """
     for logger in _LOGS_OF_SERVERS:
         logging.getLogger(logger).addFilter(_is_of_the_server)
     calls = OpenCalls()
     async with contextlib.aclosing(Triton(place)) as triton, contextlib.AsyncExitStack() as fronts:
-        supervisor = Supervisor(directory, endpoint, place, triton, calls, process, stopping)
+        supervisor = Supervisor(directory, endpoint, place, triton, calls, process, stopping, reloading)
         relay = Relay(triton, supervisor, calls, directory / "model_repository")
         ports, host = endpoint.ports, endpoint.address
         hosts = FrontDoorSettings.read(endpoint.front_door).hosts
         try:
             await listen(fronts, HttpServer(triton, supervisor, relay).application(hosts), host, ports.http)
             bracketed = f"[{host}]" if ":" in host else host
-            methods = GrpcServer(triton, supervisor, relay, ServerIdentity.read(directory), directory)
+            methods = GrpcServer(triton, supervisor, relay, directory)
             grpc_server = await methods.start(f"{bracketed}:{ports.grpc}")
             fronts.push_async_callback(grpc_server.stop, _SHUTDOWN_S)
             front_door = None

@@ -179,7 +179,7 @@ class Triton:
                 f"a model could not be {action}ed",
                 values=f"{model}: {' '.join(str(error.details()).split())[:500]}",
                 limit="a model of the repository that Triton can load",
-                remedy="read the server's log; the models in service are unchanged",
+                remedy="read the server's log",
             ) from None
 
     async def metrics(self) -> str:

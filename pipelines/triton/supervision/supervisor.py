@@ -2,6 +2,9 @@
 
 A dead model process is replaced by unloading and loading the model, while other models continue to answer
 (docs/decisions/gateway.md has the times). Triton itself notices neither case.
+
+When the repository was rendered for another pair, Triton is started again with it while requests wait
+(docs/decisions/rollouts.md).
 """
 
 from __future__ import annotations
@@ -39,8 +42,6 @@ LOOK_INTERVAL_S = 0.25  # between checks of the processes
 _START_INTERVAL_S = 0.05  # between checks of a Triton that is starting
 # To replace a model; after that Triton is restarted. Requests of the router wait as long (RETURNS_WITHIN_S).
 RELOAD_TIMEOUT_S = 60.0
-UNLOADS_WITHIN_S = 30.0  # after the end of a model's process; usually 2 s
-_HELD = frozenset({"READY", "UNLOADING"})
 _SEARCH_INTERVAL_S = 5.0  # between searches for processes of newly loaded models
 # A request that waits for an engine reaches it a moment before Triton knows that it has loaded. If that
 # request ends the process, the load fails, or the start of Triton, and the next one usually succeeds.
@@ -49,6 +50,7 @@ _MAX_STARTS = 3
 _MAX_RESTARTS, _RESTARTS_WITHIN_S = 5, 120.0
 _STOP_PATIENCE_S = 15.0  # for Triton's models to stop, after the time for requests in flight
 _DRAIN_POLL_S = 0.05
+_RELOAD_PAUSE_S = 5.0  # until models that could not be loaded are tried again
 
 
 class Supervisor:
@@ -66,6 +68,7 @@ class Supervisor:
         calls: Tracks open requests.
         process: The Triton that was just started.
         stopping: Set to make ``run`` return.
+        reloading: Set to make Triton start again with what the repository holds by then.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Supervisor:
         calls: OpenCalls,
         process: TritonProcess,
         stopping: asyncio.Event,
+        reloading: asyncio.Event,
     ) -> None:
         self.num_restarts = 0
         self.num_replaced: dict[str, int] = {}
@@ -88,10 +92,11 @@ class Supervisor:
         self._process = process
         self._is_serving = False
         self._stopping = stopping
+        self._reloading = reloading
+        self._is_reloading = False
         self._models: dict[str, ProcessIdentity] = {}
         self._replacing: dict[str, asyncio.Task[None]] = {}
         self._heartbeat = Heartbeat(triton, calls)
-        self._unloading: dict[str, asyncio.Task[None]] = {}
         self._repository = directory / "model_repository"
         self._dependencies = ModelDependencies(self._repository)
 
@@ -110,6 +115,9 @@ class Supervisor:
             while not self._stopping.is_set():
                 if not await self._watch():
                     break
+                if self._reloading.is_set():
+                    await self._reload()
+                    continue
                 now_s = time.monotonic()
                 restarts = [at_s for at_s in restarts if now_s - at_s < _RESTARTS_WITHIN_S] + [now_s]
                 if len(restarts) > _MAX_RESTARTS:
@@ -125,12 +133,14 @@ class Supervisor:
         finally:
             await self._end(front_door)
 
-    def check_open(self, model: str) -> None:
-        """Refuse a request to a model that cannot answer.
+    async def opened(self, model: str) -> None:
+        """Wait while the server reloads its models; refuse a request to a model that cannot answer.
 
         Raises:
             ServerUnavailableError: The server is starting or stopping, or the model is being replaced.
         """
+        while self._is_reloading and not self._stopping.is_set():
+            await asyncio.sleep(_DRAIN_POLL_S)
         if self._stopping.is_set():
             what, remedy = "the server is shutting down", "use another server"
         elif not self._is_serving:
@@ -156,21 +166,6 @@ class Supervisor:
             return False
         return model.isprintable() and "/" not in model and await self._triton.is_ready(model)
 
-    async def control(self, model: str, action: str) -> None:
-        """Load or unload a model.
-
-        Raises:
-            RepositoryError: Triton refused.
-            ServerUnavailableError: Triton does not answer.
-        """
-        if unloading := self._unloading.pop(model, None):
-            unloading.cancel()
-        if action == "unload" and (process := self._models.pop(model, None)):
-            self._heartbeat.forget(model)
-            self._unloading[model] = asyncio.create_task(self._watch_unload(model, process))
-        await self._triton.control(model, action)
-        self._search()
-
     @property
     def unanswering(self) -> set[str]:
         """Models whose process died or hangs; their published metrics are stale."""
@@ -191,6 +186,32 @@ class Supervisor:
 
     def _new_process(self) -> TritonProcess:
         return TritonProcess(triton_command(self._directory, self._place, self._endpoint), self._place)
+
+    async def _reload(self) -> None:
+        """Let requests finish while new ones wait, and start Triton again until it serves the repository.
+
+        Nothing else ends it: the front door and the second server of a rollout answer meanwhile.
+        """
+        _LOG.warning("loading the models of %s again", self._repository)
+        self._is_reloading = True
+        self._reloading.clear()
+        try:
+            await self._drain()
+            self._is_serving = False
+            self._forget_tasks()
+            self._models.clear()
+            await self._process.stop(_STOP_PATIENCE_S)
+            while not (self._is_serving or self._stopping.is_set()):
+                try:
+                    self._dependencies = ModelDependencies(self._repository)
+                    self._process = self._new_process()
+                    await self._start()
+                except DraftproofError as error:
+                    _LOG.error("the models cannot be loaded, trying again: %s", error)
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await within(_RELOAD_PAUSE_S, self._stopping.wait())
+        finally:
+            self._is_reloading = False
 
     async def _start(self) -> None:
         """Wait until the models of a Triton that was just started are ready.
@@ -223,12 +244,18 @@ class Supervisor:
         )
 
     async def _watch(self) -> bool:
-        """Supervise the processes; returns True if Triton ends, False if the server is to stop."""
+        """Supervise the processes.
+
+        Returns:
+            True if Triton has ended or is to load its models again, False if the server is to stop.
+        """
         self._heartbeat = Heartbeat(self._triton, self._calls)  # pings to an earlier Triton no longer count
         next_search_s = time.monotonic() + _SEARCH_INTERVAL_S
         while not self._process.has_ended:
             if self._stopping.is_set():
                 return False
+            if self._reloading.is_set():
+                return True
             if time.monotonic() >= next_search_s:
                 self._search()
                 self._heartbeat.beat_triton()
@@ -290,7 +317,7 @@ class Supervisor:
                 return
             began_s = time.monotonic()
             _LOG.error("model %s: %s; ended %d requests, replacing it", model, reason, num_ended)
-            await within(RELOAD_TIMEOUT_S, self._reload(model))
+            await within(RELOAD_TIMEOUT_S, self._load_again(model))
             self.num_replaced[model] = self.num_replaced.get(model, 0) + 1
             _LOG.warning("model %s answers again after %.1f s", model, time.monotonic() - began_s)
         except (DraftproofError, asyncio.TimeoutError) as error:
@@ -302,7 +329,7 @@ class Supervisor:
                 self._heartbeat.forget(model)
                 self._search()
 
-    async def _reload(self, model: str) -> None:
+    async def _load_again(self, model: str) -> None:
         await self._triton.control(model, "unload")
         for attempt in range(1, _MAX_LOADS + 1):
             try:
@@ -314,38 +341,21 @@ class Supervisor:
                 _LOG.warning("model %s: load %d of at most %d failed: %r", model, attempt, _MAX_LOADS, error)
         self._models.pop(model, None)
 
-    async def _watch_unload(self, model: str, process: ProcessIdentity) -> None:
-        """Kill Triton if it still holds a model long after the model's process has ended.
-
-        If the process was killed with a lock of the shared memory, Triton waits for that lock for ever.
-        """
-        triton = self._process
-        while process.is_alive:
-            await asyncio.sleep(LOOK_INTERVAL_S)
-        ended_at_s = time.monotonic()
-        while await self._is_held(model):
-            if time.monotonic() - ended_at_s > UNLOADS_WITHIN_S:
-                _LOG.error("Triton cannot unload model %s, whose process has ended", model)
-                triton.kill()
-                return
-            await asyncio.sleep(LOOK_INTERVAL_S)
-
-    async def _is_held(self, model: str) -> bool:
-        with contextlib.suppress(ServerUnavailableError):
-            index = await self._triton.index()
-            return any(each["name"] == model and each.get("state") in _HELD for each in index)
-        return True
-
     def _forget_tasks(self) -> None:
         """Cancel what was to be done with a Triton that has ended."""
-        for tasks in (self._replacing, self._unloading):
-            for task in tasks.values():
-                task.cancel()
-            tasks.clear()
+        for task in self._replacing.values():
+            task.cancel()
+        self._replacing.clear()
 
     async def _end(self, front_door: FrontDoorProcess | None) -> None:
         """Let requests finish, then stop Triton; the remaining requests get an error."""
         self._stopping.set()
+        await self._drain(front_door)
+        self._forget_tasks()
+        await self._process.stop(_STOP_PATIENCE_S)
+
+    async def _drain(self, front_door: FrontDoorProcess | None = None) -> None:
+        """Let requests finish, and the front door; what is left after a while gets an error."""
         deadline_s = time.monotonic() + self._endpoint.drain_s
 
         def is_asked() -> bool:
@@ -361,8 +371,6 @@ class Supervisor:
                 remedy="send the request to another server, or again when this one is back",
             )
         )
-        self._forget_tasks()
-        await self._process.stop(_STOP_PATIENCE_S)
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but wake up when the server is to stop or Triton has ended."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from pipelines.asyncio_thread import AsyncioThread
-from pipelines.available_resources import published_bytes
 from pipelines.router.arms import Arm
-from pipelines.router.open_requests import unix_time_s
 from pipelines.router.router import Router, TextRequest
 from pipelines.triton.backend.gauges import Gauges
 from pipelines.triton.backend.header import Header
@@ -65,23 +63,13 @@ class TextModel(TritonModel):
 
 
 def watch_router(gauges: Gauges, router: Router) -> None:
-    """Publish the requests of a router by arm."""
-    gauges.add("draftproof_router_generation", lambda: router.routing.table.generation)
-    gauges.add("draftproof_memory_available_bytes", published_bytes)
+    """Publish the requests of a router."""
     gauges.add("draftproof_router_requests_open", lambda: router.routing.num_open)
-    gauges.add("draftproof_router_replays_total", lambda: router.routing.replays[0], kind="begun")
-    gauges.add("draftproof_router_replays_total", lambda: router.routing.replays[1], kind="dropped")
-    gauges.add("draftproof_router_observations_dropped_total", lambda: router.log.num_dropped)
-    for arm in get_args(Arm):
-        gauges.add("draftproof_router_weight", partial(_weight, router, arm), arm=arm)
+    arms: tuple[Arm, ...] = ("stable", "control")
+    for arm in arms:
         gauges.add("draftproof_router_arm_out", partial(router.routing.is_out, arm), arm=arm)
-        gauges.add(
-            "draftproof_router_fallbacks_total", partial(router.num_fallbacks.__getitem__, arm), arm=arm
-        )
+        fallbacks = partial(router.num_fallbacks.__getitem__, arm)
+        gauges.add("draftproof_router_fallbacks_total", fallbacks, arm=arm)
         for outcome in ("answered", "error", "left"):
             count = partial(router.num_requests.__getitem__, (arm, outcome))
             gauges.add("draftproof_router_requests_total", count, arm=arm, outcome=outcome)
-
-
-def _weight(router: Router, arm: Arm) -> float:
-    return router.routing.table.weights(unix_time_s()).get(arm, 0.0)

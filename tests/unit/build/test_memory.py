@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
-from build import repository
-from build.built_pair import BuiltPair
 from build.hugging_face.config import parse_network_config
 from build.memory import SERVER_BYTES, EngineMemory, num_parameters, plan_memory, weight_bytes
 from build.networks.network import NetworkConfig
 from build.recipe import EngineRecipe, KvCache, Recipe, Serving
 from build.rendering.kv_blocks import returned_bytes
-from build.rendering.second_pair import render_second_pair
 from build.repository import render_recipe
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import pair_bytes, read_sizes
@@ -131,16 +128,6 @@ def test_the_loop_and_the_target_alone_have_blocks_for_a_request_each() -> None:
     assert plan.num_blocks["target"] == 2 * 64 + 1
 
 
-def test_a_second_pair_needs_no_server_of_its_own() -> None:
-    target, draft = memory_of(), memory_of(hidden_size=1024, intermediate_size=3072)
-    least = 2 * 64 + 1
-    free = (target.weights + draft.weights + least * (target.block + draft.block) + 1 * GB) / 0.8
-    with pytest.raises(RecipeError, match="the memory does not hold this pair"):
-        plan_memory(target, draft, LIMITS, free)
-    plan = plan_memory(target, draft, LIMITS, free, process_bytes=0)
-    assert 0.7 * free < target.weights + draft.weights + plan.caches <= 0.8 * free
-
-
 def test_blocks_of_the_recipe_are_kept_and_have_to_fit() -> None:
     given = dataclasses.replace(INT8, kv_cache=KvCache(num_blocks=100))
     plan = plan_memory(memory_of(given), memory_of(), LIMITS, 24 * GB)
@@ -173,65 +160,17 @@ def test_a_repository_keeps_its_chosen_blocks(tmp_path: Path, capsys: pytest.Cap
         render_recipe(open_recipe(max_queue_size=1), *engines, tmp_path / "run", free=lambda: 0)
 
 
-def test_a_pair_beside_a_server_is_planned_with_what_the_server_has_left(tmp_path: Path) -> None:
-    """Its target and the server's own processes are loaded already."""
-    engines = build_tiny_pair(tmp_path / "engines")
-    run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
-    other_draft = build_tiny_pair(tmp_path / "other", draft="random")[0]
-    render_second_pair(open_recipe("new"), other_draft, engines[1], run, free=lambda: 0.5 * GB)
-    with pytest.raises(RecipeError, match=r"0\.3 GB free"):
-        other = open_recipe("newer", max_queue_size=1)
-        render_second_pair(other, other_draft, engines[1], run, free=lambda: 0.3 * GB)
-
-
-def test_a_rollout_plans_with_the_memory_that_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The controller's own container may have next to none (``render_beside``)."""
-    engines = build_tiny_pair(tmp_path / "engines")
-    run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
-    monkeypatch.setattr(repository, "available_bytes", lambda: 0)
-    monkeypatch.setattr(repository, "load_recipe", lambda name, runtime: open_recipe(name, 1))
-    monkeypatch.setattr(repository, "build_pair", lambda recipe, report: BuiltPair(recipe, *engines))
-    command = ["--recipe", "new", "--add-to", str(run)]
-    assert repository.main([*command, "--free-bytes", "300000000"]) == 1
-    assert "0.3 GB free" in capsys.readouterr().err
-    assert repository.main([*command, "--free-bytes", "1000000000"]) == 0
-    assert "1.0 GB free" in capsys.readouterr().out
-
-
-def test_the_memory_of_promoted_pairs_is_not_free(tmp_path: Path) -> None:
-    engines = build_tiny_pair(tmp_path / "engines")
-    run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
-    other = open_recipe(max_queue_size=1)
-    second = render_second_pair(other, *engines, run, free=lambda: 20 * GB)
-    least = 2.1 * GB  # holds one pair: 1.5 GB of processes, of 80%
-    third = open_recipe(max_queue_size=2)
-    render_recipe(third, *engines, tmp_path / "run", free=lambda: least)
-    dataclasses.replace(second, loads_at_start=True).write(
-        run / "model_repository" / second.speculative_model
-    )
-    with pytest.raises(RecipeError, match=r"1\.\d GB free"):
-        render_recipe(open_recipe(max_queue_size=3), *engines, tmp_path / "run", free=lambda: least)
-
-
 def test_what_a_running_server_holds_is_free_at_its_next_start(tmp_path: Path) -> None:
     engines = build_tiny_pair(tmp_path / "engines")
     run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
-    models = run / "model_repository"
-    second = render_second_pair(open_recipe(max_queue_size=1), *engines, run, free=lambda: 20 * GB)
-    dataclasses.replace(second, loads_at_start=True).write(models / second.speculative_model)
-    own = PairRecord.read(models / "speculative")
-    own_bytes, more_bytes = (
-        pair_bytes(*engines, pair.num_kv_blocks, pair.max_batch_size) for pair in (own, second)
-    )
-    assert returned_bytes(models, "speculative") == -more_bytes < 0
-    with listening(second.socket), listening(own.socket):
-        assert returned_bytes(models, "speculative") == own_bytes + SERVER_BYTES
-    with listening(second.socket):
-        assert returned_bytes(models, "speculative") == SERVER_BYTES
-    (models / "speculative" / "pair.json").write_text('{"format": 1}')  # an older version wrote it
-    assert returned_bytes(models, "speculative") == -more_bytes
+    loop = run / "model_repository" / "speculative"
+    own = PairRecord.read(loop)
+    own_bytes = pair_bytes(*engines, own.num_kv_blocks, own.max_batch_size)
+    assert returned_bytes(loop) == 0
+    with listening(own.socket):
+        assert returned_bytes(loop) == own_bytes + SERVER_BYTES
+        (loop / "pair.json").write_text('{"format": 1}')  # an older version wrote it
+        assert returned_bytes(loop) == 0
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from build import repository
 from build.built_pair import BuiltPair
 from build.package import LIST, RECIPE, SIGNATURE, read_package, recipe_document, write_package
 from build.recipe import RECIPES, REPOSITORY_ROOT, load_recipe, parse_recipe
+from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import PackageError
@@ -259,49 +260,21 @@ def test_only_a_package_is_replaced(pair: BuiltPair, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "package"]
 
 
-def rolled_out(run: Path) -> None:
-    """Leave what a rollout leaves: a table of arms, and a promoted pair."""
-    (run / "arms.json").write_text("{}")
-    loop = run / "model_repository" / "speculative"
-    shutil.copytree(loop, loop.with_name("speculative_2"))
-    record = replace(PairRecord.read(loop), loads_at_start=True)
-    record.write(loop.with_name("speculative_2"))
-
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_a_rollout_survives_the_same_package_and_ends_with_another(
-    pair: BuiltPair, package: Path, tmp_path: Path, *, moved: bool
-) -> None:
-    run = tmp_path / "run" / "tiny"
-
-    def render(directory: Path) -> set[str]:
-        assert repository.main(["--package", str(directory), "--run-directory", str(run)]) == 0
-        return {path.name for path in (run / "model_repository").iterdir()}
-
-    own = render(package)
-    rolled_out(run)
-    again = package
-    if moved:  # the promoted pair lies elsewhere; here its engines are the old package's
-        again = Path(shutil.copytree(package, tmp_path / "moved"))
-    assert render(again) == own | {"speculative_2"} and (run / "arms.json").exists()
-    other = tmp_path / "other"
-    serving = replace(pair.recipe.serving, max_queue_size=9)
-    write_package(replace(pair, recipe=replace(pair.recipe, serving=serving)), other)
-    assert render(other) == own and not (run / "arms.json").exists()
-
-
-def test_a_directory_whose_server_runs_is_not_emptied(
+def test_a_directory_whose_server_runs_keeps_its_pair_unless_that_is_to_be_replaced(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run" / "tiny"
     command = ["--package", str(package), "--run-directory", str(run)]
     assert repository.main(command) == 0
     (run / "launch.json").write_text("{}")  # the directory was rendered by `draftproof repository`
-    rolled_out(run)
+    before = (run / "model_repository").stat().st_ino
     monkeypatch.setattr("build.repository.is_listening", lambda path: path.name.endswith(".sock"))
     assert repository.main(command) == 1
     assert " with another pair than " in capsys.readouterr().err
-    assert (run / "arms.json").exists() and (run / "model_repository" / "speculative_2").exists()
+    assert (run / "model_repository").stat().st_ino == before
+    assert repository.main([*command, "--replace", "--served-model-name", "known"]) == 0
+    assert (run / "model_repository").stat().st_ino != before
+    assert ServedFiles.read(run).name == "known"
 
 
 def test_a_packaged_pair_has_the_checkouts_fingerprint(

@@ -1,9 +1,9 @@
-"""A rendered pair in service, and candidates beside it, for tests of rollouts."""
+"""A rendered pair in service, candidates for it, and a pretended server, for tests of rollouts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,27 +13,23 @@ import pytest
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.files import write_manifest
 from build.recipe import Recipe, load_recipe
-from build.rendering.second_pair import render_second_pair
 from build.repository import render_recipe
-from pipelines.canary.controller import triton_world
-from pipelines.canary.controller.candidate import CandidatePair
-from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.rollout import Progress, arm_table
-from pipelines.canary.controller.triton_world import ServerAddress, TritonWorld, find_in_service
+from pipelines.canary.controller import own_servers
+from pipelines.canary.controller.own_servers import OwnServers, served_pair
+from pipelines.deploy.pair_source import PairSource
 from pipelines.deploy.ports import Ports
-from pipelines.deploy.triton.models import models_at_start
+from pipelines.deploy.server import beside
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.manifest import sha256_file
 from tests.support.tiny_engines import write_tokenizer
 from tests.unit.canary.simulated_world import begun
 
 DEMO = load_recipe("demo")
+NEW = replace(DEMO, name="new")
 _ENGINE = {
     **{"num_layers": 12, "num_kv_heads": 3, "head_size": 64},
-    **{"kv_block_size": 32, "kv_cache_dtype": "float32"},
+    **{"kv_block_size": 32, "kv_cache_dtype": "float32", "num_threads": 2},
 }
-
-Render = Callable[..., CandidatePair]
 
 
 def _write_engine(directory: Path, **manifest: Any) -> Path:
@@ -59,92 +55,96 @@ def run(tmp_path: Path) -> Path:
     return render_recipe(DEMO, *engines, tmp_path).parent
 
 
-@pytest.fixture
-def rendered(tmp_path: Path, run: Path) -> Render:
-    """Return a function that renders a candidate of a draft and a target by their numbers.
-
-    Dictionaries ``draft`` and ``target`` change the manifests of engines that do not exist yet.
-    """
-
-    def make(numbers: tuple[int, int] = (2, 2), recipe: Recipe = DEMO, **manifests: Any) -> CandidatePair:
-        engines = [
-            _write_engine(tmp_path / f"{role}-{number}", **manifests.get(role, {}))
-            for role, number in zip(("draft", "target"), numbers, strict=True)
-        ]
-        return CandidatePair.read(run, render_second_pair(recipe, *engines, run).speculative_model)
-
-    return make
-
-
 @dataclass
 class Place:
-    """A run directory, and a server that records what it is told, such as ``load speculative``."""
+    """A run directory, and servers that record what they are told, such as ``start candidate``.
+
+    Attributes:
+        run: Run directory of the server in service.
+        candidate: Renders the candidate's pair into a run directory.
+        told: What the servers were told.
+        running: Run directories whose servers run.
+    """
 
     run: Path
-    render: Render
+    candidate: Callable[[Path, str], None] = field(init=False)
     told: list[str] = field(default_factory=list)
-    candidate: Callable[[], CandidatePair] = field(init=False)
-    free_bytes: int = 64 << 30
+    running: set[Path] = field(default_factory=set)
 
-    def api(self, endpoint: str, key: str) -> Place:
-        assert endpoint.startswith("http://127.0.0.1:")
-        assert key == "key"
-        return self
-
-    def load(self, model: str) -> None:
-        self.told.append(f"load {model}")
-
-    def unload(self, model: str) -> None:
-        self.told.append(f"unload {model}")
-
-    def close(self) -> None:
-        pass
-
-    def choose(self, draft: int, target: int, /, **manifests: Any) -> None:
+    def choose(self, draft: int, target: int, /, recipe: Recipe = NEW, **manifests: Any) -> None:
         """Decide which engines the candidate's recipe has."""
-        self.candidate = lambda: self.render((draft, target), replace(DEMO, name="new"), **manifests)
 
-    def world(self, candidate_socket: str = "") -> TritonWorld:
+        def render(run: Path, name: str) -> None:
+            engines = [
+                _write_engine(self.run.parent / f"{role}-{number}", **manifests.get(role, {}))
+                for role, number in (("draft", draft), ("target", target))
+            ]
+            render_recipe(recipe, *engines, run.parent, name=run.name, served_model_name=name)
+
+        self.candidate = render
+
+    def world(self) -> OwnServers:
         """Return the world of a new controller."""
         rollout = replace(begun(), recipe_candidate="new", stable_socket=self.stable.socket)
-        address = ServerAddress(Ports.free(), "key")
-        return TritonWorld(self.run, address, None, rollout, candidate_socket)
+        return OwnServers(self.run, rollout, None)
 
     @property
     def stable(self) -> PairRecord:
-        return find_in_service(self.run)[0]
+        return served_pair(self.run)
 
-    @property
-    def pairs(self) -> list[str]:
-        return sorted(path.name for path in (self.run / "model_repository").glob("speculative*"))
+    def server(self, directory: Path) -> Any:
+        """Return the server of a run directory."""
+        place = self
 
-    @property
-    def at_start(self) -> set[str]:
-        return set(models_at_start(self.run / "model_repository"))
+        class Server:
+            ports = Ports()
+            log = directory / "server.log"
 
-    def promote(self) -> PairRecord:
-        """Promote a candidate as a whole rollout does; return the new pair."""
-        world, stable = self.world(), self.stable
-        assert world.preflight().is_good
-        loaded = world.load().evidence
-        assert world.keep().is_good
-        rollout = replace(begun(), stable_socket=stable.socket, control_socket=stable.control_socket)
-        sockets = loaded["socket"], loaded["control_socket"], loaded["same_target"]
-        world.write(arm_table(rollout, Progress(Position("settling", 0.0), 4, *sockets), 0.0))
-        assert TritonWorld(self.run, ServerAddress(Ports.free(), "key"), None, rollout, sockets[0]).settle()
-        return self.stable
+            def wait_ready(self) -> float:
+                return 0.0
+
+            def is_ready(self) -> bool:
+                return True
+
+            def stop(self) -> None:
+                place.told.append(f"stop {directory.name}")
+                place.running.discard(directory)
+
+            def reload(self) -> None:
+                place.told.append(f"reload {directory.name}")
+
+        return Server()
+
+    def start(self, directory: Path, ports: Ports) -> Any:
+        self.told.append(f"start {directory.name}")
+        self.running.add(directory)
+        return self.server(directory)
 
 
 @pytest.fixture
-def place(run: Path, rendered: Render, monkeypatch: pytest.MonkeyPatch) -> Place:
-    place = Place(run, rendered)
+def place(run: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    place = Place(run)
     place.choose(2, 2)
 
-    def render(recipe: str, directory: Path, free: int, public_key: None) -> CandidatePair:
-        assert (recipe, free) == ("new", place.free_bytes)  # the server's, not this process's
-        return place.candidate()
+    def render(source: PairSource, directory: Path, options: Sequence[str] = ()) -> None:
+        assert source.name == "new"
+        assert options == (() if directory == beside(run) else ("--replace",))
+        place.candidate(directory, source.served_model_name)
 
-    monkeypatch.setattr(triton_world, "RepositoryApi", place.api)
-    monkeypatch.setattr(triton_world, "free_bytes", lambda metrics_url: place.free_bytes)
-    monkeypatch.setattr(triton_world, "render_beside", render)
+    class Servers:
+        start = staticmethod(place.start)
+
+        @staticmethod
+        def running(directory: Path) -> Any:
+            return place.server(directory) if directory in place.running else None
+
+        @staticmethod
+        def clear(directory: Path) -> None:
+            assert directory not in place.running
+
+    listeners = iter(range(1, 1000))
+    monkeypatch.setattr(own_servers, "render", render)
+    monkeypatch.setattr(own_servers, "Server", Servers)
+    monkeypatch.setattr(own_servers, "find_server", place.server)
+    monkeypatch.setattr(OwnServers, "listener", lambda self, socket: next(listeners))
     return place

@@ -1,7 +1,7 @@
 """Simulate rollouts from recorded requests and count the judge's verdicts.
 
-The requests of candidate, stable pair and control are drawn with replacement from recorded answers of one
-stable pair and of the target alone, so that candidate and stable pair differ in the fault alone. The
+The requests of candidate and stable pair are drawn with replacement from recorded answers of one stable pair,
+so that they differ in the fault alone. The
 candidate replays every answer of the stable pair, with draft lengths of its own. The simulation asks for the
 verdict at every look until there is one. Draws are independent: sessions and bursts of real traffic, which
 pairing accounts for, are not simulated.
@@ -24,8 +24,7 @@ from pipelines.canary.judge.verdict import Word, judge
 from pipelines.router.arms import Arm
 from tests.unit.canary.faults import Fault, with_rounds
 
-_ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")
-_CONTROL_SHARE = 0.5  # requests of the control per pair
+_ARMS: tuple[Arm, ...] = ("stable", "candidate")
 
 Pools = dict[str, dict[Arm, list[ObservedRequest]]]
 """Recorded requests by load band and arm."""
@@ -48,7 +47,7 @@ def simulate(
     """Simulate rollouts of a candidate with a fault.
 
     Args:
-        recorded: Requests of ``stable`` and ``control``, both in every load band that occurs.
+        recorded: Requests of ``stable``.
         slo: Service-level objective, as for ``analyse``.
         max_pairs: Pairs of a request of the candidate and one of the stable pair after which a rollout ends
             without a verdict.
@@ -85,14 +84,11 @@ def _draw(pools: Pools, fault: Fault, numbers: range, rng: np.random.Generator) 
     bands = list(pools)
     sizes = np.array([len(pools[band]["stable"]) for band in bands], np.float64)
     chosen = rng.choice(len(bands), len(numbers), p=sizes / sizes.sum())
-    has_control = rng.random(len(numbers)) < _CONTROL_SHARE
-    places = rng.random((len(numbers), 3))
+    places = rng.random((len(numbers), 2))
     for row, number in enumerate(numbers):
         pool = pools[bands[chosen[row]]]
         for arm, place in zip(_ARMS, places[row], strict=True):
-            if arm == "control" and not has_control[row]:
-                continue
-            source = pool["control" if arm == "control" else "stable"]
+            source = pool["stable"]
             known = {"request_id": f"{arm}-{number}", "arm": arm, "arrived_at_s": float(number)}
             drawn = replace(source[int(place * len(source))], **known)
             if arm == "stable" and not drawn.failure:

@@ -39,6 +39,7 @@ from tests.unit.canary.requests import limits, recorded_traffic
 BEGAN_AT_S = 1_700_000_000.0
 STABLE, CANDIDATE = "run/stable.sock", "run/candidate.sock"
 CONTROL, CANDIDATE_CONTROL = "run/control.sock", "run/candidate_control.sock"
+SETTLED, SETTLED_CONTROL = "run/settled.sock", "run/settled_control.sock"
 PER_S = 25
 
 _EASY = Limit(0.25, 0.25)
@@ -56,14 +57,12 @@ EASY_LIMITS = limits(
     itl=_EASY,
     e2e_tail=Limit(0.9, 0.2),
     resources_s=10.0,
-    speed_up={band: Limit(0.3, 0.3) for band in ("low", "medium", "high")},
 )
 
 PLAN = Plan(
     limits="",
     slo_ttft_s=0.2,
     slo_itl_s=0.01,
-    control_weight=0.2,
     bands=Bands(4, 8),
     slow_after_s=2.0,
     shadow=Shadow(0.5, 20.0, 2, 16, min_pairs=50, bake_s=6.0),
@@ -117,7 +116,6 @@ class SimulatedWorld:
         broken: Names of the operations that fail, such as ``load``.
         crash_at: The candidate's request during which its process ends.
         open_for_s: The duration of requests that are always open.
-        held: Whether a person has to judge its probes.
         asked_by: The number of sessions that send all client requests; None for a session per request.
         leaked_per_s: The bytes that the candidate's process leaks per second.
         process: The process at the candidate's socket; a replaced one has another number.
@@ -128,7 +126,6 @@ class SimulatedWorld:
     broken: tuple[str, ...] = ()
     crash_at: int | None = None
     open_for_s: float = 0.0
-    held: bool = False
     asked_by: int | None = None
     leaked_per_s: float = 0.0
     process: int = 1
@@ -138,7 +135,7 @@ class SimulatedWorld:
         self._file = self.folder / "world.json"
         if not self._file.is_file():
             write_table(self._arms, _initial())
-            nothing = dict.fromkeys(("is_loaded", "is_kept", "is_settled"), False)
+            nothing = dict.fromkeys(("is_loaded", "is_settled", "has_failed"), False)
             self._keep({"now_s": BEGAN_AT_S, "number": 0, "candidates": [], **nothing})
 
     # Called by a controller.
@@ -155,35 +152,21 @@ class SimulatedWorld:
         sockets = {"socket": CANDIDATE, "control_socket": CANDIDATE_CONTROL}
         return Outcome(True, "loaded in 4.0 s", {**sockets, "same_target": True})
 
-    def probe(self) -> Outcome:
-        is_good = "probe" not in self.broken
-        length = 3.2 if is_good else 1.0
-        evidence = {"mean_acceptance_length": length}
-        if self.held:
-            return Outcome(False, "acceptance_rate 0.45, 0.50 at the build", evidence, needs_review=True)
-        return Outcome(is_good, f"mean acceptance length {length}", evidence)
-
     def unload(self) -> str:
         if "unload" in self.broken:
             raise ServerUnavailableError("no server answers", values="8000")
         assert self.table.candidate is None, "unloaded while requests go there"
-        self._remember(is_loaded=False, is_kept=False)
-        return "its pair is unloaded"
-
-    def keep(self) -> Outcome:
-        if "keep" in self.broken:
-            raise RepositoryError("the repository could not be written")
-        assert self.table.stable.socket != CANDIDATE, "no server would have it after a restart"
-        self._remember(is_kept=True)
-        return Outcome(True, "servers load it at their start")
+        self._remember(is_loaded=False)
+        return "the second server has ended"
 
     def settle(self) -> Outcome:
-        if "settle" in self.broken:
+        if "settle" in self.broken and not self.state["has_failed"]:
+            self._remember(has_failed=True)
             raise RepositoryError("the repository could not be rendered")
-        sockets = {each.socket for each in self.table.settings.values()}
-        assert sockets == {CANDIDATE, CANDIDATE_CONTROL}, "taken away while requests may go there"
+        candidate = self.table.candidate
+        assert candidate is not None and candidate.weight == 1, "restarted while requests go there"
         self._remember(is_settled=True)
-        return Outcome(True, "it serves without a rollout")
+        return Outcome(True, "the new pair is loaded", {"socket": SETTLED, "control_socket": SETTLED_CONTROL})
 
     def write(self, table: ArmTable) -> None:
         write_table(self._arms, table)
@@ -251,7 +234,7 @@ class SimulatedWorld:
         weights = table.weights(now_s)
         place = bisect_right([*itertools.accumulate(weights.values())], rng.random())
         arm: Arm = list(weights)[min(place, len(weights) - 1)]
-        if arm == "candidate" or table.stable.socket == CANDIDATE:
+        if arm == "candidate" or table.stable.socket == SETTLED:
             state["candidates"].append(now_s)
         common: dict[str, Any] = {
             "canary_id": table.canary_id,
@@ -272,7 +255,7 @@ class SimulatedWorld:
     def _line(
         self, arm: Arm, common: dict[str, Any], now_s: float, rng: np.random.Generator, **more: Any
     ) -> bytes:
-        pool = _pools()[common["band"]]["control" if arm == "control" else "stable"]
+        pool = _pools()[common["band"]]["stable"]
         # that of the request that a replay repeats
         place = zlib.crc32(common["request_id"].encode()) % len(pool)
         drawn = replace(pool[place], answer="equal" if "is_replay" in more else "")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
 from pipelines.canary.run_files import arms_file, state_file
+from pipelines.deploy.ports import Ports
 from pipelines.program import EXIT_INTERRUPTED
 from tests.conftest import REPOSITORY_ROOT
 from tests.unit.canary.faults import NO_FAULT, Fault, less_accepted
@@ -33,13 +35,12 @@ class Commands:
     """Runs commands in a simulated world whose time passes while the controller waits.
 
     Attributes:
-        sockets: Sockets of the candidate that worlds were made with.
         plan: File of the plan, beside its ``limits.yaml``.
     """
 
     def __init__(self, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.fault: Fault = NO_FAULT
-        self.sockets: list[str] = []
+        self.server = SimpleNamespace(ports=Ports())
         self.plan = folder / "canary.yaml"
         self.state = state_file(run)
         self.shown = ""
@@ -54,8 +55,7 @@ class Commands:
         limits = {**asdict(EASY_LIMITS), **changes}
         self.plan.with_name("limits.yaml").write_text(yaml.safe_dump(limits))
 
-    def world(self, directory: Path, address: object, key: object, rollout: Rollout, socket: str) -> World:
-        self.sockets.append(socket)
+    def world(self, directory: Path, rollout: Rollout, key: object) -> World:
         return SimulatedWorld(self._world, self.fault)
 
     def controller(self, store: Store, rollout: Rollout, world: SimulatedWorld) -> Controller:
@@ -102,8 +102,8 @@ def commands(
 ) -> Commands:
     commands = Commands(run, tmp_path, capsys)
     monkeypatch.setattr(command, "run_directory", lambda recipe: run)
-    monkeypatch.setattr(starting.ServerAddress, "of", lambda directory, host: None)
-    monkeypatch.setattr(starting, "TritonWorld", commands.world)
+    monkeypatch.setattr(starting, "find_server", lambda directory: commands.server)
+    monkeypatch.setattr(starting, "OwnServers", commands.world)
     monkeypatch.setattr(starting, "Controller", commands.controller)
     return commands
 
@@ -112,7 +112,7 @@ def test_a_good_candidate_ends_in_zero(commands: Commands) -> None:
     assert commands.start() == 0
     assert commands.document["verdict"] == "pass"
     entered = re.findall(r"^\d\d:\d\d:\d\d  (\S+)", commands.errors, re.MULTILINE)
-    assert entered[-2:] == ["settling", "promoted"]
+    assert entered[-2:] == ["retiring", "promoted"]
 
 
 def test_a_bad_candidate_ends_in_one_and_status_verdict_and_report_say_why(
@@ -136,13 +136,7 @@ def test_a_bad_candidate_ends_in_one_and_status_verdict_and_report_say_why(
     [
         ("demo", {}, "the candidate is the pair in service"),
         ("new", {"min_requests": 4001}, "no candidate could ever pass; max_pairs=4000, min_requests=4001"),
-        ("new", {"speed_up": None}, "the speed-up is judged by requests that the target alone answers"),
         ("new", {"alpha": 7}, "limits.yaml: .*alpha=7"),
-        (
-            "new",
-            {"speed_up": {band: {"pass_below": 0, "rollback_above": 1} for band in ("low", "high")}},
-            "a load band has no limit; medium; speed_up names high, low",
-        ),
     ],
 )
 def test_a_rollout_that_could_not_pass_does_not_begin(
@@ -153,6 +147,12 @@ def test_a_rollout_that_could_not_pass_does_not_begin(
     assert re.search(said, commands.errors)
     assert not arms_file(run).exists()
     assert Store.existing(commands.state).latest() is None
+
+
+def test_a_server_without_openai_s_api_has_nothing_to_judge(commands: Commands) -> None:
+    commands.server.ports = Ports(openai=0)
+    assert commands.start() == 1
+    assert "does not serve OpenAI's API" in commands.errors
 
 
 def test_a_second_rollout_is_refused_while_one_runs_or_waits(commands: Commands, run: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_second_rollout_is_refused_while_one_runs_or_waits(commands: Commands,
 def test_the_same_command_resumes_with_the_original_plan(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(recipe: str, cycle: Cycle) -> None:
+    def interrupt(cycle: Cycle) -> None:
         if cycle.position.phase == "step/1":
             raise KeyboardInterrupt
 
@@ -180,7 +180,6 @@ def test_the_same_command_resumes_with_the_original_plan(
     assert "the stable pair gets all requests again" in commands.errors
     commands.plan.write_text("{}")
     assert commands.start() == 0
-    assert commands.sockets == ["", "run/candidate.sock"]
     assert commands.start() == 1  # a new one
     assert "a key is missing" in commands.errors
 
@@ -192,8 +191,7 @@ def test_the_same_command_resumes_with_the_original_plan(
         ("promote", "step/2", ""),
         ("abort", "loading", ""),
         ("abort", "promoting", ""),
-        *((order, "paused", "step/1") for order in ("resume", "promote")),
-        *((order, "paused", "cold_start") for order in ("resume", "promote", "abort")),
+        *((order, "paused", "step/1") for order in ("resume", "promote", "abort")),
     ],
 )
 def test_orders_wait_for_the_controller(order: str, phase: str, paused_in: str, commands: Commands) -> None:
@@ -209,10 +207,10 @@ def test_orders_wait_for_the_controller(order: str, phase: str, paused_in: str, 
 @pytest.mark.parametrize(
     ("order", "phases"),
     [
-        ("pause", ("loading", "paused", "cold_start", "rolled_back")),
+        ("pause", ("loading", "paused", "rolled_back")),
         ("resume", ("step/1",)),
-        ("promote", ("cold_start", "promoting")),
-        ("abort", ("rolling_back", "settling", "promoted")),
+        ("promote", ("loading", "promoting")),
+        ("abort", ("rolling_back", "settling", "retiring", "promoted")),
     ],
 )
 def test_an_order_that_nobody_could_follow_is_refused(

@@ -17,11 +17,11 @@ from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import RolloutRecord, judgement
 from tests.unit.canary.faults import diverging, failing, less_accepted, slower
 from tests.unit.canary.simulated_world import (
-    CANDIDATE,
-    CANDIDATE_CONTROL,
     CONTROL,
     EASY_LIMITS,
     PLAN,
+    SETTLED,
+    SETTLED_CONTROL,
     STABLE,
     SimulatedWorld,
     begin,
@@ -30,7 +30,7 @@ from tests.unit.canary.simulated_world import (
     roll_out,
 )
 
-UP = ("preflight", "loading", "cold_start", "shadow", "step/1", "step/2", "promoting", "settling", "promoted")
+UP = ("preflight", "loading", "shadow", "step/1", "step/2", "promoting", "settling", "retiring", "promoted")
 BACK = ("rolling_back", "rolled_back")
 
 
@@ -62,14 +62,13 @@ SCENARIOS = {
     "good": Scenario({}, "every metric is within its limit", UP, "pass"),
     "diverging": Scenario({"fault": diverging(0.05)}, "fail: answers (tokens of ", at_most=800),
     "less accepted": Scenario({"fault": less_accepted(0.3)}, "acceptance_rate", at_most=800),
-    "slower": Scenario({"fault": slower(0.8)}, "itl", at_most=2500),
+    "slower": Scenario({"fault": slower(0.8)}, "ttft", at_most=2500),
     "failing": Scenario({"fault": failing(0.1)}, "errors", at_most=2500),
     "leaking": Scenario({"leaked_per_s": 2e8}, "fail: memory"),
     "another tokenizer": Scenario(
         {"broken": ("preflight",)}, "the tokenizer is another one", ("preflight", "rolled_back")
     ),
     "not loaded": Scenario({"broken": ("load",)}, "the pair could not be loaded", ("loading", *BACK)),
-    "bad probes": Scenario({"broken": ("probe",)}, "mean acceptance length 1.0", ("cold_start", *BACK)),
     "crashing": Scenario({"crash_at": 5}, "its socket has refused connections"),
     "unmeasured": Scenario(
         {"broken": ("sample",)},
@@ -93,12 +92,9 @@ SCENARIOS = {
         plan={"idle_s": 20.0, "shadow": replace(PLAN.shadow, share=1e-9)},
     ),
     **{f"aborted in {phase}": aborted(phase) for phase in ("loading", "shadow", "step/2", "promoting")},
-    "not unloaded": Scenario({"fault": less_accepted(0.5), "broken": ("unload",)}, "could not be unloaded"),
-    "not kept": Scenario(
-        {"broken": ("keep",)}, "could not be made permanent", ("promoting", *BACK), "inconclusive"
-    ),
-    "not settled": Scenario(
-        {"broken": ("settle",)}, "the former stable pair could not be unloaded", UP[-2:], "pass"
+    "not unloaded": Scenario({"fault": less_accepted(0.5), "broken": ("unload",)}, "could not be ended"),
+    "settled at the second try": Scenario(
+        {"broken": ("settle",)}, "every metric is within its limit", UP, "pass"
     ),
 }
 
@@ -128,14 +124,13 @@ def test_each_rollout_ends_as_it_has_to(name: str, tmp_path: Path) -> None:
     decision = next(each for each in record.transitions if each.to_phase in ("promoting", *BACK))
     assert any(scenario.says in each.reason for each in record.transitions), phases(record)
     assert world.state["number"] <= scenario.at_most
-    assert record.samples or decision.from_phase in UP[:3] or name == "unmeasured"
+    assert record.samples or decision.from_phase in UP[:2] or name == "unmeasured"
     table, state = world.table, world.state
     assert (table.candidate, table.canary_id) == (None, "")
     assert table.control is not None
     if record.phase == "promoted":
-        assert (table.stable.socket, table.control.socket) == (CANDIDATE, CANDIDATE_CONTROL)
-        assert state["is_kept"]
-        assert state["is_settled"] == (name != "not settled")
+        assert (table.stable.socket, table.control.socket) == (SETTLED, SETTLED_CONTROL)
+        assert state["is_settled"] and not state["is_loaded"]
         return
     assert (table.stable.socket, table.control.socket) == (STABLE, CONTROL)
     assert table.weights(world.clock()) == {"stable": 1.0, "control": 0.0}
@@ -208,24 +203,14 @@ def test_without_a_controller_the_candidate_gets_no_requests(tmp_path: Path) -> 
     interrupted(world, "step/2")
     assert world.table.weights(world.clock())["candidate"] == 0
     assert world.table.shadow_at(world.clock()) is None
-    assert phases(roll_out(world))[-2:] == ["settling", "promoted"]
+    assert phases(roll_out(world))[-2:] == ["retiring", "promoted"]
 
 
-def test_a_candidate_that_needs_review_keeps_waiting_under_the_next_controller(tmp_path: Path) -> None:
-    world = SimulatedWorld(tmp_path, held=True)
-    interrupted(world, "paused")
-    seen: list[Cycle] = []
-
-    def act(cycle: Cycle) -> None:
-        seen.append(cycle)
-        if len(seen) == 3:
-            give(tmp_path, "abort")
-
-    record = roll_out(world, act)
-    assert [each.position.phase for each in seen[:3]] == ["paused"] * 3
-    assert seen[0].position.pause_reason == "acceptance_rate 0.45, 0.50 at the build"
-    assert phases(record)[3:] == ["paused", "rolling_back", "aborted"]
-    assert not world.state["is_loaded"]
+def test_a_promoted_candidate_answers_while_nobody_makes_it_the_stable_one(tmp_path: Path) -> None:
+    world = SimulatedWorld(tmp_path)
+    interrupted(world, "settling")
+    assert world.table.weights(world.clock() + 10 * PLAN.lease_s)["candidate"] == 1
+    assert phases(roll_out(world))[-2:] == ["retiring", "promoted"]
 
 
 def test_what_the_log_has_of_an_earlier_rollout_counts_for_nothing(tmp_path: Path) -> None:
@@ -242,7 +227,7 @@ def test_a_pair_that_leaves_is_unloaded_once_nobody_waits_for_it(
     world = SimulatedWorld(tmp_path, open_for_s=open_for_s)
     begin(tmp_path, replace(PLAN, drain_s=4.0))
     leaving, left = roll_out(world, ordering(world, {"shadow": "abort"})).transitions[-2:]
-    assert left.reason == "its pair is unloaded"
+    assert left.reason == "the second server has ended"
     assert left.at_s - leaving.at_s == pytest.approx(waits_s)
 
 

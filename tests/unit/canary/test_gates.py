@@ -18,7 +18,7 @@ from tests.unit.canary.requests import moved, request, rollout
 FAILING = rollout(requests=(request(0, answer="diverged"),))
 PROMOTED = rollout("promoted", moved("step/3", "promoting", "all within limits"))
 ABORTED = rollout("aborted", moved("step/1", "rolling_back", verdict="inconclusive"))
-WAITING = rollout("paused", moved("cold_start", "paused", "10 % less"))
+WAITING = rollout("paused", moved("shadow", "paused", "an operator paused it"))
 
 
 class Gates:

@@ -35,7 +35,6 @@ def without_margins(alpha: float) -> Limits:
     return limits(
         alpha=alpha,
         confidence=1 - 1e-12,
-        speed_up={band: Limit(-0.999, 9.0) for band in ("low", "high")},
         **dict.fromkeys((*named, "ttft", "itl", "e2e_tail"), NO_MARGIN),
     )
 

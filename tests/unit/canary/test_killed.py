@@ -31,11 +31,11 @@ from pipelines.errors import CanaryError
 from tests.conftest import REPOSITORY_ROOT
 from tests.unit.canary.faults import NO_FAULT, Fault, less_accepted
 from tests.unit.canary.simulated_world import (
-    CANDIDATE,
-    CANDIDATE_CONTROL,
     CONTROL,
     EASY_LIMITS,
     PLAN,
+    SETTLED,
+    SETTLED_CONTROL,
     STABLE,
     SimulatedWorld,
     begin,
@@ -45,10 +45,10 @@ from tests.unit.canary.simulated_world import (
 )
 
 _ALONE = "import sys; from tests.unit.canary.test_killed import run_alone; run_alone(*sys.argv[1:])"
-_BEFORE_THE_DECISION = ("preflight", "loading", "cold_start", "shadow", "step/1")
+_BEFORE_THE_DECISION = ("preflight", "loading", "shadow", "step/1")
 FAULTS = {"promoted": NO_FAULT, "rolled_back": less_accepted(0.5)}
 PHASES = {
-    "promoted": (*_BEFORE_THE_DECISION, "promoting", "settling"),
+    "promoted": (*_BEFORE_THE_DECISION, "promoting", "settling", "retiring"),
     "rolled_back": (*_BEFORE_THE_DECISION, "rolling_back"),
 }
 SHORT = replace(
@@ -64,7 +64,6 @@ LAX_LIMITS = replace(
     **dict.fromkeys(("survival", "goodput", "ttft", "itl", "e2e_tail", "acceptance_length"), LAX),  # type: ignore[arg-type]
     **dict.fromkeys(("answers", "errors", "timeouts"), Limit(0.5, 0.1)),  # type: ignore[arg-type]
     acceptance_rate=Limit(0.5, 0.2),
-    speed_up=dict.fromkeys(EASY_LIMITS.speed_up or (), LAX),
 )
 
 
@@ -79,7 +78,7 @@ def check_end(world: SimulatedWorld, last: str) -> None:
     """
     left_in, dead_at_s = phase_of(world.folder), world.clock()
     world.sleep(1.2 * PLAN.lease_s)
-    if left_in not in ("settling", "promoted"):  # then the candidate is the stable pair
+    if left_in not in ("settling", "retiring", "promoted"):  # then the candidate is proven
         assert world.candidate_requests_since(dead_at_s + PLAN.lease_s) == 0
     back_at_s = world.clock()
     with sole_controller(world.folder / "canary.sqlite"):
@@ -97,10 +96,10 @@ def check_end(world: SimulatedWorld, last: str) -> None:
     assert world.table.generation == store.progress(rollout).generation == len(steps)
     state, arms = world.state, {arm: setting.socket for arm, setting in world.table.settings.items()}
     if last == "promoted":
-        assert state["is_kept"] and state["is_settled"]
-        assert arms == {"stable": CANDIDATE, "control": CANDIDATE_CONTROL}
+        assert state["is_settled"] and not state["is_loaded"]
+        assert arms == {"stable": SETTLED, "control": SETTLED_CONTROL}
     else:
-        assert not state["is_loaded"] and not state["is_kept"]
+        assert not state["is_loaded"]
         assert arms == {"stable": STABLE, "control": CONTROL}
 
 
@@ -144,7 +143,7 @@ def die_before(number: int) -> None:
         setattr(owner, name, done)
 
     watch(Store, "_write")
-    for name in ("write", "load", "unload", "keep", "settle", "probe", "sleep"):
+    for name in ("write", "load", "unload", "settle", "sleep"):
         watch(SimulatedWorld, name)
 
 
@@ -244,7 +243,7 @@ def run_alone(folder: str, last: str, pause_in: str) -> None:
         ("paused", "promoted"),
         *(
             pytest.param(phase, "promoted", marks=pytest.mark.long)
-            for phase in ("preflight", "loading", "cold_start", "shadow", "step/1", "step/2", "promoting")
+            for phase in ("preflight", "loading", "shadow", "step/1", "step/2", "promoting", "settling")
         ),
         pytest.param("shadow", "rolled_back", marks=pytest.mark.long),
         ("rolling_back", "rolled_back"),

@@ -11,9 +11,7 @@ from pipelines.canary.judge.verdict import Judged, analyse
 from tests.unit.canary.requests import NO_ROUNDS, SLO, limits, request
 
 NUMBER = 1500
-LEFT_OUT = dict.fromkeys(
-    ("acceptance_rate", "acceptance_length", "survival", "memory", "cpu_per_token", "speed_up")
-)
+LEFT_OUT = dict.fromkeys(("acceptance_rate", "acceptance_length", "survival", "memory", "cpu_per_token"))
 FOREIGN = limits(**LEFT_OUT, runtime="batch_dependent", answers=Limit(0.03, 0.005))
 
 

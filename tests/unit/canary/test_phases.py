@@ -13,7 +13,6 @@ from pipelines.canary.controller.phases import (
     PREPARING,
     Decision,
     Facts,
-    Order,
     Position,
     decide,
 )
@@ -26,7 +25,6 @@ from tests.unit.canary.simulated_world import CANDIDATE, CANDIDATE_CONTROL, CONT
 NOW_S = 1000.0
 GOOD = Outcome(True, "good", {"seen": 1})
 BAD = Outcome(False, "bad", {"seen": 2})
-HELD = Outcome(False, "acceptance_rate 0.45, 0.50 at the build", {"seen": 3}, needs_review=True)
 SERVING = ("shadow", "step/1", "step/2")
 MANY: dict[str, Any] = {"num_pairs": 1000, "num_replays": 1000}
 FEW: dict[str, Any] = {"num_pairs": 0, "num_replays": 0}
@@ -66,8 +64,6 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
         *((phase, {}, STAYS, None) for phase in PREPARING),
         ("preflight", {"outcome": BAD}, "rolled_back", "fail"),
         ("loading", {"outcome": BAD}, "rolling_back", "fail"),
-        ("cold_start", {"outcome": BAD}, "rolling_back", "fail"),
-        ("cold_start", {"outcome": HELD}, "paused", "inconclusive"),
         # it rises step by step, and passes before the last lets it go
         ("shadow", {"analysis": PASS}, "step/1", "pass"),
         ("step/1", {"analysis": PASS}, "step/2", "pass"),
@@ -106,20 +102,24 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
         # one that does not answer leaves, and one whose process was replaced, however fast
         *(
             (phase, facts, following, verdict)
-            for phase in (*SERVING, "promoting", "paused/cold_start")
+            for phase in (*SERVING, "promoting")
             for facts, following, verdict in (
-                ({**FEW, "down_s": DOWN}, STAYS, None),
+                ({**FEW, "down_s": DOWN}, "settling" if phase == "promoting" else STAYS, None),
                 ({"down_s": GONE}, "rolling_back", "fail"),
                 ({"has_restarted": True, "analysis": PASS}, "rolling_back", "fail"),
             )
         ),
         # one with all requests is watched before the old one goes, after which there is no way back
-        ("promoting", {}, STAYS, None),
-        ("promoting", {"outcome": GOOD}, "settling", None),
-        ("promoting", {"outcome": BAD}, "rolling_back", "inconclusive"),
-        ("settling", {}, STAYS, None),
-        ("settling", {"order": "abort", "down_s": 99.0}, STAYS, None),
-        ("settling", {"order": "abort", "down_s": 99.0, "outcome": GOOD}, "promoted", None),
+        ("promoting", {}, "settling", None),
+        *(
+            each
+            for phase, following in (("settling", "retiring"), ("retiring", "promoted"))
+            for each in (
+                (phase, {}, STAYS, None),
+                (phase, {"order": "abort", "down_s": 99.0}, STAYS, None),
+                (phase, {"order": "abort", "down_s": 99.0, "outcome": GOOD}, following, None),
+            )
+        ),
         *(
             (phase, {"order": "abort", "outcome": BAD, "analysis": FAIL, "down_s": 99.0}, STAYS, None)
             for phase in ENDED
@@ -138,7 +138,7 @@ def test_each_phase_ends_as_it_has_to(
 def test_reasons_and_evidence_are_those_of_what_was_found() -> None:
     assert after("loading", outcome=GOOD).evidence == {"seen": 1}
     assert after("step/1", analysis=FAIL).reason == "fail: ttft"
-    assert after("loading", outcome=BAD).reason == after("promoting", outcome=BAD).reason == "bad"
+    assert after("loading", outcome=BAD).reason == "bad"
     assert after("shadow", **FEW, idle_s=99.0).reason == "no new evidence for 99 s"
     assert after("step/1", has_restarted=True).reason == "its process ended and was replaced"
     aborted = after("step/1", order="abort").position
@@ -171,22 +171,10 @@ def test_a_candidate_that_is_above_a_limit_is_watched_and_then_leaves() -> None:
     assert (freed.phase, freed.held_since_s) == ("step/2", None)
 
 
-def test_probes_that_are_neither_good_nor_bad_wait_for_a_person() -> None:
-    held = after("cold_start", outcome=HELD)
-    position = held.position
-    assert position == Position("paused", NOW_S, paused_in="cold_start", pause_reason=HELD.reason)
-    assert (held.reason, held.evidence) == (HELD.reason, {"seen": 3, "verdict": "inconclusive"})
-    assert decide(position, Facts(NOW_S + 9e6), PLAN).position == position
-    assert weights_at(position, PLAN) == {"stable": 1.0, "candidate": 0.0, "control": 0.0}
-    table = arm_table(begun(), Progress(position, 7, CANDIDATE), NOW_S)
-    assert (table.candidate, table.shadow) == (None, None)
-    orders: dict[Order, Position] = {
-        "resume": Position("shadow", NOW_S + 5),
-        "promote": Position("promoting", NOW_S + 5),
-        "abort": Position("rolling_back", NOW_S + 5, is_abort=True),
-    }
-    for order, expected in orders.items():
-        assert decide(position, Facts(NOW_S + 5, order=order), PLAN).position == expected
+def test_one_with_all_requests_is_watched_for_a_while() -> None:
+    position = Position("promoting", NOW_S - PLAN.watch_s + 0.1)
+    assert decide(position, Facts(NOW_S), PLAN).position == position
+    assert decide(position, Facts(NOW_S + 0.1), PLAN).position.phase == "settling"
 
 
 @pytest.mark.parametrize("phase", SERVING)
@@ -207,7 +195,7 @@ def table_at(position: Position, plan: Plan = PLAN, **changes: Any) -> Any:
     ("phase", "candidate"),
     [
         *((phase, None) for phase in (*PREPARING, "rolling_back", "rolled_back", "aborted")),
-        *zip((*SERVING, "promoting"), (0.0, 0.1, 0.25, 1.0), strict=True),
+        *zip((*SERVING, "promoting", "settling"), (0.0, 0.1, 0.25, 1.0, 1.0), strict=True),
     ],
 )
 def test_the_table_of_each_phase(phase: str, candidate: float | None) -> None:
@@ -218,11 +206,13 @@ def test_the_table_of_each_phase(phase: str, candidate: float | None) -> None:
     assert (table.shadow is not None) == (phase in SERVING)
     assert table.replays_match == "stable"
     assert table_at(Position(phase, 0.0), same_target=False).replays_match == "own_target"
-    assert table.control == ArmSetting(CONTROL, PLAN.control_weight if phase in SERVING else 0.0)
-    assert table.weights(NOW_S + PLAN.lease_s).get("candidate", 0.0) == 0
+    assert table.control == ArmSetting(CONTROL, 0.0)
+    is_proven = phase == "settling"
+    assert table.weights(NOW_S + PLAN.lease_s).get("candidate", 0.0) == is_proven
+    assert table.weights(NOW_S + 4000).get("candidate", 0.0) == 0
 
 
-@pytest.mark.parametrize("phase", ["settling", "promoted"])
+@pytest.mark.parametrize("phase", ["retiring", "promoted"])
 def test_a_promoted_pair_is_the_stable_one_without_a_lease_and_its_target_is_the_control(phase: str) -> None:
     table = table_at(Position(phase, 0.0))
     assert (table.stable.socket, table.candidate) == (CANDIDATE, None)
@@ -235,10 +225,10 @@ def one_step(weight: float) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("weight", "share"), [(0.0, 0.5), (0.1, 0.5), (0.25, 0.5), (0.3, 0.4), (0.4, 0.0), (0.6, 0.0)]
+    ("weight", "share"), [(0.0, 0.5), (0.1, 0.5), (0.25, 0.5), (0.375, 0.4), (0.5, 0.0), (0.6, 0.0)]
 )
 def test_a_candidate_never_has_more_to_do_than_the_stable_pair(weight: float, share: float) -> None:
-    """With a control of 0.2 and at most half of the requests replayed."""
+    """With at most half of the requests replayed."""
     assert PLAN.replayed_share(weight) == pytest.approx(share, abs=1e-3)
     plan = one_step(weight) if weight else PLAN
     table = table_at(Position("step/1" if weight else "shadow", 0.0), plan)
@@ -252,11 +242,11 @@ def test_a_candidate_never_has_more_to_do_than_the_stable_pair(weight: float, sh
     [
         (0.25, False, 1000, "step/1"),
         (0.25, True, 1000, "step/1"),
-        (0.4, False, 1000, "step/1"),
-        (0.4, True, 1000, "shadow"),
-        (0.4, True, PLAN.max_pairs - 1, "shadow"),
-        (0.4, True, PLAN.max_pairs, "rolling_back"),
-        (0.4, False, PLAN.max_pairs, "step/1"),
+        (0.5, False, 1000, "step/1"),
+        (0.5, True, 1000, "shadow"),
+        (0.5, True, PLAN.max_pairs - 1, "shadow"),
+        (0.5, True, PLAN.max_pairs, "rolling_back"),
+        (0.5, False, PLAN.max_pairs, "step/1"),
     ],
 )
 def test_a_step_in_which_nothing_is_repeated_waits_until_replays_have_shown_all_they_can(
@@ -272,7 +262,7 @@ def test_a_step_in_which_nothing_is_repeated_waits_until_replays_have_shown_all_
 
 
 def test_a_step_without_replays_goes_back_for_more_if_the_last_ones_were_needed() -> None:
-    plan, step = one_step(0.4), Position("step/1", NOW_S, 3)
+    plan, step = one_step(0.5), Position("step/1", NOW_S, 3)
     facts = Facts(NOW_S + 1, analysis=OPEN, num_pairs=30, num_replays=500)
     back = decide(step, facts, plan)
     assert (back.position.phase, back.position.num_pairs_before) == ("shadow", 500)

@@ -17,7 +17,6 @@ from pipelines.canary.judge.limits import DEFAULT as LIMITS_FILE
 from pipelines.canary.judge.limits import Limit, read_limits
 from pipelines.canary.judge.metrics import metrics_of
 from pipelines.errors import CanaryError
-from pipelines.router.arms import Bands
 from tests.unit.canary.requests import LIMITS, SLO, request
 
 
@@ -35,18 +34,15 @@ def step(weight: float, min_pairs: int = 1) -> dict[str, float]:
 def test_the_default_plan_rises_until_the_candidate_has_as_much_to_do_as_the_stable_pair() -> None:
     plan = read_plan()
     last = plan.steps[-1].weight
-    stable = 1 - plan.control_weight - last
+    stable = 1 - last
     assert plan.replayed_share(last) == plan.shadow.share == plan.shadow.setting.share
     assert last + plan.shadow.share * stable == pytest.approx(stable, rel=0.05)
     assert plan.slo.ttft_s == plan.slo_ttft_s
 
 
-def test_the_default_limits_require_a_speed_up_and_allow_little_less_acceptance() -> None:
+def test_the_default_limits_allow_little_less_acceptance() -> None:
     for limit in (LIMITS.acceptance_rate, LIMITS.acceptance_length, LIMITS.survival):
         assert limit == Limit(pass_below=0.05, rollback_above=0.15)
-    assert LIMITS.speed_up is not None
-    assert LIMITS.speed_up["low"].pass_below == 0.0
-    assert {Bands(2, 4).band(num_open) for num_open in (1, 2, 4)} == set(LIMITS.speed_up)
     assert LIMITS.runtime == "exact"
 
 
@@ -59,10 +55,8 @@ PLANS: list[tuple[dict[str, Any], str]] = [
     ({"steps": [step(0)]}, "weights of the steps must rise"),
     ({"steps": [step(0.2)] * 2}, "weights of the steps must rise"),
     ({"steps": [step(0.1, 0)]}, "min_pairs=0"),
-    ({"steps": [step(0.96)]}, "a share for the stable pair; control_weight=0.05, the last step 0.96"),
     # with nothing to compare it with
-    ({"steps": [step(0.95)]}, "a share for the stable pair; .*; a sum of at most 0.99; the stable pair"),
-    ({"control_weight": -0.1}, "control_weight=-0.1; greater than or equal to 0"),
+    ({"steps": [step(1)]}, "a share for the stable pair; the last step 1.0; at most 0.99; the stable pair"),
     ({"bands": {"medium_from": 4, "high_from": 4}}, "bands.high_from=4"),
 ]
 LIMITS_: list[tuple[dict[str, Any], str]] = [
@@ -75,8 +69,7 @@ LIMITS_: list[tuple[dict[str, Any], str]] = [
     ({"min_requests": 0}, "min_requests=0; greater than 0"),
     ({"runtime": "fast"}, "runtime='fast'; 'exact' or 'batch_dependent'"),
     ({"errors": {"pass_below": 0.1}}, "a key is missing; errors.rollback_above"),
-    ({"speed_up": {}}, r"speed_up=\{\}; Dictionary should have at least 1 item"),
-    ({"speed_up": {"lo": {"pass_below": 0, "rollback_above": 1}}}, r"speed_up.lo.*did you mean low\?"),
+    ({"speed_up": None}, "unknown key; speed_up"),
 ]
 
 
@@ -97,7 +90,7 @@ def test_invalid_values_are_refused(
     assert all((caught.value.values, caught.value.limit, caught.value.remedy))
 
 
-METRICS = metrics_of([request(0), request(1, "stable"), request(2, "control")], LIMITS, SLO)
+METRICS = metrics_of([request(0), request(1, "stable")], LIMITS, SLO)
 RANGES = {metric.name.partition("/")[0]: metric.measure.regression_range for metric in METRICS}
 
 
@@ -105,18 +98,17 @@ RANGES = {metric.name.partition("/")[0]: metric.measure.regression_range for met
 @pytest.mark.parametrize("which", ["pass_below", "rollback_above"])
 def test_no_limit_lies_where_its_regression_cannot(metric: str, which: str, tmp_path: Path) -> None:
     """Evidence for such a limit would be invalid: after a drop of 1 nothing is left to bet."""
-    document = yaml.safe_load(LIMITS_FILE.read_text(encoding="utf-8"))[metric]
-    limit = document["low"] if metric == "speed_up" else document
+    limit = yaml.safe_load(LIMITS_FILE.read_text(encoding="utf-8"))[metric]
     least, most = RANGES[metric]
-    refused = rf"{metric}(\.low)?\.{which}=.*; (greater than|less than|a finite number|a valid number)"
+    refused = rf"{metric}\.{which}=.*; (greater than|less than|a finite number|a valid number)"
     for beyond in (least, most, least - 0.5, most + 0.5, float("nan"), float("inf"), -float("inf"), True):
         limit[which] = beyond
         with pytest.raises(CanaryError, match=refused):
-            read_limits(changed(tmp_path, LIMITS_FILE, **{metric: document}))
+            read_limits(changed(tmp_path, LIMITS_FILE, **{metric: limit}))
     for inside in (0.99 * least + 0.01 * most, 0.01 * least + 0.99 * most):
         limit[which] = inside
-        read = getattr(read_limits(changed(tmp_path, LIMITS_FILE, **{metric: document})), metric)
-        assert getattr(read["low"] if metric == "speed_up" else read, which) == inside
+        read = getattr(read_limits(changed(tmp_path, LIMITS_FILE, **{metric: limit})), metric)
+        assert getattr(read, which) == inside
 
 
 @pytest.mark.parametrize("side", ["above", "below"])

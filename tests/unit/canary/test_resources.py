@@ -9,12 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from pipelines.canary.checks.server_figures import FIGURE, free_bytes, read_sample
-from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growth
+from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growth, read_taken
 from pipelines.canary.judge.verdict import Judged, analyse
 from pipelines.errors import CanaryError
-from pipelines.triton.backend.gauges import _DESCRIPTIONS
-from tests.support.pair_records import pair_record
 from tests.unit.canary.requests import LIMITS, SLO, samples
 
 
@@ -144,25 +141,12 @@ def test_the_faults_of_the_drills_are_found_there(fault: dict[str, float], name:
 SAMPLE = """# HELP draftproof_output_tokens_total Output tokens, by where they came from
 draftproof_output_tokens_total{model="speculative",source="draft_model"} 30
 draftproof_output_tokens_total{model="speculative",source="target"} 20.000000
-draftproof_output_tokens_total{model="speculative_1",source="target"} 7
 draftproof_process_resident_memory_bytes{model="speculative"} 1e+09
-draftproof_process_resident_memory_bytes{model="speculative_1"} 2048
 draftproof_process_resident_memory_bytes{model="router"} 9
 draftproof_process_cpu_seconds_total{model="speculative"} 15.5
 draftproof_control_cpu_seconds_total{model="speculative"} 3
 draftproof_output_tokens_total{model="speculative",source="control"} 400
-draftproof_process_cpu_seconds_total{model="speculative_1"} 1.25
 """
-FREE = f"# HELP {FIGURE} x\n" + "".join(
-    f'{FIGURE}{{model="{model}"}} {value}\n'
-    for model, value in (("router", "6.7108864e+08"), ("generate", "603979776.000000"))
-)
-
-
-def sample(url: str) -> Sample:
-    return read_sample(
-        url, *(pair_record(speculative_model=name) for name in ("speculative_1", "speculative")), 5.0
-    )
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> str:
@@ -173,22 +157,15 @@ def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> str:
 
 
 def test_what_the_metrics_port_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = sample(answering(monkeypatch, SAMPLE))
-    assert found == Sample(5.0, Taken(2048, 1.25, 7), Taken(1e9, 12.5, 50))
-    assert free_bytes(answering(monkeypatch, FREE)) == 603979776, "the least that a model says"
-    assert FIGURE in _DESCRIPTIONS
+    assert read_taken(answering(monkeypatch, SAMPLE)) == Taken(1e9, 12.5, 50)
 
 
-LACKING = SAMPLE.replace('cpu_seconds_total{model="speculative_1"}', "x{}")
-
-
-@pytest.mark.parametrize("text", ["", LACKING, SAMPLE.replace("2048", "much"), FREE.replace("6.7", "x")])
+@pytest.mark.parametrize("text", ["", SAMPLE.replace("process_cpu", "x"), SAMPLE.replace("1e+09", "much")])
 def test_a_server_that_does_not_say_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for read, named in ((sample, "memory and CPU time of both pairs"), (free_bytes, "the available memory")):
-        with pytest.raises(CanaryError, match=named):
-            read(answering(monkeypatch, text))
+    with pytest.raises(CanaryError, match="memory and CPU time of a server cannot be read"):
+        read_taken(answering(monkeypatch, text))
 
 
 def test_a_server_that_does_not_answer_is_an_error() -> None:
-    with pytest.raises(CanaryError, match=r"available memory of the server cannot be read.*ConnectError"):
-        free_bytes("http://127.0.0.1:1/metrics")
+    with pytest.raises(CanaryError, match=r"cannot be read.*ConnectError"):
+        read_taken("http://127.0.0.1:1/metrics")

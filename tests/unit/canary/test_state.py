@@ -38,7 +38,7 @@ def store(path: Path) -> Store:
 def test_it_begins_in_preflight_and_is_read_as_it_was_written(store: Store, path: Path) -> None:
     begun_ = store.progress(ROLLOUT)
     assert (begun_.position.phase, begun_.generation) == ("preflight", ROLLOUT.generation + 1)
-    position = Position("paused", 5.0, 20, "cold_start", 3.0, True, "acceptance_rate 0.45")
+    position = Position("paused", 5.0, 20, "shadow", 3.0, True)
     progress = Progress(position, 4, "run/c.sock", "run/t.sock", False, 77, 99, 12.5)
     store.advance(ROLLOUT, progress)
     again = Store.existing(path)

@@ -220,15 +220,10 @@ def admitted(policy: Document) -> dict[str, set[str]]:
     }
 
 
-def test_clients_reach_haproxy_alone_and_jobs_the_gateway_alone(server: list[Document]) -> None:
+def test_clients_reach_haproxy_alone(server: list[Document]) -> None:
     spec = pod(one(server, "Deployment"))
     front = {port["name"] for port in box(spec, "haproxy")["ports"]}
-    gateway = {port["name"]: port["containerPort"] for port in box(spec, "server")["ports"]}
     assert {port["targetPort"] for port in one(server, "Service")["spec"]["ports"]} == front
-    control = one(server, "Service", "draftproof-control")["spec"]
-    assert control["publishNotReadyAddresses"] is True
-    usual = {"http": Ports().http, "grpc": Ports().grpc, "metrics": Ports().metrics}
-    assert {port["name"]: gateway[port["targetPort"]] for port in control["ports"]} == usual
     policy = one(server, "NetworkPolicy")
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"] and policy["spec"]["egress"] == []
     assert admitted(policy) == {
@@ -237,9 +232,6 @@ def test_clients_reach_haproxy_alone_and_jobs_the_gateway_alone(server: list[Doc
         str({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}): {
             "metrics"
         },
-        str({"podSelector": {"matchLabels": {"app.kubernetes.io/instance": "draftproof-canary"}}}): set(
-            gateway
-        ),
     }
 
 
@@ -307,10 +299,9 @@ def test_compose_is_confined_in_the_same_way() -> None:
         assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert has_fixed_tag(service["image"])
-    for name in ("server", "canary"):
-        mounts = {mount["target"]: mount for mount in services[name]["volumes"]}
-        assert [path for path, mount in mounts.items() if not mount.get("read_only")] == [RUN]
-        assert mounts[RUN]["type"] == "volume", "it belongs to the user of the image"
+    mounts = {mount["target"]: mount for mount in services["server"]["volumes"]}
+    assert [path for path, mount in mounts.items() if not mount.get("read_only")] == [RUN]
+    assert mounts[RUN]["type"] == "volume", "it belongs to the user of the image"
     build = services["server"]["build"]
     assert (DEPLOY / build["context"]).resolve() == REPOSITORY_ROOT
     assert (REPOSITORY_ROOT / build["dockerfile"]).is_file()

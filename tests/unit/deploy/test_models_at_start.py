@@ -1,4 +1,4 @@
-"""Tests of which models a server loads at its start: its own, and no pair on trial."""
+"""Tests of which models a server loads at its start, and of when it is ready."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pytest
 from build.rendering.templates import TEMPLATES
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
-from pipelines.deploy.triton.models import PAIR_FILE, ModelDependencies, loading_options, models_at_start
-from pipelines.errors import ServerStartError
+from pipelines.deploy.triton.models import ModelDependencies, loading_options, models_at_start
 from pipelines.process import ProcessIdentity
-from tests.support.pair_records import pair_record
 
 
 def add_model(repository: Path, name: str) -> Path:
@@ -24,10 +22,9 @@ def add_model(repository: Path, name: str) -> Path:
     return repository / name
 
 
-def test_a_pair_on_trial_is_not_loaded_at_the_start(tmp_path: Path) -> None:
-    add_model(tmp_path, "generate")
-    pair_record().write(add_model(tmp_path, "speculative"))
-    pair_record(loads_at_start=False).write(add_model(tmp_path, "speculative_0123abcd"))
+def test_all_models_of_the_repository_are_loaded_at_the_start(tmp_path: Path) -> None:
+    for name in ("speculative", "generate"):
+        add_model(tmp_path, name)
     (tmp_path / ".half-made").mkdir()
     assert models_at_start(tmp_path) == ("generate", "speculative")
     assert loading_options(tmp_path) == [
@@ -45,16 +42,10 @@ def test_the_steps_of_an_ensemble_are_read_from_its_configuration(tmp_path: Path
         shutil.copyfile(TEMPLATES / name / "config.pbtxt", tmp_path / name / "config.pbtxt")
     dependencies = ModelDependencies(tmp_path)
     assert dependencies.needed_by("ensemble") == {
-        *("ensemble", "preprocessing", "${speculative_model}", "postprocessing", "ensemble_steps")
+        *("ensemble", "preprocessing", "speculative", "postprocessing", "ensemble_steps")
     }
     assert dependencies.ensembles_with("ensemble_steps") == ["ensemble", "postprocessing", "preprocessing"]
     assert dependencies.needed_by("generate") == {"generate"}
-
-
-def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (add_model(tmp_path, "speculative_0123abcd") / PAIR_FILE).write_text('{"loads_at_start": 1}')
-    with pytest.raises(ServerStartError, match=f"0123abcd/{PAIR_FILE}.*remove the model's folder"):
-        models_at_start(tmp_path)
 
 
 @pytest.mark.parametrize(

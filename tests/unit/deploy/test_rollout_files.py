@@ -1,4 +1,4 @@
-"""Tests of ``deploy/rollouts``: our own job, and the examples for Argo Rollouts, Flagger and KServe.
+"""Tests of ``deploy/rollouts``: the examples for Argo Rollouts, Flagger and KServe.
 
 Pods and services are checked against Kubernetes' schemas, addresses against the gates that we serve. No
 package has the schemas of the tools' own objects, and no cluster has seen them.
@@ -12,11 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
 
-from pipelines.canary.__main__ import _parse
 from pipelines.canary.gates import HOOKS
-from pipelines.deploy.ports import Ports
-from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED
-from tests.support.deployment_files import DEPLOY, PYTHON, Document, box, command, documents, one, pod
+from tests.support.deployment_files import DEPLOY, Document, box, documents, one, pod
 from tests.unit.deploy.test_deployment_files import CONFINED, KUBERNETES_VERSION
 
 ROLLOUTS = DEPLOY / "rollouts"
@@ -44,20 +41,16 @@ def with_gates() -> Document:
     return deployment
 
 
-def job() -> Document:
-    return examples("Job")[0]
-
-
 def pods() -> list[Document]:
     """Return the pod specs within the examples."""
     [service] = examples("InferenceService")
     of_knative = {"canaryTrafficPercent", "minReplicas", "maxReplicas", "timeout"}
     of_kserve = {key: value for key, value in service["spec"]["predictor"].items() if key not in of_knative}
-    return [pod(with_gates()), pod(job()), of_kserve]
+    return [pod(with_gates()), of_kserve]
 
 
 def test_pods_and_services_fit_kubernetes_and_are_confined() -> None:
-    for document in (with_gates(), *examples("Service", "NetworkPolicy", "Job")):
+    for document in (with_gates(), *examples("Service", "NetworkPolicy")):
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
     for spec in pods():
         wrapped = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
@@ -115,33 +108,3 @@ def test_every_address_leads_to_the_gates_and_the_tools_may_ask_nothing_else() -
         # Flagger gives the serving pods another value of the label that it selects by.
         assert selected.removesuffix("-primary") == labels["app.kubernetes.io/instance"]
         assert any(selected == each["selector"]["app.kubernetes.io/instance"] for each in services.values())
-
-
-def test_a_job_rolls_out_in_the_server_of_the_deployment() -> None:
-    spec, served = pod(job()), pod(one(SERVER, "Deployment"))
-    words = command(box(spec, "canary"))
-    assert words[:3] == [PYTHON, "-m", "pipelines.canary"]
-    options = _parse(words[3:])
-    assert options.command.__name__ == "_start"
-    assert (options.recipe, options.candidate) == ("server", "/packages/CANDIDATE")
-    control = one(SERVER, "Service", options.host)["spec"]
-    ports = {port["name"]: port["port"] for port in control["ports"]}
-    assert Ports(**ports) == Ports(), "the controller looks for it at the usual ports"
-    [affinity] = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    labels = one(SERVER, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert affinity["labelSelector"]["matchLabels"].items() <= labels.items()
-    for part in ("runAsUser", "runAsGroup", "fsGroup"):
-        assert spec["securityContext"][part] == served["securityContext"][part]
-    own = job()["spec"]["template"]["metadata"]["labels"]
-    for service in (each for each in SERVER if each["kind"] == "Service"):
-        assert not service["spec"]["selector"].items() <= own.items()
-
-
-def test_verdicts_end_the_job_and_a_drained_node_does_not() -> None:
-    """After a drain another pod resumes the rollout; after a verdict nothing may repeat it."""
-    rules = {rule["action"]: rule for rule in job()["spec"]["podFailurePolicy"]["rules"]}
-    assert rules.keys() == {"FailJob", "Ignore"}
-    assert rules["FailJob"]["onExitCodes"]["values"] == [EXIT_FAIL, 2, EXIT_INCONCLUSIVE]
-    assert EXIT_INTERRUPTED not in rules["FailJob"]["onExitCodes"]["values"]
-    assert rules["Ignore"]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-    assert pod(job())["restartPolicy"] == "Never"

@@ -15,7 +15,6 @@ from aiohttp import ClientSession
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import from_wire
@@ -27,7 +26,6 @@ from pipelines.triton.gateway.serving import listen
 from pipelines.triton.gateway.triton import KEY_HEADER, Triton
 from tests.unit.gateway.stand_in_triton import StandInHealth, StandInTriton
 
-IDENTITY = ServerIdentity("demo", "0" * 64, "embedded", "a processor", 2)
 WAYS = ("ModelInfer", "ModelStreamInfer", "generate", "generate_stream", "infer")
 
 
@@ -171,7 +169,7 @@ async def running_gateway(directory: Path) -> AsyncIterator[Gateway]:
         supervisor: Any = gateway.health
         relay = Relay(connected, supervisor, gateway.calls, directory / "model_repository")
         grpc_port = Ports.free().grpc
-        methods = GrpcServer(connected, supervisor, relay, IDENTITY, directory)
+        methods = GrpcServer(connected, supervisor, relay, directory)
         server = await methods.start(f"{HOST}:{grpc_port}")
         running.push_async_callback(server.stop, 0)
         application = HttpServer(connected, supervisor, relay).application()

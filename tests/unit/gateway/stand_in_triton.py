@@ -97,9 +97,8 @@ class StandInHealth:
     def __init__(self) -> None:
         self.refusal: Exception | None = None
         self.ready = {"router"}
-        self.controlled: list[tuple[str, str]] = []
 
-    def check_open(self, model: str) -> None:
+    async def opened(self, model: str) -> None:
         if self.refusal is not None:
             raise self.refusal
 
@@ -108,11 +107,6 @@ class StandInHealth:
 
     async def is_model_ready(self, model: str) -> bool:
         return model in self.ready
-
-    async def control(self, model: str, action: str) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        self.controlled.append((action, model))
 
 
 def answer(request: Any, text: str) -> Any:

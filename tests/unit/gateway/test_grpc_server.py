@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import InvalidRequestError, RequestTimeoutError, ServerBusyError, from_wire
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
-from tests.unit.gateway.running_gateway import IDENTITY, Gateway, request
+from tests.unit.gateway.running_gateway import Gateway, request
 
 OPEN = {
     *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig"),
@@ -59,10 +59,14 @@ async def test_a_call_for_one_response_that_asks_for_a_stream_does_not_reach_tri
     assert (await gateway.stub.ModelInfer(streaming(False, True))).outputs
 
 
-async def test_the_servers_metadata_say_on_what_its_answers_depend(gateway: Gateway) -> None:
+async def test_the_servers_metadata_say_on_what_its_answers_depend(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = ServerIdentity("demo", "0" * 64, "embedded", "a processor", 2)
+    monkeypatch.setattr(ServerIdentity, "read", lambda directory: identity)
     reply = await gateway.stub.ServerMetadata(service_pb2.ServerMetadataRequest())
     assert (reply.name, reply.extensions[0]) == ("triton", "logging")
-    assert ServerIdentity.of_extensions(reply.extensions) == IDENTITY
+    assert ServerIdentity.of_extensions(reply.extensions) == identity
 
 
 async def test_requests_of_one_stream_are_answered_by_their_ids(gateway: Gateway) -> None:

@@ -26,10 +26,10 @@ from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.supervision import heartbeat
 from pipelines.triton.supervision import supervisor as supervising
 from pipelines.triton.supervision.supervisor import Supervisor
-from tests.support.pair_records import pair_record
 from tests.unit.gateway.running_gateway import until
 
 BOTH = frozenset({"generate", "speculative"})
+ALL = BOTH | {"ensemble"}
 ENSEMBLE = 'platform: "ensemble"\nstep [{\n  model_name: "speculative"\n}]\n'
 
 
@@ -76,22 +76,20 @@ class ModelProcess:
 class World:
     """Triton, its process and its models' processes, as a test wants them, and their supervisor.
 
-    Triton never finishes to unload what it ``holds``; ``fails_to_start`` is what the next starts print
-    before they end.
+    ``fails_to_start`` is what the next starts print before they end.
     """
 
     server_key = "key"
     supervisor: Supervisor
 
-    def __init__(self, ready: frozenset[str] = BOTH, fails_to_start: tuple[str, ...] = ()) -> None:
+    def __init__(self, ready: frozenset[str] = ALL, fails_to_start: tuple[str, ...] = ()) -> None:
         self.ready = set(ready)
         self.models = {name: ModelProcess() for name in BOTH}
         self.started: list[Process] = []
         self.controlled: list[str] = []
-        self.holds: set[str] = set()
         self.refusals: list[DraftproofError] = []
         self.fails_to_start = list(fails_to_start)
-        self.stopping = asyncio.Event()
+        self.stopping, self.reloading = asyncio.Event(), asyncio.Event()
         self.calls = OpenCalls()
 
     async def ready_models(self) -> set[str]:
@@ -99,10 +97,6 @@ class World:
 
     async def is_ready(self, model: str) -> bool:
         return model in self.ready
-
-    async def index(self) -> list[dict[str, str]]:
-        states = dict.fromkeys(self.ready, "READY") | dict.fromkeys(self.holds, "UNLOADING")
-        return [{"name": name, "state": state} for name, state in states.items()]
 
     async def is_live(self) -> bool:
         process = self.started[-1]
@@ -142,14 +136,10 @@ class World:
 
     async def served(self) -> None:
         """Wait until requests are let in."""
-
-        def is_open() -> bool:
+        while True:
             with contextlib.suppress(ServerUnavailableError):
-                self.supervisor.check_open("generate")
-                return True
-            return False
-
-        await until(is_open)
+                return await self.supervisor.opened("generate")
+            await asyncio.sleep(0.01)
 
     async def replaced(self) -> None:
         """Wait until the process of ``speculative`` was replaced."""
@@ -161,12 +151,10 @@ async def supervised(
     directory: Path, monkeypatch: pytest.MonkeyPatch, drain_s: int = 0, front_door: Any = None, **world: Any
 ) -> AsyncIterator[World]:
     repository = directory / "model_repository"
-    configs = {"generate": "", "speculative": "", "trial": "", "ensemble": ENSEMBLE}
+    configs = {"generate": "", "speculative": "", "ensemble": ENSEMBLE}
     for name, config in configs.items():
         (repository / name).mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
-    for name in ("trial", "ensemble"):
-        pair_record(loads_at_start=False).write(repository / name)
     made = World(**world)
     monkeypatch.setattr(supervising, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(supervising, "triton_command", lambda *arguments: None)
@@ -176,7 +164,8 @@ async def supervised(
     triton: Any = made
     process: Any = made.start(None, None)
     made.supervisor = Supervisor(
-        directory, endpoint, TritonPlace.make(directory), triton, made.calls, process, made.stopping
+        *(directory, endpoint, TritonPlace.make(directory), triton, made.calls, process),
+        *(made.stopping, made.reloading),
     )
     running = asyncio.create_task(made.supervisor.run(front_door))
     try:
@@ -199,25 +188,22 @@ async def test_ready_are_the_models_of_the_start(tmp_path: Path, monkeypatch: py
         supervisor = world.supervisor
         assert not await supervisor.is_ready()
         with pytest.raises(ServerUnavailableError, match="the server is starting"):
-            supervisor.check_open("generate")
+            await supervisor.opened("generate")
         await world.served()
         assert await supervisor.is_ready()
-        world.ready.add("trial")
-        assert await supervisor.is_ready() and await supervisor.is_model_ready("trial")
-        world.ready = {"generate", "trial"}
+        world.ready = {"generate"}
         assert not await supervisor.is_ready(), "a model of the start is missing"
         assert not await supervisor.is_model_ready("speculative")
-        world.ready = set(BOTH)
+        world.ready = set(ALL)
         assert await supervisor.is_ready()
         world.stopping.set()
         assert not await supervisor.is_ready()
         with pytest.raises(ServerUnavailableError, match="the server is shutting down"):
-            supervisor.check_open("generate")
+            await supervisor.opened("generate")
 
 
 async def test_an_ensemble_answers_no_longer_than_its_steps(world: World) -> None:
     """Triton reports it as ready, and would let its clients wait for ever."""
-    world.ready.add("ensemble")
     supervisor = world.supervisor
     assert await supervisor.is_model_ready("ensemble")
     asked = world.opened("ensemble")
@@ -225,14 +211,14 @@ async def test_an_ensemble_answers_no_longer_than_its_steps(world: World) -> Non
     assert not await supervisor.is_model_ready("ensemble")
     with pytest.raises(ServerUnavailableError, match="the model is being replaced"):
         while True:
-            supervisor.check_open("ensemble")
+            await supervisor.opened("ensemble")
             await asyncio.sleep(0)
     await world.replaced()
     with pytest.raises(ProcessEndedError, match="model speculative"):
         await asked
     assert world.controlled == ["unload speculative", "load speculative"]
     assert await supervisor.is_model_ready("ensemble")
-    supervisor.check_open("ensemble")
+    await supervisor.opened("ensemble")
 
 
 async def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(world: World) -> None:
@@ -294,7 +280,7 @@ async def test_a_triton_that_is_silent_for_long_is_started_anew(
     async with supervised(tmp_path, monkeypatch, ready=frozenset()) as world:
         await asyncio.sleep(1.5)  # it loads for longer than that
         world.started[0].is_silent = True
-        world.ready = set(BOTH)
+        world.ready = set(ALL)
         await world.served()
         await asyncio.sleep(0.3)
         assert not world.started[0].has_ended, "one question without an answer is no hang"
@@ -350,27 +336,32 @@ async def test_a_model_that_was_unloaded_is_not_brought_back(world: World) -> No
     world.models.pop("speculative").is_alive = False
     await until(lambda: "speculative" not in world.supervisor.models)
     assert world.controlled == []
-    await world.supervisor.control("generate", "unload")
-    assert world.controlled == ["unload generate"]
 
 
-@pytest.mark.parametrize("is_held", [True, False])
-async def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_means_another_triton(
-    world: World, monkeypatch: Any, is_held: bool
+async def test_another_pair_is_loaded_while_requests_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "UNLOADS_WITHIN_S", 0.05)
-    world.holds = {"speculative"} if is_held else set()
-    process = world.models.pop("speculative")
-    world.ready.discard("speculative")
-    await world.supervisor.control("speculative", "unload")
-    await asyncio.sleep(0.2)  # Triton waits for requests in flight
-    assert len(world.started) == 1
-    process.is_alive = False
-    if is_held:
-        await until(lambda: len(world.started) == 2)
-    else:
-        await until(lambda: all(task.done() for task in world.supervisor._unloading.values()))
-    assert len(world.started) == 1 + is_held
+    """Those in work end first, a pair that cannot be loaded is tried again, and it is no crash."""
+    monkeypatch.setattr(supervising, "_RELOAD_PAUSE_S", 0.01)
+    async with supervised(tmp_path, monkeypatch, drain_s=5) as world:
+        await world.served()
+        in_work = asyncio.Event()
+        asked = asyncio.create_task(world.calls.run("generate", _wait(in_work)))
+        await until(lambda: world.calls.num_open == 1)
+        world.fails_to_start = ["a model cannot be loaded"]
+        world.reloading.set()
+        await until(lambda: not world.reloading.is_set())
+        waiting = asyncio.create_task(world.supervisor.opened("generate"))
+        await asyncio.sleep(0.1)
+        assert (len(world.started), waiting.done()) == (1, False)
+        in_work.set()
+        await asyncio.gather(asked, waiting)
+        assert len(world.started) == 3 and world.started[0].has_ended
+        assert await world.supervisor.is_ready() and world.supervisor.num_restarts == 0
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def test_a_triton_that_ends_is_started_anew_and_its_requests_end(world: World) -> None:
@@ -422,7 +413,7 @@ async def test_the_process_of_a_model_that_triton_gave_up_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_served: bool
 ) -> None:
     """Triton waits for its end, at a start or when the model is loaded later, and says nothing."""
-    async with supervised(tmp_path, monkeypatch, ready=BOTH if is_served else frozenset()) as world:
+    async with supervised(tmp_path, monkeypatch, ready=ALL if is_served else frozenset()) as world:
         if is_served:
             await world.served()
         process = world.models["speculative"]
@@ -431,7 +422,7 @@ async def test_the_process_of_a_model_that_triton_gave_up_is_killed(
         world.started[0].met_its_race = True
         world.started[0].end(1)
         await until(lambda: len(world.started) == 2)
-        world.ready = set(BOTH)
+        world.ready = set(ALL)
         await world.served()
 
 

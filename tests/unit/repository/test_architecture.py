@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "canary": {
         *("errors", "program", "manifest", "deploy", "router", "bench"),
-        *("atomic_file", "building", "configuration", "engine_memory"),
+        *("atomic_file", "available_resources", "configuration", "engine_memory"),
         *("socket_path", "web_application"),
     },
     "upstreams": {

@@ -14,7 +14,6 @@ from pipelines.errors import CanaryError
 from pipelines.upstreams.__main__ import main
 from pipelines.upstreams.service import Service
 from pipelines.upstreams.settings import DEFAULT_PLAN, UpstreamsSettings
-from tests.unit.upstreams.running import write_plan
 
 OLD, NEW = ({"name": name, "url": "http://127.0.0.1:1"} for name in ("old", "new"))
 
@@ -26,18 +25,11 @@ def write(folder: Path, **settings: Any) -> Path:
 
 
 def test_the_defaults_fit_together() -> None:
-    plan, limits = read_together(DEFAULT_PLAN)
-    assert plan.control_weight == 0
+    _, limits = read_together(DEFAULT_PLAN)
     assert limits.not_judged == (
         *("acceptance_rate", "acceptance_length", "survival"),
-        *("memory", "cpu_per_token", "speed_up"),
+        *("memory", "cpu_per_token"),
     )
-
-
-def test_the_speed_up_needs_requests_of_the_target_alone(tmp_path: Path) -> None:
-    write_plan(tmp_path, control_weight=0.05)
-    with pytest.raises(CanaryError, match="control_weight above 0 if speed_up has limits"):
-        read_together(tmp_path / "plan.yaml")
 
 
 def test_two_servers_have_two_names(tmp_path: Path) -> None:
