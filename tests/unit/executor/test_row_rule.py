@@ -250,6 +250,7 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
         assert np.array_equal(again, found[0])
 
 
+@pytest.mark.skipif(not has_avx2_alone(), reason="with AVX-512, rows have the same bits beside any others")
 def test_an_engine_whose_keys_have_a_scale_per_block_is_refused(tmp_path: Path) -> None:
     """The plugin's default for 8 bits: a rejected draft token changes the scale of the tokens before it."""
     _, target = build_tiny_pair(tmp_path, hidden_size=256, kv_cache_dtype="int8")
