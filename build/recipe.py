@@ -207,7 +207,7 @@ class DefaultSampling:
         """
         try:
             check_ranges(self.values)
-            tuple(CompletionRequest(**self.values).values(streaming=False))  # raises what cannot be sent
+            CompletionRequest(**self.values).check()
         except InvalidRequestError as error:
             raise RecipeError(error.message, error.remedy) from None
 

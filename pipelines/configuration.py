@@ -12,12 +12,13 @@ import functools
 import json
 import re
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError, with_config
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError, SchemaValidator
 
 from pipelines.errors import DraftproofError
 
@@ -34,6 +35,7 @@ def _refuse_key(value: object) -> None:
 from_reader = BeforeValidator(_refuse_key)
 """Annotates a field that the reader of a document sets, and the document must not."""
 
+_CONTAINERS = frozenset({"tuple", "list", "dict", "dataclass"})
 _LONGEST = 300  # characters of a key or value: a client's may be of any length
 _UNKNOWN, _MISSING = "unexpected_keyword_argument", "missing"
 _WHAT = {
@@ -61,16 +63,25 @@ def parse(kind: type[_Document], document: Any, error: type[DraftproofError], re
     Raises:
         DraftproofError: A key is unknown or missing, or a value has the wrong type or is out of range.
     """
-    # In strict mode pydantic fills tuples from lists and dataclasses from mappings only if it reads JSON.
-    return parse_json(kind, json.dumps(document, default=str), error, remedy)
+    return _filled(kind, _validator(typing.cast(type, kind)).validate_python, document, error, remedy)
 
 
 def parse_json(
     kind: type[_Document], text: str | bytes, error: type[DraftproofError], remedy: str
 ) -> _Document:
     """Fill a dataclass from JSON; arguments and errors are as for ``parse``."""
+    return _filled(kind, _validator(typing.cast(type, kind)).validate_json, text, error, remedy)
+
+
+def _filled(
+    kind: type[_Document],
+    validate: Callable[[Any], Any],
+    given: Any,
+    error: type[DraftproofError],
+    remedy: str,
+) -> _Document:
     try:
-        document: _Document = _adapter(typing.cast(type, kind)).validate_json(text)
+        document: _Document = validate(given)
     except ValidationError as found:
         # A misspelt key is missing too, and what is missing may explain the rest.
         first = min(found.errors(), key=lambda each: (each["type"] != _UNKNOWN, each["type"] != _MISSING))
@@ -152,8 +163,22 @@ def located(place: str | Path, error: DraftproofError) -> DraftproofError:
 
 
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _validator(kind: Any) -> SchemaValidator:
+    return SchemaValidator(_with_plain_containers(TypeAdapter(kind).core_schema))
+
+
+def _with_plain_containers(schema: Any) -> Any:
+    """Return pydantic's schema of a strict type that fills tuples from lists and dataclasses from dicts.
+
+    Strict, pydantic does so only while it reads JSON, not from what a parser returned. Numbers, texts and
+    truth values stay strict.
+    """
+    if isinstance(schema, (list, tuple)):
+        return type(schema)(map(_with_plain_containers, schema))
+    if not isinstance(schema, dict):
+        return schema
+    whole = {key: _with_plain_containers(value) for key, value in schema.items()}
+    return {**whole, "strict": False} if whole.get("type") in _CONTAINERS else whole
 
 
 def _explained(

@@ -19,8 +19,7 @@ from pathlib import Path
 from build.recipe import REPOSITORY_ROOT
 from pipelines.atomic_file import whole_directory
 from pipelines.errors import RepositoryError
-from pipelines.wire.answer import OUTPUTS, declared_outputs
-from pipelines.wire.request import PASSED_ON, declared_inputs
+from pipelines.wire.fields import OUTPUTS, TEXT_INPUTS, declared_inputs, declared_outputs
 
 TEMPLATES = REPOSITORY_ROOT / "model_repository"
 
@@ -80,10 +79,11 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
 def _declared(match: re.Match[str]) -> str:
     """Return the tensors of a model, which ``pipelines/wire`` declares."""
     if match[1] == "input_maps":
-        lines = [_mapped("input", engine, text) for text, engine in PASSED_ON.items()]
+        passed_on = [each for each in TEXT_INPUTS.values() if each.passed_on]
+        lines = [_mapped("input", each.engine, each.name) for each in passed_on]
     elif match[1] == "output_maps":
         lines = [
-            _mapped("output", name, name) for name, each in OUTPUTS.items() if each.part in ("all", "draft")
+            _mapped("output", name, name) for name, each in OUTPUTS.items() if each.models in ("all", "draft")
         ]
     else:
         lines = (declared_inputs if match[1] == "inputs" else declared_outputs)(match[2])

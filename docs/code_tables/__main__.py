@@ -18,7 +18,8 @@ from docs.pictures.charts import beside_peers
 from pipelines.__main__ import PROGRAMS
 from pipelines.errors import DraftproofError
 from pipelines.front_door.requests.fields import IDLE_FIELDS
-from pipelines.wire.request import NOT_OF_ENSEMBLE, STREAM, CompletionRequest, InputTensor
+from pipelines.wire.fields import TEXT_INPUTS, InputTensor
+from pipelines.wire.request import CompletionRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"(<!-- code:([a-z-]+) -->\n).*?(<!-- /code -->)", re.DOTALL)
@@ -49,9 +50,9 @@ def _tree(root: type[DraftproofError]) -> Iterator[type[DraftproofError]]:
 def request_fields() -> str:
     """Return one row for each input of the text models."""
     lines = ["| Input | Type | Values | Default | Effect |", "|---|---|---|---|---|"]
-    for field in dataclasses.fields(CompletionRequest):
-        lines += [_row(tensor, field.default) for tensor in field.metadata["tensors"]]
-    return "\n".join([*lines, _row(STREAM, False)])
+    defaults = {field.name: field.default for field in dataclasses.fields(CompletionRequest)}
+    lines += [_row(tensor, defaults.get(tensor.field, False)) for tensor in TEXT_INPUTS.values()]
+    return "\n".join(lines)
 
 
 def idle_fields() -> str:
@@ -72,8 +73,8 @@ def _row(tensor: InputTensor, default: Any) -> str:
         shown = str(bool(default)).lower()
     else:
         shown = "none" if default in (None, (), "") else f"{default:g}"
-    effect = tensor.effect + "; not in `ensemble`" * (tensor.name in NOT_OF_ENSEMBLE)
-    cells = (f"`{tensor.name}`", kind, tensor.limits, shown, effect)
+    effect = tensor.effect + "; not in `ensemble`" * (not tensor.in_ensemble)
+    cells = (f"`{tensor.name}`", kind, tensor.values, shown, effect)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

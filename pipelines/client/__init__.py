@@ -10,7 +10,8 @@ r"""Python client of a Draftproof server over gRPC, with streaming and typed err
 
 from pipelines.client.client import Client, GenerationStream
 from pipelines.client.connection import Timeouts
-from pipelines.client.generation import Chunk, Generation, SpeculationCounts
+from pipelines.client.generation import Generation
+from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.request import CompletionRequest
 
 __all__ = [

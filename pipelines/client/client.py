@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipelines.client.connection import SPECULATIVE, Timeouts, address_of, key_of_environment
-from pipelines.client.generation import Chunk, Generation, join_chunks
+from pipelines.client.generation import Generation, join_chunks
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 if TYPE_CHECKING:

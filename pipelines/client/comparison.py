@@ -6,7 +6,6 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.generation import TopLogProbs
 from pipelines.errors import (
     RateLimitError,
     RequestCancelledError,
@@ -14,6 +13,7 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
+from pipelines.wire.chunk import TopLogProbs
 
 NO_ANSWER = (
     ServerUnavailableError,

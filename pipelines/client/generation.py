@@ -7,85 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.errors import InternalError
+from pipelines.wire.chunk import Chunk, SpeculationCounts, TopLogProbs
 
 TOKEN_SOURCES = ("target", "draft_model", "lookup", "grammar")
 """Sources of output tokens, by their numbers in ``Chunk.token_sources``."""
-
-TopLogProbs = tuple[tuple[tuple[int, float], ...], ...]
-"""Ids and log probabilities of alternatives, for each token."""
-
-
-@dataclass(frozen=True)
-class SpeculationCounts:
-    """Counts of the loop from the start of the answer to this chunk.
-
-    Attributes:
-        num_rounds: Number of target passes.
-        total_draft_tokens: Number of proposed draft tokens.
-        total_accepted_draft_tokens: Number of accepted draft tokens.
-        accepted_per_position: Entry i: number of rounds that accepted draft position i.
-        accepted_prediction_tokens: Number of accepted draft tokens from the request's prediction.
-        rejected_prediction_tokens: Number of others from it that the target verified.
-    """
-
-    num_rounds: int
-    total_draft_tokens: int
-    total_accepted_draft_tokens: int
-    accepted_per_position: tuple[int, ...]
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """One response of a stream.
-
-    Attributes:
-        text: New text.
-        output_ids: New tokens, without the prompt.
-        accepted_mask: For each of ``output_ids``, whether it was an accepted draft token.
-        finish_reason: "" until the last chunk, then "stop" or "length".
-        received_at_s: Time of arrival on ``time.monotonic``'s clock.
-        sequence_length: Number of output tokens so far, including this chunk.
-        counts: Counts of speculation; None if nothing was drafted since the previous chunk and it is not the
-            last, or from ``generate_target``.
-        drafted_per_round: Draft tokens that each target pass of the answer verified; only in the last chunk.
-        seed: Seed of the sampling noise; a request with it gives the same answer. Only in the last chunk;
-            None if the server does not return it.
-        draft_length: "adaptive" or a fixed number; "" before the last chunk and from ``generate_target``.
-        num_cached: Tokens of the prompt that were not computed anew; only in the last chunk.
-        log_probs: Natural log probability of each of ``output_ids``; empty if not requested.
-        top_log_probs: For each of them, the likeliest tokens and their log probabilities, likeliest first;
-            empty if not requested.
-        prompt_log_probs: Natural log probability of each token of the prompt but the first, in the first
-            chunk; else empty.
-        prompt_top_log_probs: For each of them, as ``top_log_probs``.
-        arm: Arm that answered, in the last chunk of ``router``; else "".
-        fallback_from: Arms that were asked before that one and did not answer.
-        token_sources: For each of ``output_ids``, where it came from: a number of ``TOKEN_SOURCES``.
-        continued_elsewhere: Whether a server that may give other answers continued what another one began;
-            in the last chunk of a front door's fleet.
-    """
-
-    text: str
-    output_ids: tuple[int, ...]
-    accepted_mask: tuple[bool, ...]
-    finish_reason: str
-    received_at_s: float
-    sequence_length: int
-    counts: SpeculationCounts | None = None
-    drafted_per_round: tuple[int, ...] = ()
-    seed: int | None = None
-    num_cached: int = 0
-    draft_length: str = ""
-    log_probs: tuple[float, ...] = ()
-    top_log_probs: TopLogProbs = ()
-    prompt_log_probs: tuple[float, ...] = ()
-    prompt_top_log_probs: TopLogProbs = ()
-    arm: str = ""
-    fallback_from: tuple[str, ...] = ()
-    token_sources: tuple[int, ...] = ()
-    continued_elsewhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import triton_to_np_dtype
 
 from pipelines.client.connection import KEY_HEADER, NOTICES_DEATH, Timeouts
-from pipelines.client.generation import Chunk, chunk_from_outputs
+from pipelines.client.generation import chunk_from_outputs
+from pipelines.client.inputs import inputs_of
 from pipelines.client.refusals import cancelled, refusal, timed_out, unreachable
 from pipelines.errors import DraftproofError
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 
@@ -178,9 +180,9 @@ def infer_message(request: CompletionRequest, model: str, timeouts: Timeouts, *,
     # never arrive.
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     message.parameters["timeout"].int64_param = timeouts.total_us
-    for tensor, values in request.values(streaming=streaming):
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, len(values)])
-        message.raw_input_contents.append(raw_contents(tensor.datatype, values))
+    for each in inputs_of(request, streaming=streaming):
+        message.inputs.add(name=each.name, datatype=each.datatype, shape=[1, len(each.values)])
+        message.raw_input_contents.append(raw_contents(each.datatype, each.values))
     return message
 
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from aiohttp import web
 from pydantic_core import to_json
 
-from pipelines.client.generation import Chunk
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.front_door.access.clients import CLIENT
 from pipelines.front_door.delivery import EventStream
@@ -23,6 +22,7 @@ from pipelines.front_door.requests.sampling import SamplingFields
 from pipelines.front_door.router_calls import RouterCalls, generate_all, merged
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import by_token
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)

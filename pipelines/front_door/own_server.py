@@ -14,14 +14,12 @@ from prometheus_client.registry import Collector
 
 from pipelines.client import Chunk
 from pipelines.client.connection import Timeouts
-from pipelines.client.generation import chunk_from_outputs
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm
 from pipelines.router.open_requests import unix_time_s
 from pipelines.router.preprocessing import Preprocessing
-from pipelines.router.router import Router, TextRequest
+from pipelines.router.router import Router
 from pipelines.socket_path import is_listening
-from pipelines.wire.answer import Response
 from pipelines.wire.request import CompletionRequest
 
 
@@ -62,9 +60,9 @@ class OwnServer(Collector):
         Raises:
             DraftproofError: The request was refused, or no arm answered.
         """
-        async with aclosing(self._responses(request, streaming=True)) as responses:
-            async for response in responses:
-                yield _chunk(response)
+        async with aclosing(self._answer(request, streaming=True)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def generate(self, request: CompletionRequest) -> Chunk:
         """Answer one request in one chunk.
@@ -72,12 +70,12 @@ class OwnServer(Collector):
         Raises:
             DraftproofError: As for ``stream``.
         """
-        async with aclosing(self._responses(request, streaming=False)) as responses:
-            return [_chunk(response) async for response in responses][-1]
+        async with aclosing(self._answer(request, streaming=False)) as chunks:
+            return [chunk async for chunk in chunks][-1]
 
-    def _responses(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Response, None]:
-        tensors = request.tensors(streaming=streaming)
-        return self._router.answer(TextRequest(tensors, timeout_us=self._timeout_us))
+    def _answer(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Chunk, None]:
+        request.check()
+        return self._router.answer(request, streaming=streaming, timeout_us=self._timeout_us)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the requests of this front door by arm."""
@@ -117,8 +115,3 @@ class OwnServer(Collector):
         )
         dropped.add_metric((), self._router.log.num_dropped)
         yield from (requests, fallbacks, out, weight, replays, dropped)
-
-
-def _chunk(response: Response) -> Chunk:
-    values = {name: array.reshape(-1).tolist() for name, array in response[0].items()}
-    return chunk_from_outputs(values, asyncio.get_running_loop().time())

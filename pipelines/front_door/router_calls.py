@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from pipelines.client.generation import Chunk
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.client.generation import TOKEN_SOURCES, Chunk, TopLogProbs
+from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.front_door.messages.message import Content
 from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END
 from pipelines.front_door.served_model import ServedModel
+from pipelines.wire.chunk import Chunk, TopLogProbs
 
 
 class CompletionLogProbs:

@@ -12,10 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from pipelines.errors import DraftproofError, ProcessEndedError, RequestTimeoutError
 from pipelines.router.arms import Arm, ArmTable
@@ -23,11 +19,10 @@ from pipelines.router.breaker import FAILURES, Outcome
 from pipelines.router.failover import RETURNS_WITHIN_S
 from pipelines.router.observation import Observation
 from pipelines.router.open_requests import unix_time_s
+from pipelines.router.preprocessing import resumed
 from pipelines.router.received_answer import (
     ReceivedAnswer,
     failure_of,
-    is_comparable,
-    is_streamed,
     num_common_tokens,
     prompt_id,
     with_answer,
@@ -36,9 +31,10 @@ from pipelines.router.received_answer import (
 )
 from pipelines.router.suspects import Suspects
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.answer import Response, continued, without_first
-from pipelines.wire.calls import Call, stream
-from pipelines.wire.tensors import read_scalar, scalar_tensor
+from pipelines.wire.calls import stream
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import continued, with_text, without_first
+from pipelines.wire.messages import EngineRequest
 
 
 class EngineCall:
@@ -47,37 +43,38 @@ class EngineCall:
     Attributes:
         outcomes: Known outcomes of the arms that were asked.
         received: The answer as the client has it; stays empty outside a rollout.
-        is_streamed: Whether the client wants chunks.
 
     Args:
-        call: The request, with a seed.
+        request: The request.
         sockets: Socket of each arm.
         vocabulary: Bytes of the tokens.
         asked: Records that an arm is asked; the returned function is called once, with the outcome.
         suspects: Requests whose process ended.
+        skip_special_tokens: Whether special tokens are left out of the text.
         is_observed: Whether a rollout is judged by the answer.
     """
 
     def __init__(
         self,
-        call: Call,
+        request: EngineRequest,
         sockets: Mapping[Arm, Path],
         vocabulary: Vocabulary,
         asked: Callable[[Arm], Callable[[Outcome], None]],
         suspects: Suspects,
         *,
+        skip_special_tokens: bool = True,
         is_observed: bool = False,
     ) -> None:
         self.outcomes: dict[Arm, Outcome] = {}
-        self.received = ReceivedAnswer(vocabulary)
-        self.is_streamed = is_streamed(call)
-        self._call = call
+        self.received = ReceivedAnswer()
+        self._request = request
         self._began_s = time.monotonic()
         self._sockets = sockets
         self._vocabulary = vocabulary
         self._asked = asked
         self._suspects = suspects
-        self._digest = prompt_id({name: each for name, each in call.tensors.items() if name != "seed"})
+        self._skip_special_tokens = skip_special_tokens
+        self._digest = prompt_id(replace(request, sampling=replace(request.sampling, seed=0)))
         self._lost_at_s: float | None = None  # when it lost its latest process
         self._num_reached = 0  # tokens of the longest part of an answer that it lost
         self._is_observed = is_observed
@@ -85,38 +82,22 @@ class EngineCall:
         self._latest_at_s = 0.0
         self._longest_pause_s: float | None = None
 
-    def ask(self, arm: Arm) -> AsyncGenerator[Response, None]:
+    def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
         """Send the request with the time that is left, always streamed so that silence can be noticed."""
-        return self._stream(arm, self._call.tensors)
+        return self._stream(arm, self._request)
 
-    async def resume(
-        self, arm: Arm, output_ids: Sequence[int], last: Response
-    ) -> AsyncGenerator[Response, None]:
-        """Ask for the rest of an answer.
-
-        ``prompt_length`` separates prompt from output, so penalties, ``min_tokens``, words and noise are the
-        same as in one uninterrupted answer. The counts of drafting cover only this part.
-        """
-        given = self._call.tensors
-        num_input, num_known = given["input_ids"].size, len(output_ids)
-        known = np.array(output_ids, given["input_ids"].dtype).reshape(1, -1)
-        max_tokens = read_scalar(given, "request_output_len", int, 0)
-        tensors = {
-            **given,
-            "input_ids": np.concatenate((given["input_ids"].reshape(1, -1), known), axis=1),
-            "input_lengths": scalar_tensor(num_input + num_known, np.int32),
-            "prompt_length": given.get("prompt_length", scalar_tensor(num_input, np.int32)),
-            "request_output_len": scalar_tensor(max_tokens - num_known, np.int32),
-        }
-        if num_known:
-            tensors.pop("return_prompt_log_probs", None)  # the client has them
-        async with aclosing(self._stream(arm, tensors, num_known)) as responses:
-            async for response in responses:
-                yield continued(response, last)
+    async def resume(self, arm: Arm, output_ids: Sequence[int], last: Chunk) -> AsyncGenerator[Chunk, None]:
+        """Ask for the rest of an answer; the counts of drafting cover only this part."""
+        rest = resumed(self._request, output_ids)
+        if output_ids:
+            rest = replace(rest, return_prompt_log_probs=False)  # the client has them
+        async with aclosing(self._stream(arm, rest, len(output_ids))) as chunks:
+            async for chunk in chunks:
+                yield continued(chunk, last)
 
     async def _stream(
-        self, arm: Arm, tensors: Mapping[str, npt.NDArray[Any]], num_known: int = 0
-    ) -> AsyncGenerator[Response, None]:
+        self, arm: Arm, request: EngineRequest, num_known: int = 0
+    ) -> AsyncGenerator[Chunk, None]:
         turn = None
         if self._lost_at_s is not None:
             wait_s = self._lost_at_s + RETURNS_WITHIN_S - time.monotonic()
@@ -124,13 +105,14 @@ class EngineCall:
         num_seen, num_beyond = num_known, 0
         try:
             self._suspects.check(self._digest)
-            async with aclosing(self._responses(arm, tensors)) as responses:
-                async for response in responses:
-                    num_seen += response[0]["output_ids"].size
+            timed = replace(request, streaming=True, timeout_us=self._left_us(arm))
+            async with aclosing(self._answer(self._sockets[arm], timed)) as chunks:
+                async for chunk in chunks:
+                    num_seen += len(chunk.output_ids)
                     num_beyond += num_seen > self._num_reached
                     if turn is not None and num_beyond > 1:  # the first may be what the process did not send
                         turn.end()
-                    yield response
+                    yield chunk
         except ProcessEndedError as error:
             if error.took_request:
                 self._lost_at_s, self._num_reached = time.monotonic(), max(self._num_reached, num_seen)
@@ -141,24 +123,21 @@ class EngineCall:
             if turn is not None:
                 turn.end()
 
-    async def _responses(
-        self, arm: Arm, tensors: Mapping[str, npt.NDArray[Any]]
-    ) -> AsyncGenerator[Response, None]:
-        streamed = {**tensors, "streaming": scalar_tensor(True, np.bool_)}
-        call = replace(self._call, tensors=streamed, timeout_us=self._left_us(arm))
-        async with aclosing(stream(self._sockets[arm], call)) as responses:
-            async for response in responses:
-                yield response
+    async def _answer(self, socket: Path, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream the chunks of one engine with their text."""
+        async with aclosing(stream(socket, request)) as chunks:
+            async for chunk in chunks:
+                yield with_text(chunk, self._vocabulary, skip_special_tokens=self._skip_special_tokens)
 
     def _left_us(self, arm: Arm) -> int:
         """Return how much of the client's time is left, in microseconds; 0 for no limit."""
-        if not self._call.timeout_us:
+        if not self._request.timeout_us:
             return 0
-        left_us = self._call.timeout_us - int(1e6 * (time.monotonic() - self._began_s))
+        left_us = self._request.timeout_us - int(1e6 * (time.monotonic() - self._began_s))
         if left_us <= 0:
             raise RequestTimeoutError(
                 "the request's deadline passed before an arm answered",
-                values=f"timeout={self._call.timeout_us} microseconds, arm {arm}",
+                values=f"timeout={self._request.timeout_us} microseconds, arm {arm}",
                 limit="the timeout sent with the request",
                 remedy="allow more time; the server's log says why its arms did not answer",
             )
@@ -181,25 +160,25 @@ class EngineCall:
         """
         return arm == "candidate"
 
-    def output_ids(self, chunk: Response) -> Sequence[int]:
-        """Return the new tokens of a response."""
-        ids: list[int] = chunk[0]["output_ids"].reshape(-1).tolist()
-        return ids
+    def output_ids(self, chunk: Chunk) -> Sequence[int]:
+        """Return the new tokens of a chunk."""
+        return chunk.output_ids
 
-    def is_last(self, chunk: Response) -> bool:
-        """Whether a response ends the answer."""
-        return chunk[1]
+    def is_last(self, chunk: Chunk) -> bool:
+        """Whether a chunk ends the answer."""
+        return bool(chunk.finish_reason)
 
-    def without_first(self, chunk: Response, num_tokens: int) -> Response:
-        """Return the response without its first tokens and their text."""
-        return without_first(chunk, num_tokens, self._vocabulary)
+    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
+        """Return the chunk without its first tokens and their text."""
+        skip = self._skip_special_tokens
+        return without_first(chunk, num_tokens, self._vocabulary, skip_special_tokens=skip)
 
-    def deliver(self, chunk: Response) -> None:
-        """Note a response that the client gets, and when."""
+    def deliver(self, chunk: Chunk) -> None:
+        """Note a chunk that the client gets, and when."""
         if not self._is_observed:
             return
-        self.received.add(chunk[0])
-        if not (self.is_streamed and self.received.output_ids):
+        self.received.add(chunk)
+        if not (self._request.streaming and self.received.output_ids):
             return
         now_s = unix_time_s()
         if self._first_at_s is None:
@@ -210,9 +189,11 @@ class EngineCall:
 
     def observed(self, observation: Observation) -> Observation:
         """Complete an observation. If a single arm answered, its chunks must not contradict each other."""
+        if not self._is_observed:
+            return observation
         observation = with_answer(self._with_times(observation), self.received)
         if observation.arm == "candidate" and len(self.outcomes) == 1:
-            return with_chunk_check(observation, self._call, self.received, self._vocabulary)
+            return with_chunk_check(observation, self._request, self.received, self._vocabulary)
         return observation
 
     def failed(self, observation: Observation, error: DraftproofError) -> Observation:
@@ -254,19 +235,21 @@ class EngineCall:
     async def _compared(
         self, observation: Observation, received: ReceivedAnswer, table: ArmTable, socket: Path
     ) -> Observation:
-        if not is_comparable(self._call):
-            return with_chunk_check(observation, self._call, received, self._vocabulary)
+        if self._request.use_draft_logits:  # with the ratio rule, samples of equal pairs differ
+            return with_chunk_check(observation, self._request, received, self._vocabulary)
         expected = self.received
         if table.replays_match == "own_target":
-            expected = await self._replayed_by(socket, num_draft_tokens=scalar_tensor(0, np.int32))
+            expected = await self._replayed_by(socket, num_draft_tokens=0)
         return with_comparison(
-            observation, self._call, table.replays_match, expected, received, self._vocabulary
+            observation, self._request, table.replays_match, expected, received, self._vocabulary
         )
 
-    async def _replayed_by(self, socket: Path, **others: npt.NDArray[Any]) -> ReceivedAnswer:
-        tensors = {**self._call.tensors, **others, "streaming": scalar_tensor(True, np.bool_)}
-        received = ReceivedAnswer(self._vocabulary)
-        async with aclosing(stream(socket, replace(self._call, tensors=tensors))) as responses:
-            async for outputs, _ in responses:
-                received.add(outputs)
+    async def _replayed_by(self, socket: Path, num_draft_tokens: int | None = None) -> ReceivedAnswer:
+        request = replace(self._request, streaming=True)
+        if num_draft_tokens is not None:
+            request = replace(request, num_draft_tokens=num_draft_tokens)
+        received = ReceivedAnswer()
+        async with aclosing(self._answer(socket, request)) as chunks:
+            async for chunk in chunks:
+                received.add(chunk)
         return received

@@ -1,14 +1,12 @@
-"""Collects the responses of an answer as a client would, compares two answers, and records both."""
+"""Collects the chunks of an answer as a client would, compares two answers, and records both."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
 from pipelines.router.breaker import FAILURES, outcome_of
@@ -21,100 +19,79 @@ from pipelines.router.observation import (
 )
 from pipelines.speculation.token_ids import count_accepted
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.answer import spell
-from pipelines.wire.calls import Call, Tensors
-from pipelines.wire.tensors import read_scalar
+from pipelines.wire.chunk import Chunk, TopLogProbs
+from pipelines.wire.messages import EngineRequest, encoded
 
-_LOG_PROBS = ("output_log_probs", "top_log_prob_ids", "top_log_probs")
 _MOST_SHOWN = 200  # characters of a differing value
 
 
 class ReceivedAnswer:
-    """The responses of one answer, joined as a client joins them.
+    """The chunks of one answer, joined as a client joins them.
 
     Attributes:
-        output_ids: Tokens of all responses so far.
-        text: Text of all responses so far.
-        fault: The first contradiction between a response and those before it; "" for none.
-        last: Outputs of the latest response.
-
-    Args:
-        vocabulary: Bytes of the tokens.
+        output_ids: Tokens of all chunks so far.
+        text: Text of all chunks so far.
+        log_probs: Log probabilities of all chunks so far; empty if they were not requested.
+        fault: The first contradiction between a chunk and those before it; "" for none.
+        last: The latest chunk; None before the first.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self) -> None:
         self.output_ids: list[int] = []
         self.text = ""
+        self.log_probs: list[float] = []
+        self.top_log_probs: TopLogProbs = ()
         self.fault = ""
-        self.last: Tensors = {}
-        self._vocabulary = vocabulary
-        self._log_probs: dict[str, list[bytes]] = {name: [] for name in _LOG_PROBS}
+        self.last: Chunk | None = None
         self._cum_log_prob = 0.0
 
-    def add(self, outputs: Tensors) -> None:
-        """Add the next response.
-
-        Args:
-            outputs: Outputs of a pair's model, including ``text_length``.
-        """
-        before, self.last = self.last, outputs
-        ids = outputs["output_ids"].reshape(-1).tolist()
-        self.output_ids.extend(ids)
-        self.text += spell(outputs, self._vocabulary)
-        for name, received in self._log_probs.items():
-            if name in outputs and outputs[name].size:
-                received.append(outputs[name].tobytes())
-        self.fault = self.fault or self._contradiction(before, len(ids))
+    def add(self, chunk: Chunk) -> None:
+        """Add the next chunk, with its text."""
+        self.last = chunk
+        self.output_ids.extend(chunk.output_ids)
+        self.text += chunk.text
+        self.log_probs.extend(chunk.log_probs)
+        self.top_log_probs += chunk.top_log_probs
+        self.fault = self.fault or self._contradiction(chunk)
 
     @property
-    def finish_reason(self) -> str:
-        """Finish reason of the latest response."""
-        return _text(self.last["finish_reason"])
+    def whole(self) -> Chunk:
+        """The latest chunk of a complete answer."""
+        assert self.last is not None
+        return self.last
 
     @property
-    def sequence_length(self) -> int:
-        """Sequence length according to the latest response."""
-        return int(self.last["sequence_length"].item())
+    def scores(self) -> Hashable:
+        """All log probabilities and their sum; nothing if they were not requested."""
+        if not self.log_probs:
+            return ()
+        return tuple(self.log_probs), self.top_log_probs, self.whole.cum_log_prob
 
-    @property
-    def log_probs(self) -> tuple[bytes, ...]:
-        """Bytes of all log probabilities and their sum; empty if they were not requested."""
-        each = tuple(b"".join(received) for received in self._log_probs.values())
-        return (*each, self.last["cum_log_probs"].tobytes()) if any(each) else ()
-
-    def _contradiction(self, before: Tensors, num_new: int) -> str:
-        """Describe how the latest response contradicts the earlier ones; "" if it does not."""
-        outputs = self.last
-        if before and (ended := _text(before["finish_reason"])):
-            return f"the answer continues after finish_reason={ended}"
-        said, received = self.sequence_length, len(self.output_ids)
+    def _contradiction(self, chunk: Chunk) -> str:
+        """Describe how the latest chunk contradicts the earlier ones; "" if it does not."""
+        said, received = chunk.sequence_length, len(self.output_ids)
         if said != received:
             return f"sequence_length={said} after {received} tokens"
-        log_probs = outputs["output_log_probs"].reshape(-1)
-        if not log_probs.size:
+        if not chunk.log_probs:
             return ""
-        if log_probs.size != num_new:
-            return f"{log_probs.size} log probabilities of {num_new} tokens"
-        for value in log_probs.tolist():  # one by one, in the order in which the server sums them
+        if len(chunk.log_probs) != len(chunk.output_ids):
+            return f"{len(chunk.log_probs)} log probabilities of {len(chunk.output_ids)} tokens"
+        for value in chunk.log_probs:  # one by one, in the order in which the server sums them
             self._cum_log_prob += value
-        cum_log_prob = outputs["cum_log_probs"].item()
-        if np.float32(self._cum_log_prob) != cum_log_prob:
-            return f"cum_log_probs={cum_log_prob:.9g} after log probabilities of {self._cum_log_prob:.9g}"
+        if self._cum_log_prob != chunk.cum_log_prob:
+            own_sum = f"log probabilities of {self._cum_log_prob:.9g}"
+            return f"cum_log_probs={chunk.cum_log_prob:.9g} after {own_sum}"
         return ""
-
-
-def _text(array: npt.NDArray[Any]) -> str:
-    return bytes(array.item()).decode("utf-8", "replace")
 
 
 # In the order of comparison: answers with different tokens differ in most of the others too.
 _COMPARED: dict[Difference, Callable[[ReceivedAnswer], Hashable]] = {
     "tokens": lambda answer: tuple(answer.output_ids),
     "text": lambda answer: answer.text,
-    "finish_reason": lambda answer: answer.finish_reason,
-    "sequence_length": lambda answer: answer.sequence_length,
+    "finish_reason": lambda answer: answer.whole.finish_reason,
+    "sequence_length": lambda answer: answer.whole.sequence_length,
     "chunks": lambda answer: answer.fault,
-    "log_probs": lambda answer: answer.log_probs,
+    "log_probs": lambda answer: answer.scores,
 }
 
 _SHOWN_BY_TEXTS = ("tokens", "text")
@@ -137,45 +114,33 @@ def shown_value(differs_in: Difference, answer: ReceivedAnswer) -> str:
 def _shown_log_probs(answer: ReceivedAnswer) -> str:
     if not answer.log_probs:
         return "none"
-    values = np.frombuffer(answer.log_probs[0], np.float32)
-    return f"cum_log_probs={answer.last['cum_log_probs'].item():.9g}; {values.tolist()}"[:_MOST_SHOWN]
+    return f"cum_log_probs={answer.whole.cum_log_prob:.9g}; {answer.log_probs}"[:_MOST_SHOWN]
 
 
-_NOT_OF_THE_ANSWER = frozenset({"streaming", "session_id", "num_draft_tokens", "prediction_ids"})
-
-
-def prompt_id(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+def prompt_id(request: EngineRequest) -> str:
     """Hash everything that determines an answer: prompt, limits, sampling, and the seed unless greedy."""
-    left_out = _NOT_OF_THE_ANSWER
-    if read_scalar(tensors, "temperature", float, 0.0) == 0:
-        left_out = left_out | {"seed"}
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(set(tensors) - left_out):
-        array = tensors[name]
-        values = array.tolist() if array.dtype == np.object_ else array.tobytes()
-        digest.update(
-            f"{name}{array.shape}".encode() + (repr(values).encode() if isinstance(values, list) else values)
-        )
-    return digest.hexdigest()
-
-
-def is_streamed(call: Call) -> bool:
-    """Whether the client asked for a streamed answer."""
-    return bool(read_scalar(call.tensors, "streaming", bool, False))
-
-
-def is_comparable(call: Call) -> bool:
-    """Whether pairs with the same target must answer alike; with the ratio rule, samples differ."""
-    return not read_scalar(call.tensors, "use_draft_logits", bool, False)
+    sampling = replace(request.sampling, seed=0) if request.sampling.is_greedy else request.sampling
+    of_the_answer = replace(
+        request,
+        sampling=sampling,
+        request_id="",
+        timeout_us=0,
+        streaming=True,
+        session_id="",
+        num_draft_tokens=None,
+        prediction_ids=(),
+    )
+    return hashlib.blake2b(encoded(of_the_answer), digest_size=16).hexdigest()
 
 
 def with_answer(observation: Observation, received: ReceivedAnswer) -> Observation:
     """Return the observation with the counts of a complete answer."""
-    rounds: dict[str, Any] = {}
-    names = "drafted_per_round", "accepted_per_round"
-    if set(names) <= set(received.last):  # absent if the target answered alone
-        rounds = {name: tuple(received.last[name].reshape(-1).tolist()) for name in names}
-    return replace(observation, num_output_tokens=len(received.output_ids), **rounds)
+    return replace(
+        observation,
+        num_output_tokens=len(received.output_ids),
+        drafted_per_round=received.whole.drafted_per_round,
+        accepted_per_round=received.whole.accepted_per_round,
+    )
 
 
 def num_common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
@@ -190,7 +155,7 @@ def failure_of(error: DraftproofError) -> Failure:
 
 def with_comparison(
     observation: Observation,
-    call: Call,
+    request: EngineRequest,
     expected_of: Rightness,
     expected: ReceivedAnswer,
     candidate: ReceivedAnswer,
@@ -202,7 +167,7 @@ def with_comparison(
         return replace(observation, answer="equal")
     said = shown_value(differs_in, expected), shown_value(differs_in, candidate)
     divergence = Divergence(
-        _prompt(call, vocabulary),
+        _prompt(request, vocabulary),
         expected_of,
         differs_in,
         expected.text,
@@ -214,14 +179,14 @@ def with_comparison(
 
 
 def with_chunk_check(
-    observation: Observation, call: Call, received: ReceivedAnswer, vocabulary: Vocabulary
+    observation: Observation, request: EngineRequest, received: ReceivedAnswer, vocabulary: Vocabulary
 ) -> Observation:
     """Return the observation with a check that the chunks of the answer do not contradict each other."""
     if not received.fault:
         return observation
     num_tokens = len(received.output_ids)
     divergence = Divergence(
-        _prompt(call, vocabulary),
+        _prompt(request, vocabulary),
         "itself",
         "chunks",
         received.text,
@@ -237,5 +202,5 @@ def _diverged(observation: Observation, differs_in: Difference, divergence: Dive
     return replace(observation, answer="diverged", differs_in=differs_in, divergence=divergence)
 
 
-def _prompt(call: Call, vocabulary: Vocabulary) -> str:
-    return vocabulary.join(call.tensors["input_ids"].reshape(-1).tolist()).decode("utf-8", "replace")
+def _prompt(request: EngineRequest, vocabulary: Vocabulary) -> str:
+    return vocabulary.join(request.input_ids).decode("utf-8", "replace")

@@ -11,17 +11,15 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from pipelines.errors import InvalidRequestError, RequestTimeoutError
-from pipelines.router.arms import Arm, ArmTable, LiveArms, pair_in_service
+from pipelines.router.arms import Arm, LiveArms, pair_in_service
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog
@@ -30,33 +28,15 @@ from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
 from pipelines.router.received_answer import prompt_id
 from pipelines.router.routing import Arrived, Ended, Routing
 from pipelines.router.suspects import Suspects
-from pipelines.speculation.sampling.params import draw_seed
 from pipelines.time_limit import within
 from pipelines.wire.admission import OpenLimit
-from pipelines.wire.answer import Response, TextOutputs, joined
-from pipelines.wire.calls import Call, Tensors
-from pipelines.wire.request import TEXT_INPUTS
-from pipelines.wire.tensors import Inputs, read_id, read_scalar, scalar_tensor, text_tensor
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import joined
+from pipelines.wire.messages import EngineRequest
+from pipelines.wire.request import MAX_ID_BYTES, CompletionRequest
 
 _NUM_ENGINES = 3
 """Stable pair, candidate and target alone, each with its own limits."""
-
-
-@dataclass(frozen=True)
-class TextRequest:
-    """A request for text.
-
-    Attributes:
-        inputs: Its tensors (``wire.request.TEXT_INPUTS``).
-        request_id: The client's id; need not be unique.
-        timeout_us: Time limit in microseconds; 0 for none.
-        arm: The arm that alone may answer; "" to choose one, and others if it fails.
-    """
-
-    inputs: Inputs
-    request_id: str = ""
-    timeout_us: int = 0
-    arm: str = ""
 
 
 class Router:
@@ -94,7 +74,7 @@ class Router:
         self._open_limit = OpenLimit(max_open)
         self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._suspects = Suspects()
-        self.routing: Routing[Response] = Routing(arms, log, open_requests, self._count)
+        self.routing: Routing[Chunk] = Routing(arms, log, open_requests, self._count)
 
     @classmethod
     def of(
@@ -115,96 +95,124 @@ class Router:
         arms = LiveArms(Path(parameter("arms_file")) if in_rollouts else None, pair)
         return cls(preprocessing, arms, log, OpenRequests(), max_open)
 
-    async def answer(self, request: TextRequest) -> AsyncGenerator[Response, None]:
-        """Stream the responses of one answer; the last one names the arm.
+    async def answer(
+        self,
+        request: CompletionRequest,
+        *,
+        streaming: bool,
+        request_id: str = "",
+        timeout_us: int = 0,
+        only_arm: str = "",
+    ) -> AsyncGenerator[Chunk, None]:
+        """Stream the chunks of one answer; the last one names the arm.
+
+        Args:
+            request: The request.
+            streaming: Whether the client wants chunks as they come; otherwise there is one.
+            request_id: The client's id; need not be unique.
+            timeout_us: Time limit in microseconds; 0 for none.
+            only_arm: The arm that alone may answer; "" to choose one, and others if it fails.
 
         Raises:
             InvalidRequestError: The request is invalid, or names an arm that is not served.
             DraftproofError: No arm answered; this is the error of the last one.
         """
-        if request.arm:
-            _refuse_choices(request)
+        for name in ("session_id", "arm"):
+            _check_id(name, getattr(request, name))
         with ExitStack() as place:
             place.enter_context(self._open_limit.place())
-            call = await self._tokenized(request)
-            skip = bool(read_scalar(request.inputs, "skip_special_tokens", bool, True))
-            outputs = TextOutputs(self.vocabulary, skip_special_tokens=skip)
-            named = request.arm or read_id(request.inputs, "arm")
-            answered = self.answer_tokens(call, named, is_alone=bool(request.arm))
-            async with aclosing(answered) as responses:
-                async for response in responses:
-                    if response[1]:
+            asked = await self._tokenized(request, timeout_us)
+            asked = replace(asked, streaming=streaming, request_id=request_id)
+            answered = self.answer_tokens(
+                asked,
+                only_arm or request.arm,
+                is_alone=bool(only_arm),
+                skip_special_tokens=request.skip_special_tokens,
+            )
+            async with aclosing(answered) as chunks:
+                async for chunk in chunks:
+                    if chunk.finish_reason:
                         place.close()  # a client that has its answer may send the next request
-                    yield outputs.of(response)
+                    yield chunk
 
     async def close(self) -> None:
         """Stop all replays."""
         await self.routing.close()
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
 
-    async def _tokenized(self, request: TextRequest) -> Call:
-        """Return the request to an engine; a long text is tokenized on a thread."""
+    async def _tokenized(self, request: CompletionRequest, timeout_us: int) -> EngineRequest:
+        """Return the request to an engine, with the time left; a long text is tokenized on a thread."""
         began_s = time.monotonic()
-        if self._preprocess.is_quick(request.inputs):
-            tensors = self._preprocess(request.inputs)
+        if self._preprocess.is_quick(request):
+            asked = self._preprocess(request)
         else:
             loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(self._tokenizing, self._preprocess, request.inputs)
+            work = loop.run_in_executor(self._tokenizing, self._preprocess, request)
             try:
-                tensors = await within(request.timeout_us / 1e6 or None, work)
+                asked = await within(timeout_us / 1e6 or None, work)
             except asyncio.TimeoutError:
                 raise RequestTimeoutError(
                     "the request's deadline passed before its text was tokenized",
-                    values=f"timeout={request.timeout_us} microseconds",
+                    values=f"timeout={timeout_us} microseconds",
                     limit="the timeout sent with the request",
                     remedy="allow more time, shorten the prompt, or send fewer long prompts concurrently",
                 ) from None
-        streaming = read_scalar(request.inputs, "stream", bool, False)
-        tensors = {**tensors, "streaming": scalar_tensor(streaming, np.bool_)}
-        timeout_us = request.timeout_us
-        if timeout_us:
-            timeout_us = max(1, timeout_us - int(1e6 * (time.monotonic() - began_s)))
-        return Call(tensors, request.request_id, timeout_us)
+        if not timeout_us:
+            return asked
+        return replace(asked, timeout_us=max(1, timeout_us - int(1e6 * (time.monotonic() - began_s))))
 
     async def answer_tokens(
-        self, call: Call, named: str = "", *, is_alone: bool = False
-    ) -> AsyncGenerator[Response, None]:
-        """Stream the responses of engines to a request for tokens.
+        self,
+        request: EngineRequest,
+        named: str = "",
+        *,
+        is_alone: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Stream the chunks of engines' answer to a request for tokens.
 
         Args:
-            call: The request to an engine.
+            request: The request to an engine.
             named: The arm that the client chose; "" to choose one by weight.
             is_alone: Whether no other arm may answer.
+            skip_special_tokens: Whether special tokens are left out of the text.
 
         Raises:
             DraftproofError: See ``answer``.
         """
         table = self.routing.table
-        session_id = read_id(call.tensors, "session_id")
-        call = _prepared(call, table)
-        own_id = f"{call.request_id}/{secrets.token_hex(8)}"
-        key = session_id or call.request_id or own_id
-        arrived = Arrived(own_id, key, session_id, named, prompt_id(call.tensors))
+        own_id = f"{request.request_id}/{secrets.token_hex(8)}"
+        key = request.session_id or request.request_id or own_id
+        named_by = prompt_id(request) if table.canary_id else ""
+        arrived = Arrived(own_id, key, request.session_id, named, named_by)
+        if table.candidate is not None:
+            # Stable remembers more of a session than the candidate, whose draft would look worse than it is.
+            request = replace(request, session_id="")
         visit = self.routing.begin(arrived, table)
-        asked = EngineCall(
-            call,
+        call = EngineCall(
+            request,
             {arm: Path(setting.socket) for arm, setting in table.settings.items()},
             self.vocabulary,
             partial(self.routing.ask, visit),
             self._suspects,
+            skip_special_tokens=skip_special_tokens,
             is_observed=bool(table.canary_id),
         )
-        held: list[Response] = []
-        answered = self.routing.answer(visit, asked, streaming=asked.is_streamed, is_alone=is_alone)
-        async with aclosing(answered) as responses:
-            async for arm, response in responses:
-                held.append(response)
-                if not (asked.is_streamed or response[1]):
+        held: list[Chunk] = []
+        num_drafted = 0
+        answered = self.routing.answer(visit, call, streaming=request.streaming, is_alone=is_alone)
+        async with aclosing(answered) as chunks:
+            async for arm, chunk in chunks:
+                held.append(chunk)
+                if not (request.streaming or chunk.finish_reason):
                     continue
-                (outputs, is_final), held = joined(held), []
-                if is_final:
-                    outputs = {**outputs, **_of_arms(arm, visit.observation.fallback_from)}
-                yield outputs, is_final
+                whole, held = joined(held), []
+                if whole.finish_reason:
+                    yield replace(whole, arm=arm, fallback_from=visit.observation.fallback_from)
+                else:
+                    yield with_news_only(whole, num_drafted)
+                if whole.counts is not None:
+                    num_drafted = whole.counts.total_draft_tokens
 
     def _count(self, observation: Observation, ended: Ended) -> None:
         if not observation.is_replay:
@@ -212,32 +220,20 @@ class Router:
             self.num_fallbacks.update(observation.fallback_from)
 
 
-def _prepared(call: Call, table: ArmTable) -> Call:
-    """Return the request with a seed, and without its session while a candidate is compared.
-
-    Stable remembers more of a session than the candidate does, so its draft would look better than it is.
-    """
-    tensors = {"seed": scalar_tensor(draw_seed(), np.uint64), **call.tensors}
-    if table.candidate is not None:
-        tensors.pop("session_id", None)
-    return replace(call, tensors=tensors)
+def with_news_only(chunk: Chunk, num_drafted: int) -> Chunk:
+    """Return a chunk before the last without what comes with the last, and counts that have not changed."""
+    chunk = replace(chunk, seed=None, num_cached=0, draft_length="")
+    if chunk.counts is not None and chunk.counts.total_draft_tokens == num_drafted:
+        chunk = replace(chunk, counts=None)
+    return chunk
 
 
-def _refuse_choices(request: TextRequest) -> None:
-    """Refuse an arm where one is given, and what the target alone cannot follow."""
-    parts = {name: TEXT_INPUTS[name].part for name in request.inputs}
-    unknown = [name for name, part in parts.items() if part == "draft" and request.arm == "control"]
-    if "arm" in parts:
-        unknown.append("arm")
-    if unknown:
+def _check_id(name: str, value: str) -> None:
+    num_bytes = len(value.encode())
+    if num_bytes > MAX_ID_BYTES:
         raise InvalidRequestError(
-            f"the input '{unknown[0]}' has no meaning for this model",
-            values=f"{', '.join(unknown)}; the model is answered by {request.arm}",
-            limit="generate has no arm, generate_target neither arm nor draft",
-            remedy="leave it out, or send the request to router",
+            f"the {name} is too long",
+            values=f"{num_bytes} bytes",
+            limit=f"at most {MAX_ID_BYTES} bytes",
+            remedy="send a shorter one, such as a UUID or a digest of the long one",
         )
-
-
-def _of_arms(arm: Arm, fallback_from: Sequence[Arm]) -> Tensors:
-    """Return the outputs that the router adds."""
-    return {"arm": text_tensor(arm), "fallback_from": text_tensor(",".join(fallback_from))}

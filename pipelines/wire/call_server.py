@@ -1,4 +1,4 @@
-"""Accepts calls of other models on a Unix socket, on a thread of its own.
+"""Accepts requests to an engine on a Unix socket, on a thread of its own.
 
 Accepting a call takes several iterations of an event loop, and the step loop runs only one per engine step.
 Responses are written on the thread that produces them: handing them over would add 0.5 ms to each TTFT.
@@ -11,30 +11,22 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.errors import DraftproofError, TransportError
-from pipelines.wire.calls import (
-    MAX_HEADER_BYTES,
-    Call,
-    Tensors,
-    closed,
-    garbled,
-    message,
-    receive,
-)
+from pipelines.wire.calls import closed
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest, Reply, encoded, receive
 from pipelines.wire.responder import Outlet
-from pipelines.wire.tensors import is_same
 
 _BACKLOG = 4096  # Linux's default limit (net.core.somaxconn); further callers wait in ``calls``
 
-Begin = Callable[[Call, Outlet], None]
-"""Starts answering a call without waiting for the answer; raises nothing."""
+_IGNORED_BYTES = 1 << 16
+
+Begin = Callable[[EngineRequest, Outlet[Chunk]], None]
+"""Starts answering a request without waiting for the answer; raises nothing."""
 
 
 class CallServer:
@@ -42,7 +34,7 @@ class CallServer:
 
     Args:
         path: Path of the socket; only this user may connect.
-        begin: Called for each call on this server's thread.
+        begin: Called for each request on this server's thread.
     """
 
     def __init__(self, path: Path, begin: Begin) -> None:
@@ -62,9 +54,7 @@ class CallServer:
         # Linux gives the file the mode of the socket: it is never open to others, whatever the umask.
         os.fchmod(listening.fileno(), 0o600)
         listening.bind(str(path))
-        self._server = await asyncio.start_unix_server(
-            self._serve, sock=listening, limit=MAX_HEADER_BYTES, backlog=_BACKLOG
-        )
+        self._server = await asyncio.start_unix_server(self._serve, sock=listening, backlog=_BACKLOG)
 
     async def _stop_listening(self) -> None:
         self._server.close()
@@ -73,14 +63,13 @@ class CallServer:
         outlet = _SocketOutlet(writer)
         try:
             try:
-                header, tensors = await receive(reader)
-                call = Call(tensors, str(header["request_id"]), int(header["timeout_us"]))
-            except (TransportError, LookupError, TypeError, ValueError) as error:
-                outlet.fail(error if isinstance(error, TransportError) else garbled(repr(error)))
+                request = await receive(EngineRequest, reader)
+            except TransportError as error:
+                outlet.fail(error)
             else:
                 outlet.take()
-                self._begin(call, outlet)
-            while await reader.read(MAX_HEADER_BYTES):  # ignore further data
+                self._begin(request, outlet)
+            while await reader.read(_IGNORED_BYTES):
                 pass
             # The caller has closed the connection, before or after the last response.
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -91,7 +80,7 @@ class CallServer:
 
 
 class _SocketOutlet:
-    """An ``Outlet`` to a socket. Thread-safe."""
+    """An ``Outlet`` of chunks to a socket. Thread-safe."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,31 +88,21 @@ class _SocketOutlet:
         # A duplicate, so that no thread writes to a descriptor that asyncio has closed and the system reused.
         self._socket: socket.socket = writer.get_extra_info("socket").dup()
         self._lock = threading.Lock()
-        self._sent: Tensors = {}
         self._is_behind = False  # once the socket was full, asyncio buffers everything that follows
         self._is_gone = False
         self._on_gone: Callable[[], object] | None = None
 
     def take(self) -> None:
         """Tell the caller that this process has the request: if it ends now, the request may be the cause."""
-        with self._lock:
-            self._write({"is_taken": True}, {})
+        self._write(Reply(is_taken=True))
 
-    def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
-        """Send one response."""
-        with self._lock:
-            changed = {
-                name: array
-                for name, array in outputs.items()
-                if name not in self._sent or not is_same(self._sent[name], array)
-            }
-            self._sent.update(changed)
-            self._write({"is_final": is_final}, changed)
+    def send(self, answer: Chunk, *, is_final: bool) -> None:
+        """Send one chunk."""
+        self._write(Reply(chunk=answer))
 
     def fail(self, error: DraftproofError) -> None:
-        """Send an error as the last response."""
-        with self._lock:
-            self._write({"error": error.to_wire()}, {})
+        """Send an error as the last reply."""
+        self._write(Reply(error=error.to_wire().encode("utf-8", "replace").decode()))
 
     def watch(self, on_gone: Callable[[], object]) -> None:
         """Register a callback for a disconnect of the caller."""
@@ -142,18 +121,18 @@ class _SocketOutlet:
         if self._is_gone:
             on_gone()
 
-    def _write(self, header: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
-        # No backpressure: answers are bounded, and callers are models of this server that read immediately.
-        if self._is_gone:
-            return
+    def _write(self, reply: Reply) -> None:
+        # No backpressure: answers are bounded, and callers are parts of this server that read immediately.
         try:
-            parts = message(header, tensors)
+            data = encoded(reply)
         except TransportError as error:
-            parts = message({"error": error.to_wire()}, {})
-        data = b"".join(parts)
-        if not self._is_behind:
-            with contextlib.suppress(OSError):  # the socket is full, or closed, which the reader notices
-                data = data[self._socket.send(data) :]
-        if data:
-            self._is_behind = True
-            self._loop.call_soon_threadsafe(self._writer.write, data)
+            data = encoded(Reply(error=error.to_wire()))
+        with self._lock:
+            if self._is_gone:
+                return
+            if not self._is_behind:
+                with contextlib.suppress(OSError):  # the socket is full, or closed, which the reader notices
+                    data = data[self._socket.send(data) :]
+            if data:
+                self._is_behind = True
+                self._loop.call_soon_threadsafe(self._writer.write, data)

@@ -1,13 +1,9 @@
-"""Calls another model of the same server over a Unix socket and reads its responses.
+"""Calls the engine over its Unix socket and reads its chunks.
 
 This replaces BLS, which crashes: Triton's Python backend (2.51, unchanged in July 2026) converts the
 responses of decoupled models to Python objects on a thread without the GIL
 (``Stub::ProcessBLSResponseDecoupled``). Under Python 3.12 that ends the process within a few calls. Sockets
 also reveal a caller that disconnects and an engine whose process has died.
-
-A message is a line of JSON with the name, type, shape and size of each tensor, followed by their bytes. The
-first one says that the process has taken the request. A response contains only the tensors that have changed
-since the previous one.
 """
 
 from __future__ import annotations
@@ -15,21 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import socket
 import time
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from pipelines.errors import EngineFailedError, ProcessEndedError, ServerBusyError, TransportError, from_wire
-
-# Two dozen tensors take 2 KB, a client's id up to 2 KB as JSON, the longest error up to 48 KB.
-MAX_HEADER_BYTES = 1 << 16
+from pipelines.errors import EngineFailedError, ProcessEndedError, ServerBusyError, from_wire
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest, Reply, encoded, garbled, receive
 
 # Time to connect during a burst; after that the caller is told to try again later.
 _CONNECT_TIMEOUT_S = 5.0
@@ -38,62 +28,38 @@ _CONNECT_PAUSE_S = 0.01
 # Limits of this process or the machine, so not the fault of the called model.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-Tensors = dict[str, npt.NDArray[Any]]
 
-Responses = AsyncGenerator[tuple[Tensors, bool], None]
-"""Tensors of each response, and whether it is the last."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A request to another model.
-
-    Attributes:
-        tensors: Inputs by name.
-        request_id: Id from the caller; need not be unique.
-        timeout_us: Time limit in microseconds; 0 for none.
-    """
-
-    tensors: Tensors
-    request_id: str
-    timeout_us: int
-
-
-async def stream(path: Path, call: Call) -> AsyncGenerator[tuple[Tensors, bool], None]:
-    """Send a request to the model behind a socket; closing the stream cancels the answer.
+async def stream(path: Path, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
+    """Send a request to the engine behind a socket; closing the stream cancels the answer.
 
     Each call opens its own connection, which costs 0.1 ms. Closing it tells the other side that the caller
     has gone, and a failed call cannot affect the next one.
 
     Args:
-        path: The model's socket.
-        call: The request; its timeout starts now.
+        path: The engine's socket.
+        request: The request; its timeout starts now.
 
     Yields:
-        All tensors of each response, and whether it is the last.
+        Each chunk; the last one has a finish reason.
 
     Raises:
-        DraftproofError: The error that the model raised.
-        ProcessEndedError: The model's process has ended; ``took_request`` says whether it had the request.
-        ServerBusyError: The model cannot accept the call in time.
-        TransportError: The call or a response cannot be read.
+        DraftproofError: The error that the engine raised.
+        ProcessEndedError: The engine's process has ended; ``took_request`` says whether it had the request.
+        ServerBusyError: The engine cannot accept the call in time.
+        TransportError: The request or a reply cannot be read.
     """
     writer: asyncio.StreamWriter | None = None
-    response: Tensors = {}
     is_taken = is_final = False
     try:
         while not is_final:
             try:
                 if writer is None:
-                    header = {"request_id": call.request_id, "timeout_us": call.timeout_us}
-                    parts = message(header, call.tensors)
+                    message = encoded(request)
                     connection = await _connected(path)
-                    reader, writer = await asyncio.open_unix_connection(
-                        sock=connection, limit=MAX_HEADER_BYTES
-                    )
-                    writer.writelines(parts)
+                    reader, writer = await asyncio.open_unix_connection(sock=connection)
+                    writer.write(message)
                     await writer.drain()
-                header, changed = await receive(reader)
+                reply = await receive(Reply, reader)
             except (OSError, asyncio.IncompleteReadError) as error:
                 ended = ProcessEndedError(
                     "the engine's process ended",
@@ -103,17 +69,15 @@ async def stream(path: Path, call: Call) -> AsyncGenerator[tuple[Tensors, bool],
                 )
                 ended.took_request = is_taken
                 raise ended from None
-            if "is_taken" in header:
+            if reply.is_taken:
                 is_taken = True
-                continue
-            if "error" in header:
-                error_text = str(header["error"])
-                raise from_wire(error_text) or EngineFailedError(error_text)
-            if "is_final" not in header:
-                raise garbled(f"a response without is_final: {list(header)!r:.200}")
-            is_final = bool(header["is_final"])
-            response = {**response, **changed}
-            yield response, is_final
+            elif reply.error:
+                raise from_wire(reply.error) or EngineFailedError(reply.error)
+            elif reply.chunk is None:
+                raise garbled("a reply without a chunk")
+            else:
+                is_final = bool(reply.chunk.finish_reason)
+                yield replace(reply.chunk, received_at_s=time.monotonic())
     finally:
         if writer is not None:
             await closed(writer)
@@ -162,61 +126,3 @@ async def closed(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-
-
-def message(header: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-    """Encode a message as a list of byte strings.
-
-    Raises:
-        TransportError: The header is too long to be read back.
-    """
-    parts = []
-    described = []
-    for name, array in tensors.items():
-        if array.dtype == np.object_:  # a single text
-            data, dtype = bytes(array.reshape(-1)[0]), "text"
-        else:
-            data, dtype = array.tobytes(), array.dtype.str
-        parts.append(data)
-        described.append([name, dtype, list(array.shape), len(data)])
-    line = json.dumps({**header, "tensors": described}).encode("utf-8") + b"\n"
-    if len(line) > MAX_HEADER_BYTES:
-        raise garbled(f"a header of {len(line)} bytes")
-    return [line, *parts]
-
-
-async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], Tensors]:
-    """Read the next message.
-
-    Raises:
-        asyncio.IncompleteReadError: The other side has disconnected.
-        TransportError: The message is malformed.
-    """
-    try:
-        return await _receive(reader)
-    except (asyncio.LimitOverrunError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise garbled(f"{error!r:.200}") from None
-
-
-def garbled(values: str) -> TransportError:
-    """Return the error for a malformed message."""
-    return TransportError(
-        "a call between two models cannot be read",
-        values=values,
-        limit=f"a line of JSON of at most {MAX_HEADER_BYTES} bytes, then the tensors that it describes",
-        remedy="this is a bug in Draftproof; send the request again and report it",
-    )
-
-
-async def _receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], Tensors]:
-    header: dict[str, Any] = json.loads(await reader.readuntil(b"\n"))
-    described = header["tensors"]
-    data = memoryview(await reader.readexactly(sum(num_bytes for *_, num_bytes in described)))
-    tensors: Tensors = {}
-    for name, dtype, shape, num_bytes in described:
-        piece, data = data[:num_bytes], data[num_bytes:]
-        if dtype == "text":
-            tensors[name] = np.array([bytes(piece)], dtype=np.object_).reshape(shape)
-        else:
-            tensors[name] = np.frombuffer(piece, dtype=np.dtype(dtype)).reshape(shape)
-    return header, tensors

@@ -9,22 +9,23 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any, Protocol
-
-import numpy.typing as npt
+from typing import Generic, Protocol, TypeVar
 
 from pipelines.errors import DraftproofError, InternalError, RequestCancelledError
 
 _LOG = logging.getLogger(__name__)
 
 
-class Outlet(Protocol):
+Answer = TypeVar("Answer", contravariant=True)
+
+
+class Outlet(Protocol[Answer]):
     """Delivers the responses to one request to the client, in order. Thread-safe."""
 
-    def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
-        """Deliver one response; its arrays must not change afterwards."""
+    def send(self, answer: Answer, *, is_final: bool) -> None:
+        """Deliver one response; it must not change afterwards."""
 
     def fail(self, error: DraftproofError) -> None:
         """Deliver an error as the last response."""
@@ -33,7 +34,7 @@ class Outlet(Protocol):
         """Register a callback for a client that disconnects before the last response."""
 
 
-class Responder:
+class Responder(Generic[Answer]):
     """Answers one request. Thread-safe.
 
     Args:
@@ -41,7 +42,7 @@ class Responder:
         request_id: Id of the request for errors and the log.
     """
 
-    def __init__(self, outlet: Outlet, request_id: str) -> None:
+    def __init__(self, outlet: Outlet[Answer], request_id: str) -> None:
         self._outlet = outlet
         self._request_id = request_id
         self._lock = threading.Lock()
@@ -62,10 +63,10 @@ class Responder:
         """Register a callback for the last response; must be set before work begins."""
         self._on_end = on_end
 
-    def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
+    def send(self, answer: Answer, *, is_final: bool) -> None:
         """Send one response."""
         if self._open(close=is_final):
-            self._outlet.send(outputs, is_final=is_final)
+            self._outlet.send(answer, is_final=is_final)
 
     def fail(self, error: BaseException) -> None:
         """End with an error; an unexpected exception is logged and its details hidden from the client."""

@@ -11,13 +11,11 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from pipelines.canary.run_files import arms_file
 from pipelines.deploy.triton.pair_record import LOOP
@@ -28,12 +26,11 @@ from pipelines.router.arms import read_table
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.triton.engine.in_process_engines import InProcessEngines
 from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
-from pipelines.wire.engine_request import GenerationCall
-from pipelines.wire.tensors import text_tensor
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 
-_Outputs = dict[str, Any]
-_Responses = AsyncGenerator[tuple[_Outputs, bool], None]
-_Change = Callable[[GenerationCall, _Responses, Path], _Responses]
+_Chunks = AsyncIterator[Chunk]
+_Change = Callable[[EngineRequest, _Chunks, Path], _Chunks]
 
 SHARE_DIVERGING, SHARE_LESS_ACCEPTED, RISE_SLOWER, SHARE_FAILING, SHARE_CRASHING = 0.01, 0.2, 0.3, 0.02, 0.05
 SHARE_STOPPING, SHARE_SHORT, SHARE_OTHER_TEXT, SHARE_LOG_PROBS, SHARE_CHUNKS = (0.03, 0.02, 0.02, 0.1, 0.03)
@@ -68,43 +65,37 @@ def is_hit(share: float, *of: object) -> bool:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") < share * 2**64
 
 
-def _prompt(call: GenerationCall) -> list[int]:
-    ids: list[int] = call.request.input_ids.tolist()
-    return ids
+def _request(asked: EngineRequest) -> tuple[object, ...]:
+    return asked.input_ids, asked.sampling.seed
 
 
-def _request(call: GenerationCall) -> tuple[object, ...]:
-    return _prompt(call), call.request.sampling.seed
-
-
-async def _diverging(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+async def _diverging(asked: EngineRequest, chunks: _Chunks, run_directory: Path) -> _Chunks:
     """Change one token of the answers to 1 % of the prompts."""
-    is_wanted = is_hit(SHARE_DIVERGING, "diverging", _prompt(call))
-    async for outputs, is_final in responses:
-        if is_wanted and outputs["output_ids"].size:
-            output_ids = outputs["output_ids"].copy()
-            output_ids[..., -1] ^= 1
-            outputs, is_wanted = {**outputs, "output_ids": output_ids}, False
-        yield outputs, is_final
+    is_wanted = is_hit(SHARE_DIVERGING, "diverging", asked.input_ids)
+    async for chunk in chunks:
+        if is_wanted and chunk.output_ids:
+            *ids, last = chunk.output_ids
+            chunk, is_wanted = replace(chunk, output_ids=(*ids, last ^ 1)), False
+        yield chunk
 
 
-async def _failing(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+async def _failing(asked: EngineRequest, chunks: _Chunks, run_directory: Path) -> _Chunks:
     """Fail 2 % of the requests, half of them in the middle of the answer."""
-    fails = is_hit(SHARE_FAILING, "failing", *_request(call))
-    num_before = 2 * is_hit(0.5, "in the middle", *_request(call))
-    async for response in responses:
+    fails = is_hit(SHARE_FAILING, "failing", *_request(asked))
+    num_before = 2 * is_hit(0.5, "in the middle", *_request(asked))
+    async for chunk in chunks:
         if fails and not num_before:
             raise EngineFailedError("a drill's candidate fails", values="by a hash", remedy="roll it back")
         num_before -= 1
-        yield response
+        yield chunk
 
 
-async def _crashing(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+async def _crashing(asked: EngineRequest, chunks: _Chunks, run_directory: Path) -> _Chunks:
     """End the process in the middle of an answer, once clients are among those who ask."""
-    crashes = is_hit(SHARE_CRASHING, "crashing", *_request(call)) and _answers_clients(run_directory)
+    crashes = is_hit(SHARE_CRASHING, "crashing", *_request(asked)) and _answers_clients(run_directory)
     num_sent = 0
-    async for response in responses:
-        yield response
+    async for chunk in chunks:
+        yield chunk
         num_sent += 1
         if crashes and num_sent == 2:
             os._exit(1)
@@ -114,67 +105,65 @@ def _answers_clients(run_directory: Path) -> bool:
     return read_table(arms_file(run_directory)).weights(time.time()).get("candidate", 0.0) > 0
 
 
-async def _wrong_chunks(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
-    """Report a wrong length in the first response to 3 % of the prompts."""
-    is_wanted = is_hit(SHARE_CHUNKS, "chunks", _prompt(call))
-    async for outputs, is_final in responses:
-        if is_wanted and not is_final:
-            outputs, is_wanted = {**outputs, "sequence_length": outputs["sequence_length"] + 1}, False
-        yield outputs, is_final
+async def _wrong_chunks(asked: EngineRequest, chunks: _Chunks, run_directory: Path) -> _Chunks:
+    """Report a wrong length in the first chunk of the answers to 3 % of the prompts."""
+    is_wanted = is_hit(SHARE_CHUNKS, "chunks", asked.input_ids)
+    async for chunk in chunks:
+        if is_wanted and not chunk.finish_reason:
+            chunk, is_wanted = replace(chunk, sequence_length=chunk.sequence_length + 1), False
+        yield chunk
 
 
-async def _pausing(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
-    """Pause 4 % of the answers for 0.6 s after their second response."""
-    pauses = is_hit(SHARE_PAUSING, "pausing", _prompt(call))
+async def _pausing(asked: EngineRequest, chunks: _Chunks, run_directory: Path) -> _Chunks:
+    """Pause 4 % of the answers for 0.6 s after their second chunk."""
+    pauses = is_hit(SHARE_PAUSING, "pausing", asked.input_ids)
     num_sent = 0
-    async for response in responses:
+    async for chunk in chunks:
         if pauses and num_sent == 2:
             await asyncio.sleep(PAUSE_S)
-        yield response
+        yield chunk
         num_sent += 1
 
 
 _LEAKED: list[bytes] = []
 
 
-async def _leaking(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+async def _leaking(asked: EngineRequest, chunks: _Chunks, run_directory: Path) -> _Chunks:
     """Leak a megabyte per answer."""
     _LEAKED.append(os.urandom(1) * LEAKED_BYTES)
-    async for response in responses:
-        yield response
+    async for chunk in chunks:
+        yield chunk
 
 
-def _changing_last(share: str, change: Callable[[_Outputs], _Outputs]) -> _Change:
-    """Change the last response to a share of the prompts."""
+def _changing_last(share: str, change: Callable[[Chunk], Chunk]) -> _Change:
+    """Change the last chunk of the answers to a share of the prompts."""
 
-    async def answer(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
-        is_wanted = is_hit(globals()[share], share, _prompt(call))
-        async for outputs, is_final in responses:
-            yield ({**outputs, **change(outputs)} if is_wanted and is_final else outputs), is_final
+    async def answer(asked: EngineRequest, chunks: _Chunks, run_directory: Path) -> _Chunks:
+        is_wanted = is_hit(globals()[share], share, asked.input_ids)
+        async for chunk in chunks:
+            yield change(chunk) if is_wanted and chunk.finish_reason else chunk
 
     return answer
 
 
-def _other_log_probs(outputs: _Outputs) -> _Outputs:
+def _other_log_probs(chunk: Chunk) -> Chunk:
     """Add 0.001 to a log probability of a request that asks for them."""
-    if not outputs["output_log_probs"].size:
-        return {}
-    rise = np.float32(0.001)
-    log_probs = outputs["output_log_probs"].copy()
-    log_probs[..., -1] += rise
-    return {"output_log_probs": log_probs, "cum_log_probs": outputs["cum_log_probs"] + rise}
+    if not chunk.log_probs:
+        return chunk
+    *values, last = chunk.log_probs
+    return replace(chunk, log_probs=(*values, last + 0.001), cum_log_prob=chunk.cum_log_prob + 0.001)
 
 
 def _change_answers(change: _Change, run_directory: Path) -> None:
     answer = SpeculativeAnswerer.answer
 
-    async def changed(self: SpeculativeAnswerer, call: GenerationCall) -> _Responses:
+    async def changed(self: SpeculativeAnswerer, asked: EngineRequest, request: GenerationRequest) -> _Chunks:
         async with (
-            aclosing(answer(self, call)) as responses,
-            aclosing(change(call, responses, run_directory)) as others,
+            aclosing(answer(self, asked, request)) as chunks,  # type: ignore[type-var]
+            aclosing(change(asked, chunks, run_directory)) as others,  # type: ignore[type-var]
         ):
-            async for response in others:
-                yield response
+            async for chunk in others:
+                yield chunk
 
     SpeculativeAnswerer.answer = changed  # type: ignore[method-assign]
 
@@ -183,12 +172,12 @@ def _short() -> None:
     """End the answers to 2 % of the prompts one token early, as if the request had asked for it."""
     begin = SpeculativeAnswerer.answer
 
-    async def answer(self: SpeculativeAnswerer, call: GenerationCall) -> _Responses:
-        if is_hit(SHARE_SHORT, "short", _prompt(call)):
-            call = replace(call, request=replace(call.request, max_tokens=call.request.max_tokens - 1))
-        async with aclosing(begin(self, call)) as responses:
-            async for response in responses:
-                yield response
+    async def answer(self: SpeculativeAnswerer, asked: EngineRequest, request: GenerationRequest) -> _Chunks:
+        if is_hit(SHARE_SHORT, "short", asked.input_ids):
+            request = replace(request, max_tokens=request.max_tokens - 1)
+        async with aclosing(begin(self, asked, request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
     SpeculativeAnswerer.answer = answer  # type: ignore[method-assign]
 
@@ -246,10 +235,10 @@ ANSWERS: dict[str, _Change] = {
     "failing": _failing,
     "crashing": _crashing,
     # the answer was cut off
-    "stopping": _changing_last("SHARE_STOPPING", lambda outputs: {"finish_reason": text_tensor("stop")}),
+    "stopping": _changing_last("SHARE_STOPPING", lambda chunk: replace(chunk, finish_reason="stop")),
     # the tokens stay right
     "other text": _changing_last(
-        "SHARE_OTHER_TEXT", lambda outputs: {"text_length": np.maximum(outputs["text_length"] - 1, 0)}
+        "SHARE_OTHER_TEXT", lambda chunk: replace(chunk, text_length=max(0, chunk.text_length - 1))
     ),
     "other log probabilities": _changing_last("SHARE_LOG_PROBS", _other_log_probs),
     "wrong chunks": _wrong_chunks,

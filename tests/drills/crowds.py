@@ -17,10 +17,11 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from pipelines.client.generation import Chunk, chunk_from_outputs, join_chunks
+from pipelines.client.generation import chunk_from_outputs, join_chunks
 from pipelines.client.grpc_transport import infer_message, outputs_of
 from pipelines.client.refusals import refusal
 from pipelines.errors import DraftproofError
+from pipelines.wire.chunk import Chunk
 from tests.attacks.raw_http import head
 from tests.drills.asking import CONNECTION, CUT, HUNG, Question, Tally, asking, class_of, outcome_of
 from tests.drills.outcome import BUSY, NOTICED_WITHIN_S, Drill, Outcome, is_calm

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelines.canary.judge.observed import ObservedRequest
@@ -20,9 +21,11 @@ from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import rendered_parameters
 from pipelines.deploy.triton.pair_record import LOOP
-from pipelines.wire.calls import Call, stream
+from pipelines.speculation.sampling.params import SamplingParams
+from pipelines.wire.calls import stream
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, post, read_gauge, wait_until
-from tests.support.fake_triton import engine_tensors
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
@@ -114,19 +117,22 @@ def test_an_answer_does_not_depend_on_its_prediction(
     ]
     socket = Path(rendered_parameters(server.directory, LOOP)["socket"])
 
-    async def ask(prediction: list[int]) -> dict[str, Any]:
-        sampling = {"temperature": temperature, "seed": seed, "end_id": -1}
-        tensors = engine_tensors(list(prompt), 60, prediction_ids=prediction, **sampling)
-        return [outputs async for outputs, _ in stream(socket, Call(tensors, "r", 0))][-1]
+    sampling = SamplingParams(temperature=float(np.float32(temperature)), seed=seed)
+    plain = EngineRequest(prompt, 60, sampling=sampling, end_id=-1, streaming=False)
 
-    async def ask_all() -> list[dict[str, Any]]:
+    async def ask(prediction: list[int]) -> Chunk:
+        asked = replace(plain, prediction_ids=tuple(prediction))
+        return [chunk async for chunk in stream(socket, asked)][-1]
+
+    async def ask_all() -> list[Chunk]:
         return await asyncio.gather(*map(ask, (expected, edited, others, expected[20:] + others, [])))
 
     answers = asyncio.run(ask_all())
-    assert [answer["output_ids"].ravel().tolist() for answer in answers] == [expected] * len(answers)
-    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    assert [list(answer.output_ids) for answer in answers] == [expected] * len(answers)
     (right, right_rejected), (partly, partly_rejected), (wrong, _), _, nothing = (
-        tuple(int(answer[name].item()) for name in names) for answer in answers
+        (answer.counts.accepted_prediction_tokens, answer.counts.rejected_prediction_tokens)
+        for answer in answers
+        if answer.counts is not None
     )
     assert min(right, partly) > 0 == wrong and partly_rejected > right_rejected
     assert nothing == (0, 0)

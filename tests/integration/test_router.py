@@ -13,7 +13,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc
 
@@ -30,10 +29,10 @@ from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
 from pipelines.router.suspects import Suspects
+from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.answer import Response
-from pipelines.wire.calls import Call
-from pipelines.wire.tensors import scalar_tensor
+from pipelines.wire.chunk import Chunk as EngineChunk
+from pipelines.wire.messages import EngineRequest
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, wait_until
 from tests.support.ready_server import ready_server
 
@@ -250,13 +249,9 @@ def test_what_the_client_did_wrong_is_no_fault_of_an_arm(door: Door, follow: Cal
 
 
 GOES_ON = {
-    "greedy": {},
-    "penalties": {
-        "temperature": scalar_tensor(0.8, np.float32),
-        "repetition_penalty": scalar_tensor(1.3, np.float32),
-        "frequency_penalty": scalar_tensor(0.5, np.float32),
-    },
-    "min_tokens": {"temperature": scalar_tensor(0.8, np.float32), "min_tokens": scalar_tensor(9, np.int32)},
+    "greedy": SamplingParams(seed=3),
+    "penalties": SamplingParams(temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.5, seed=3),
+    "min_tokens": SamplingParams(temperature=0.8, min_tokens=9, seed=3),
 }
 
 
@@ -265,30 +260,24 @@ GOES_ON = {
 async def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
     routed: Server, directory: Path, arm: str, case: str
 ) -> None:
-    tensors = {
-        "input_ids": np.array([[40, 50, 60, 70]], np.int32),
-        "request_output_len": scalar_tensor(96, np.int32),
-        "seed": scalar_tensor(3, np.uint64),
-        "return_log_probs": scalar_tensor(True, np.bool_),
-        **GOES_ON[case],
-    }
-    call = Call(tensors, "r", 0)
+    request = EngineRequest((40, 50, 60, 70), 96, sampling=GOES_ON[case], num_log_probs=0)
     sockets: dict[Arm, Path] = {"stable": directory / f"{arm}.sock"}
-    asked = EngineCall(call, sockets, Vocabulary(()), lambda arm: lambda outcome: None, Suspects())
+    vocabulary = Vocabulary(())
+    asked = EngineCall(request, sockets, vocabulary, lambda arm: lambda outcome: None, Suspects())
 
-    async def all_of(responses: AsyncGenerator[Response, None]) -> list[Response]:
-        async with aclosing(responses):
-            return [response async for response in responses]
+    async def all_of(chunks: AsyncGenerator[EngineChunk, None]) -> list[EngineChunk]:
+        async with aclosing(chunks):
+            return [chunk async for chunk in chunks]
 
-    def told(responses: list[Response], name: str) -> list[float]:
-        return [value for outputs, _ in responses for value in outputs[name].reshape(-1).tolist()]
+    def told(chunks: list[EngineChunk], name: str) -> list[float]:
+        return [value for chunk in chunks for value in getattr(chunk, name)]
 
     whole = await all_of(asked.ask("stable"))
     assert len(whole) > 2
     for num_chunks in range(1, len(whole)):
         begin = whole[:num_chunks]
         rest = await all_of(asked.resume("stable", told(begin, "output_ids"), begin[-1]))  # type: ignore[arg-type]
-        for name in ("output_ids", "output_log_probs"):
+        for name in ("output_ids", "log_probs"):
             assert told([*begin, *rest], name) == told(whole, name), num_chunks
         for name in ("sequence_length", "finish_reason"):
-            assert rest[-1][0][name].item() == whole[-1][0][name].item()
+            assert getattr(rest[-1], name) == getattr(whole[-1], name)

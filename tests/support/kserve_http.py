@@ -14,8 +14,10 @@ import httpx
 
 from pipelines.client import Client
 from pipelines.client.connection import KEY_HEADER, Timeouts
-from pipelines.client.generation import Chunk, chunk_from_outputs
+from pipelines.client.generation import chunk_from_outputs
+from pipelines.client.inputs import inputs_of
 from pipelines.client.refusals import refusal, unreachable
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 _EVENT_PREFIX = "data:"
@@ -101,8 +103,8 @@ class HttpCall:
 
 def generate_body(request: CompletionRequest, timeouts: Timeouts, *, streaming: bool) -> dict[str, Any]:
     """Build the body for ``generate`` or ``generate_stream``."""
-    values = request.values(streaming=streaming)
-    body = {tensor.name: list(each) if tensor.is_list else each[0] for tensor, each in values}
+    inputs = inputs_of(request, streaming=streaming)
+    body = {each.name: list(each.values) if each.is_list else each.values[0] for each in inputs}
     return {**body, "timeout": timeouts.total_us}
 
 

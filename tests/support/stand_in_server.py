@@ -17,8 +17,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipelines.wire.answer import OUTPUTS
-from pipelines.wire.request import TEXT_INPUTS
+from pipelines.wire.fields import OUTPUTS, TEXT_INPUTS
 
 INPUT_TYPES = {name: tensor.datatype for name, tensor in TEXT_INPUTS.items()}
 OUTPUT_TYPES = {name: tensor.datatype for name, tensor in OUTPUTS.items()}

@@ -21,7 +21,7 @@ from pipelines.errors import (
     UnauthorizedError,
 )
 from pipelines.front_door.access.key_file import ApiKey, digest_of, read_keys
-from pipelines.wire.tensors import MAX_ID_BYTES
+from pipelines.wire.request import MAX_ID_BYTES
 
 
 class Client:

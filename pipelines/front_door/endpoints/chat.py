@@ -9,7 +9,6 @@ from typing import Any
 from aiohttp import web
 
 from pipelines import configuration
-from pipelines.client.generation import Chunk
 from pipelines.front_door.answering import answer
 from pipelines.front_door.endpoints.choices import Choices
 from pipelines.front_door.messages.message import MessageDocument, Part
@@ -21,6 +20,7 @@ from pipelines.front_door.requests.sampling import check_choices, choices_of, nu
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import ThoughtTokens, chat_log_probs
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from pipelines.client.generation import Chunk, SpeculationCounts
 from pipelines.front_door.requests.sampling import SamplingFields, StreamOptions
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import runs_by_source
+from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.request import CompletionRequest
 
 

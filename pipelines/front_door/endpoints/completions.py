@@ -10,7 +10,6 @@ from aiohttp import web
 from pydantic import JsonValue
 
 from pipelines import configuration
-from pipelines.client.generation import Chunk
 from pipelines.front_door.answering import answer
 from pipelines.front_door.endpoints.choices import Choices
 from pipelines.front_door.messages.answer_format import content_guide
@@ -25,6 +24,7 @@ from pipelines.front_door.requests.sampling import (
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import CompletionLogProbs
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's

@@ -12,7 +12,6 @@ from aiohttp import web
 from pydantic import JsonValue
 
 from pipelines import configuration
-from pipelines.client.generation import Chunk
 from pipelines.front_door.answering import answer, json_response
 from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.messages.block_document import BlockDocument
@@ -21,10 +20,11 @@ from pipelines.front_door.requests import message_blocks
 from pipelines.front_door.requests.body import with_warnings
 from pipelines.front_door.requests.conversation import Message, chat_prompt
 from pipelines.front_door.requests.message_request import message_request
-from pipelines.front_door.requests.sampling import PassedOn
+from pipelines.front_door.requests.sampling import PASSED_ON, PassedOn
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.wire.request import OPENAI_FIELDS, CompletionRequest
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.request import CompletionRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class ChatOfBlocks(ChatBody):
 
 @configuration.strict
 @dataclass(frozen=True, kw_only=True)
-class CountBody(PassedOn):  # type: ignore[misc]
+class CountBody(PassedOn):
     """The fields of a conversation, and those that reach the router as they are.
 
     The fields at the end mean nothing here.
@@ -110,7 +110,7 @@ class CountBody(PassedOn):  # type: ignore[misc]
             response_format=form and {"type": form.get("type"), "json_schema": {**form, "strict": True}},
             chat_template_kwargs={"enable_thinking": is_thinking, **(self.chat_template_kwargs or {})},
             continue_final_message=is_prefill,
-            **{name: getattr(self, name) for name in OPENAI_FIELDS},
+            **{name: getattr(self, name) for name in PASSED_ON},
             **others,
         )
 

@@ -12,7 +12,6 @@ from pydantic import JsonValue
 from pydantic_core import to_json
 
 from pipelines import configuration
-from pipelines.client.generation import Chunk
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.access.clients import CLIENT
 from pipelines.front_door.answering import answer
@@ -27,6 +26,7 @@ from pipelines.front_door.requests.sampling import num_log_probs
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 LOG_PROBS = "message.output_text.logprobs"

@@ -12,15 +12,16 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pipelines.client.generation import Chunk
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import InvalidRequestError, ServerStartError, ServerUnavailableError
 from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget, joined
+from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import FleetServer, GatewayCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.failover import answer_over
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import joined
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
-from pipelines.client.generation import Chunk
 from pipelines.errors import (
     ProcessEndedError,
     RequestCancelledError,
@@ -17,13 +15,11 @@ from pipelines.errors import (
 )
 from pipelines.front_door.fleet.server import FleetServer
 from pipelines.router.breaker import Outcome
-from pipelines.text.chunk_boundary import decode_chunk
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import continued, without_first
 from pipelines.wire.request import CompletionRequest
 
-_OF_PROMPT = ("prompt_log_probs", "prompt_top_log_probs")
-_BY_TOKEN = ("output_ids", "accepted_mask", "log_probs", "top_log_probs", "token_sources")
-_LONGEST = 1 << 31  # bytes
 _SHARE = 0.2
 _MOST = 10.0
 
@@ -98,7 +94,7 @@ class FleetCall:
             rest = replace(rest, resume_output_ids=tuple(output_ids), return_prompt_log_probs=False)
         async with aclosing(self._stream(arm, rest)) as chunks:
             async for chunk in chunks:
-                yield replace(chunk, sequence_length=last.sequence_length + chunk.sequence_length)
+                yield continued(chunk, last)
 
     async def _stream(self, arm: str, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         server, last = self.servers[arm], None
@@ -159,23 +155,3 @@ class FleetCall:
         """Return a chunk without its first tokens and their text."""
         skip = self._request.skip_special_tokens
         return without_first(chunk, num_tokens, self._vocabulary, skip_special_tokens=skip)
-
-
-def without_first(
-    chunk: Chunk, num_tokens: int, vocabulary: Vocabulary, *, skip_special_tokens: bool
-) -> Chunk:
-    """Return a chunk without its first tokens and their text; another chunk ended where they end."""
-    ids = chunk.output_ids[:num_tokens]
-    text = vocabulary.join(ids) if skip_special_tokens else vocabulary.join_with_special(ids, _LONGEST)
-    cut: dict[str, Any] = {name: getattr(chunk, name)[num_tokens:] for name in _BY_TOKEN}
-    nothing: dict[str, Any] = dict.fromkeys(_OF_PROMPT, ())  # the client has them
-    return replace(chunk, text=chunk.text[len(decode_chunk(text)) :], **cut, **nothing)
-
-
-def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """Return all chunks of an answer as one."""
-    whole: dict[str, Any] = {
-        name: tuple(value for chunk in chunks for value in getattr(chunk, name))
-        for name in (*_BY_TOKEN, *_OF_PROMPT)
-    }
-    return replace(chunks[-1], text="".join(chunk.text for chunk in chunks), **whole)

@@ -14,7 +14,7 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines.client.connection import NOTICES_DEATH, Timeouts
-from pipelines.client.generation import Chunk, chunk_from_outputs
+from pipelines.client.generation import chunk_from_outputs
 from pipelines.client.grpc_transport import as_error, infer_message, outputs_of
 from pipelines.client.refusals import refusal, unreachable
 from pipelines.deploy.identity import ServerIdentity
@@ -23,6 +23,7 @@ from pipelines.deploy.triton.models import ROUTER
 from pipelines.errors import RepositoryError
 from pipelines.kserve_stream import read_to_the_end, responses_to
 from pipelines.router.breaker import Breaker, Outcome
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from pipelines.errors import InvalidRequestError
 
-GuideTensors = tuple[str, str]
+GuideParts = tuple[str, str]
 """Type and text of a guide, as ``CompletionRequest.guide``."""
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # as ``text.grammar`` limits it for schemas without Lark
@@ -19,7 +19,7 @@ _ESCAPED_OR_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 def content_guide(
     form: Mapping[str, JsonValue] | None, outputs: Mapping[str, JsonValue] | None
-) -> GuideTensors | None:
+) -> GuideParts | None:
     """Return the guide of an answer's text; None for free text.
 
     Args:
@@ -40,7 +40,7 @@ def content_guide(
     return found[0] or found[1]
 
 
-def guide_of_format(form: Mapping[str, JsonValue] | None) -> GuideTensors | None:
+def guide_of_format(form: Mapping[str, JsonValue] | None) -> GuideParts | None:
     """Return the guide of ``response_format``; None for text.
 
     Args:
@@ -70,7 +70,7 @@ def guide_of_format(form: Mapping[str, JsonValue] | None) -> GuideTensors | None
     return ("json_schema", enforceable(schema, strict=inner.get("strict") is True))
 
 
-def guide_of_structured_outputs(outputs: Mapping[str, JsonValue] | None) -> GuideTensors | None:
+def guide_of_structured_outputs(outputs: Mapping[str, JsonValue] | None) -> GuideParts | None:
     """Return the guide of vLLM's ``structured_outputs``; None without one.
 
     Args:
@@ -119,7 +119,7 @@ def enforceable(schema: Mapping[str, JsonValue], *, strict: bool) -> str:
     return json.dumps({**schema, "x-guidance": options})
 
 
-def lark_of(guide: GuideTensors) -> str:
+def lark_of(guide: GuideParts) -> str:
     """Return a guide as a rule body of a Lark grammar.
 
     Raises:

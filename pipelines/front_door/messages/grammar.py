@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.messages import arguments
-from pipelines.front_door.messages.answer_format import GuideTensors, enforceable, lark_of
+from pipelines.front_door.messages.answer_format import GuideParts, enforceable, lark_of
 from pipelines.front_door.messages.harmony import HarmonyReader, harmony_guide
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import (
@@ -58,7 +58,7 @@ class AnswerPlan:
 
     style: MessageStyle
     calling: Calling | None
-    content: GuideTensors | None
+    content: GuideParts | None
 
     def __post_init__(self) -> None:
         if self.calling is not None and self.style.calls is None:
@@ -75,7 +75,7 @@ class AnswerPlan:
         """Whether the answer is read by names of special tokens, so that its text must have them."""
         return bool(self.style.special_marks(with_calls=self._calls is not None))
 
-    def guide(self, thinking: Thinking) -> GuideTensors | None:
+    def guide(self, thinking: Thinking) -> GuideParts | None:
         """Return the guide of an answer that begins with these thoughts.
 
         Raises:
@@ -105,8 +105,8 @@ class AnswerPlan:
 
 
 def guide_of_answer(
-    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideTensors | None
-) -> GuideTensors | None:
+    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideParts | None
+) -> GuideParts | None:
     """Return the guide of an answer; None if nothing limits it.
 
     Args:
@@ -144,7 +144,7 @@ class _Writer:
         self._thinking = thinking
         self._think_begin, self._think_end = style.thoughts or (THINK_BEGIN, THINK_END)
 
-    def write_answer(self, calling: Calling | None, content: GuideTensors | None) -> None:
+    def write_answer(self, calling: Calling | None, content: GuideParts | None) -> None:
         """Write the rules of an answer; see ``guide_of_answer``."""
         answers = []
         if calling is None or calling.mode != "required":
@@ -181,7 +181,7 @@ class _Writer:
         self._add("TEXT", _without(excluded))
         return "TEXT"
 
-    def _calls(self, style: CallStyle, calling: Calling, content: GuideTensors | None) -> str:
+    def _calls(self, style: CallStyle, calling: Calling, content: GuideParts | None) -> str:
         """Return the item for tool calls with what stands before them."""
         if style.is_bare and content is not None and calling.mode == "auto":
             raise InvalidRequestError(

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from pipelines.front_door.messages.answer_format import GuideTensors, lark_of
+from pipelines.front_door.messages.answer_format import GuideParts, lark_of
 from pipelines.front_door.messages.arguments import JsonArguments
 from pipelines.front_door.messages.message import CallBegin, Content, Part
 from pipelines.front_door.messages.reader import MessageReader
@@ -20,8 +20,8 @@ CHANNEL, MESSAGE, END, START, CONSTRAIN, _ = HARMONY_MARKS
 
 
 def harmony_guide(
-    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideTensors | None
-) -> GuideTensors | None:
+    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideParts | None
+) -> GuideParts | None:
     """Return the guide of an answer: any thoughts and remarks, then a text or one call; None without limits.
 
     Args:

@@ -14,8 +14,8 @@ from typing import Literal
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from pipelines.client.generation import Chunk
 from pipelines.errors import DraftproofError
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 from backports import zstd
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
@@ -122,8 +122,11 @@ async def read_body(kind: type[_Body], content: bytes, calls: CallStyle | None =
     Raises:
         InvalidRequestError: It is not a JSON object, or a field is unknown, missing, wrong or not supported.
     """
-    body = await beside_the_loop(len(content), parse_body, kind, content)
-    return await with_warnings(body, calls) if isinstance(body, SamplingFields) else body
+    body: Any = await beside_the_loop(len(content), parse_body, kind, content)
+    if isinstance(body, SamplingFields):
+        body = await with_warnings(body, calls)
+    read: _Body = body
+    return read
 
 
 async def beside_the_loop(num_bytes: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -202,7 +205,7 @@ def parse_body(kind: type[_Body], content: bytes) -> _Body:
     given = {name: value for name, value in document.items() if value is not None}
     remedy = "correct it; GET /openapi.json lists the fields"
     if not issubclass(kind, SamplingFields):
-        return configuration.parse_json(kind, to_json(given), InvalidRequestError, remedy)
+        return configuration.parse(kind, given, InvalidRequestError, remedy)
     settled, warnings = settle(given, {field.name for field in dataclasses.fields(kind)})
-    body = configuration.parse_json(kind, to_json(settled), InvalidRequestError, remedy)
+    body = configuration.parse(kind, settled, InvalidRequestError, remedy)
     return dataclasses.replace(body, warnings=warnings)

@@ -109,6 +109,6 @@ async def message_request(
         prompt_ids=prompt.ids,
         guide=await asyncio.to_thread(plan.guide, prompt.thinking),  # schemas may be large
         num_log_probs=log_probs,
-        skip_special_tokens=body.skip_special_tokens and not plan.has_special_marks,
+        skip_special_tokens=body.skip_special_tokens is not False and not plan.has_special_marks,
     )
     return asked, partial(plan.new_reader, prompt.thinking)

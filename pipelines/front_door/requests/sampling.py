@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
-import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,7 +16,7 @@ from pipelines.errors import InvalidRequestError, ModelNotFoundError
 from pipelines.front_door.messages.answer_format import guide_of_format
 from pipelines.front_door.messages.tools import Function
 from pipelines.front_door.served_model import ServedModel
-from pipelines.wire.request import OPENAI_FIELDS, CompletionRequest
+from pipelines.wire.request import CompletionRequest
 
 MAX_CHOICES = 128
 """Most answers of one request: prompts times ``n``."""
@@ -82,19 +81,36 @@ class Prediction:
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-_TYPES = typing.get_type_hints(CompletionRequest)
-PassedOn: Any = dataclasses.make_dataclass(
-    "PassedOn", [(name, _TYPES[name] | None, None) for name in OPENAI_FIELDS], frozen=True, kw_only=True
-)
-"""Fields that reach the router as they are; None where a request leaves one out."""
+@dataclass(frozen=True, kw_only=True)
+class PassedOn:
+    """Fields that reach the router as they are; None where a request leaves one out."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    num_draft_tokens: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    bad_words: tuple[str, ...] | None = None
+    session_id: str | None = None
+    arm: str | None = None
+    skip_special_tokens: bool | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+
+
+PASSED_ON = tuple(field.name for field in dataclasses.fields(PassedOn))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingFields(PassedOn):  # type: ignore[misc]
+class SamplingFields(PassedOn):
     """The fields of OpenAI's API that all requests share, vLLM's further ones, and ours.
 
-    Those that are passed on as they are stand in ``wire.request``, those that mean nothing here in
-    ``requests.fields``. ``warnings`` says what of the request the answer does not follow.
+    Those that mean nothing here stand in ``requests.fields``. ``warnings`` says what of the request the
+    answer does not follow.
     """
 
     model: str = ""
@@ -176,7 +192,7 @@ def sampling_request(
     Raises:
         InvalidRequestError: A field has a value that cannot be sent; ``router`` checks the ranges.
     """
-    chosen = {name: value for name in OPENAI_FIELDS if (value := getattr(fields, name)) is not None}
+    chosen = {name: value for name in PASSED_ON if (value := getattr(fields, name)) is not None}
     if chosen.get("seed") == -1:  # vLLM's and llama.cpp's clients' way to ask for any
         del chosen["seed"]
     chosen.setdefault("seed", secrets.randbits(_SEED_BITS))

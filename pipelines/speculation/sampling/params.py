@@ -104,6 +104,13 @@ class SamplingParams:
         return set()
 
     def _validate_logit_bias(self, vocab_size: int) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequestError(
+                "logit_bias has too many entries",
+                values=f"{len(self.logit_bias)} ids",
+                limit=f"at most {MAX_LOGIT_BIASES}",
+                remedy="send the most important ones; use bad_words to forbid texts",
+            )
         ids, values = self.bias
         is_repeated = np.ones(len(ids), np.bool_)
         is_repeated[np.unique(ids, return_index=True)[1]] = False

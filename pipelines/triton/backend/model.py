@@ -12,9 +12,9 @@ from pipelines.triton.backend.header import Header, ServerKey, read_header
 from pipelines.triton.backend.outbox import Outbox
 from pipelines.triton.backend.outlet import TritonOutlet
 from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.tensors import Inputs, Tensors
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.wire.responder import Responder, unique_number
-from pipelines.wire.tensors import Inputs
 
 CLOSE_TIMEOUT_S = 5.0  # for the last responses when the server shuts down
 
@@ -39,7 +39,8 @@ class TritonModel(ABC):
         """Take requests from Triton; does not wait for the answers."""
         for request in requests:
             number = unique_number()
-            responder = Responder(TritonOutlet(self._wire, request, self._outbox, number), number)
+            outlet = TritonOutlet(self._wire, request, self._outbox, number, self._tensors_of)
+            responder: Responder[Any] = Responder(outlet, number)
             try:
                 header = read_header(request, self._known_inputs, self._key)
                 if header.is_ping:
@@ -55,10 +56,15 @@ class TritonModel(ABC):
         gc.collect()  # what is left of Triton's objects crashes the process if it is freed later
 
     @abstractmethod
-    def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder[Any], number: str) -> None:
         """Start answering a request; ``number`` is its unique id."""
 
-    def _show_life(self, responder: Responder) -> None:
+    def _tensors_of(self, answer: Any) -> Tensors:
+        """Return the tensors of what ``_begin`` sends, and of the empty answer to a ping."""
+        tensors: Tensors = answer
+        return tensors
+
+    def _show_life(self, responder: Responder[Tensors]) -> None:
         """Answer a ping where requests are answered, or directly while an engine step blocks that thread."""
         if self._pinged is None or self._pinged.is_blocked:
             responder.send({}, is_final=True)
@@ -89,5 +95,5 @@ def python_model(load: Callable[[ModelParameters, Any], TritonModel], backend: A
     return TritonPythonModel
 
 
-async def _answer_ping(responder: Responder) -> None:
+async def _answer_ping(responder: Responder[Tensors]) -> None:
     responder.send({}, is_final=True)

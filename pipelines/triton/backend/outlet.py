@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-
-import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
 from pipelines.triton.backend.outbox import Outbox
+from pipelines.triton.backend.tensors import Tensors
 from pipelines.triton.backend.wire import SentTensors, TritonWire
 from pipelines.wire.responder import internal_error
 
@@ -24,10 +23,19 @@ class TritonOutlet:
         request: Triton's request.
         outbox: The thread that sends them.
         request_id: Id of the request for errors and the log.
+        tensors_of: Returns the tensors of an answer; called on the thread of the outbox.
     """
 
-    def __init__(self, wire: TritonWire, request: Any, outbox: Outbox, request_id: str) -> None:
+    def __init__(
+        self,
+        wire: TritonWire,
+        request: Any,
+        outbox: Outbox,
+        request_id: str,
+        tensors_of: Callable[[Any], Tensors],
+    ) -> None:
         self._wire = wire
+        self._tensors_of = tensors_of
         # This and all below are used by the outbox thread only. None after the last response.
         self._sender: Any = request.get_response_sender()
         # Triton would drop unwanted outputs itself, but frees them without the GIL and crashes.
@@ -38,9 +46,9 @@ class TritonOutlet:
         self._is_gone = False
         self._on_gone: Callable[[], object] = _nothing
 
-    def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
+    def send(self, answer: Any, *, is_final: bool) -> None:
         """Queue one response."""
-        self._outbox.put(lambda: self._deliver(outputs, is_final))
+        self._outbox.put(lambda: self._deliver(answer, is_final))
 
     def fail(self, error: DraftproofError) -> None:
         """Queue an error as the last response."""
@@ -66,10 +74,11 @@ class TritonOutlet:
             self._on_gone = on_gone
             self._outbox.watch(self._poll)
 
-    def _deliver(self, outputs: Mapping[str, npt.NDArray[Any]], is_final: bool) -> None:
+    def _deliver(self, answer: Any, is_final: bool) -> None:
         if self._sender is None:
             return
         try:
+            outputs = self._tensors_of(answer)
             wanted = {name: array for name, array in outputs.items() if name in self._wanted}
             response = self._wire.response(wanted, self._sent)
             self._sender.send(response, flags=self._wire.final_flag if is_final else 0)

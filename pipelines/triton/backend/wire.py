@@ -19,7 +19,7 @@ from pipelines.errors import (
     ServerBusyError,
     ServerStartError,
 )
-from pipelines.wire.tensors import is_same
+from pipelines.triton.backend.tensors import is_same
 
 # Triton's codes for our errors; the first match counts. HTTP generate always answers 400; KServe infer and
 # gRPC return the code (UNAVAILABLE is HTTP 503).

@@ -1,4 +1,4 @@
-"""Answers requests with one engine, behind TensorRT-LLM's tensors and without the loop."""
+"""Answers requests with one engine, without the loop."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import aclosing
 
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
+from pipelines.speculation.request import GenerationRequest
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.grammars import Grammars
-from pipelines.wire.calls import Tensors
-from pipelines.wire.engine_request import GenerationCall
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 
 
 class EngineAnswerer:
@@ -34,19 +35,19 @@ class EngineAnswerer:
         self.vocabulary = executor.vocabulary
         self.end_ids = executor.config.end_ids
 
-    def check(self, call: GenerationCall) -> None:
+    def check(self, asked: EngineRequest, request: GenerationRequest) -> None:
         """Refuse what the executor would refuse."""
-        self._executor.check(call.request)
+        self._executor.check(request)
 
-    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Tensors, bool]]:
-        """Yield one response per chunk."""
-        chunks = ChunkStream(self.vocabulary, call)
-        async with aclosing(self._executor.generate(call.request, self._lane_number)) as outputs:
+    async def answer(self, asked: EngineRequest, request: GenerationRequest) -> AsyncIterator[Chunk]:
+        """Yield each chunk."""
+        chunks = ChunkStream(self.vocabulary, request, streaming=asked.streaming)
+        async with aclosing(self._executor.generate(request, self._lane_number)) as outputs:
             async for output in outputs:
                 self.num_output_tokens += len(output.token_ids)
-                response = chunks.push(output)
-                if response is not None:
-                    yield response, output.is_final
+                chunk = chunks.push(output)
+                if chunk is not None:
+                    yield chunk
 
 
 def executor_limits(parameters: ModelParameters, role: str) -> ExecutorLimits:

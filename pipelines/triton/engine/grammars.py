@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipelines.executor.executor import Executor
 from pipelines.manifest import EngineFiles
@@ -14,7 +14,6 @@ from pipelines.text.guide_trials import GuideTrials
 from pipelines.text.guides import GUIDE_TYPES, GrammarCompiler, Guide, check_guide
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.wire.engine_request import GenerationCall
 
 _NUM_THREADS = 2
 """So that one large schema does not hold up all others; llguidance lets go of Python's lock."""
@@ -43,18 +42,14 @@ class Grammars:
         files = EngineFiles(directory, parameters.text(f"{role}engine_digest"))
         return cls(files, executor.vocabulary, executor.config.vocab_size)
 
-    async def compile(self, call: GenerationCall) -> GenerationCall:
-        """Return a call whose request has the grammar of its guide, if it has one.
+    async def compile(self, guide: Guide) -> RequestGrammar:
+        """Return the grammar of a guide, for one request.
 
         Raises:
             InvalidRequestError: The guide is wrong, or exceeds a limit of trials.
             ServerBusyError: Too many guides wait, or this one waited too long.
         """
-        guide = call.guide
-        if guide is None:
-            return call
-        grammar = self._compiler.remembered(guide) or await self._compiled(guide)
-        return replace(call, request=replace(call.request, grammar=grammar))
+        return self._compiler.remembered(guide) or await self._compiled(guide)
 
     async def _compiled(self, guide: Guide) -> RequestGrammar:
         """Wait for a guide with all others that do; when the last of them leaves, its trial ends."""

@@ -8,10 +8,11 @@ from pipelines.asyncio_thread import AsyncioThread
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.loop import EngineStream
+from pipelines.speculation.request import GenerationRequest
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.engine_answerer import EngineAnswerer, executor_limits
 from pipelines.triton.engine.grammars import Grammars
-from pipelines.wire.engine_request import GenerationCall
+from pipelines.wire.messages import EngineRequest
 
 _NUM_LANES = {"draft": 1, "target": 2}
 _CONTROL_LANE = 1
@@ -68,11 +69,11 @@ class InProcessEngines:
         """Start the loop."""
         self.loop.start()
 
-    def check(self, call: GenerationCall) -> None:
+    def check(self, request: GenerationRequest) -> None:
         """Refuse a request that either engine would refuse."""
         for executor in self.executors.values():
-            executor.check(call.request)
+            executor.check(request)
 
-    def reason_for_target_alone(self, call: GenerationCall) -> str:
+    def reason_for_target_alone(self, asked: EngineRequest) -> str:
         """Return "": these engines can draft for every request."""
         return ""

@@ -6,17 +6,20 @@ If the client disconnects or the server shuts down, the answer is cancelled and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.backend.header import Header
 from pipelines.triton.backend.model import TritonModel
+from pipelines.triton.backend.outputs import engine_outputs
 from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.tensors import Inputs, Tensors
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.engine.answering import Answering
+from pipelines.triton.engine.inputs import engine_request
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import Call
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.responder import Responder
-from pipelines.wire.tensors import Inputs
 
 
 class GenerationModel(TritonModel):
@@ -53,9 +56,13 @@ class GenerationModel(TritonModel):
         super().close()
         self._on_close()
 
-    def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
-        call = Call(dict(inputs), header.client_id, header.timeout_us)
-        self._service(header.arm).begin(call, responder, number)
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder[Chunk], number: str) -> None:
+        service = self._service(header.arm)
+        asked = engine_request(inputs, service.vocabulary, header.client_id, header.timeout_us)
+        service.begin(asked, responder, number)
+
+    def _tensors_of(self, answer: Any) -> Tensors:
+        return engine_outputs(answer) if isinstance(answer, Chunk) else answer
 
     def _service(self, arm: str) -> Answering:
         if arm not in self._services:

@@ -1,9 +1,10 @@
-"""Loads the model ``speculative``: the draft-then-verify loop behind the tensors of the target."""
+"""Loads the model ``speculative``: the draft-then-verify loop."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
 from pipelines.speculation.draft_length.rule import DraftLengths
 from pipelines.speculation.loop import Round, speculate
-from pipelines.speculation.request import Output
+from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.token_ids import TokenIds
 from pipelines.speculation.watched_draft import WatchedDraft
@@ -30,9 +31,8 @@ from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.wire.admission import Admission
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import Tensors
-from pipelines.wire.engine_request import GenerationCall
-from pipelines.wire.tensors import scalar_tensor, text_tensor
+from pipelines.wire.chunk import Chunk, SpeculationCounts
+from pipelines.wire.messages import EngineRequest
 
 
 class SpeculativeAnswerer:
@@ -66,29 +66,32 @@ class SpeculativeAnswerer:
         self._lengths = lengths
         self._sessions = Sessions()
 
-    def check(self, call: GenerationCall) -> None:
+    def check(self, asked: EngineRequest, request: GenerationRequest) -> None:
         """Refuse a request that cannot be answered."""
-        self._setting.read().check(call.num_draft_tokens)
-        self._engines.check(call)
+        self._setting.read().check(asked.num_draft_tokens)
+        self._engines.check(request)
 
-    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Tensors, bool]]:
-        """Yield one response per chunk, with the counts so far."""
-        request = call.request
+    async def answer(self, asked: EngineRequest, request: GenerationRequest) -> AsyncIterator[Chunk]:
+        """Yield each chunk, with the counts so far."""
         statistics = SpeculationStatistics(self._max_draft_len)
-        rounds_so_far: list[tuple[int, int]] = []
-        chunks = ChunkStream(self.vocabulary, call)
-        wanted = call.num_draft_tokens
+        drafted: list[int] = []  # in each round
+        accepted: list[int] = []
+        chunks = ChunkStream(self.vocabulary, request, streaming=asked.streaming)
+        wanted = asked.num_draft_tokens
         if wanted is None:
             wanted = self._setting.read().num_draft_tokens
         if wanted is None and self._lengths is None:
             wanted = self._max_draft_len
         used = "adaptive" if wanted is None else str(wanted)
-        reason = self._engines.reason_for_target_alone(call)
+        reason = self._engines.reason_for_target_alone(asked)
         if reason and wanted != 0:
             wanted, used = 0, f"off: {reason}"
-        session = self._sessions.of(call.session_id)
+        session = self._sessions.of(asked.session_id)
         said: list[TokenIds] = [request.input_ids[request.num_prompt_tokens :]]  # by another server
-        async with self._admission.slot(request.deadline_s), self._rounds(call, wanted, session) as rounds:
+        async with (
+            self._admission.slot(request.deadline_s),
+            self._rounds(asked, request, wanted, session) as rounds,
+        ):
             async for outcome in rounds:
                 said.append(outcome.token_ids)
                 if outcome.finish_reason:
@@ -96,44 +99,39 @@ class SpeculativeAnswerer:
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome)
                 self.alarm.add(outcome.num_draft_tokens, outcome.num_accepted_tokens)
-                rounds_so_far.append((outcome.num_draft_tokens, outcome.num_accepted_tokens))
-                output = Output(
-                    outcome.token_ids,
-                    outcome.finish_reason,
-                    is_final=bool(outcome.finish_reason),
-                    log_probs=outcome.log_probs,
-                    prompt_log_probs=outcome.prompt_log_probs,
-                    num_cached=outcome.num_cached,
-                )
-                response = chunks.push(output, outcome.token_sources)
-                if response is not None:
-                    response |= {**count_tensors(statistics), "draft_length": text_tensor(used)}
-                    if output.is_final:
-                        response |= round_tensors(rounds_so_far)
-                    yield response, output.is_final
+                drafted.append(outcome.num_draft_tokens)
+                accepted.append(outcome.num_accepted_tokens)
+                chunk = chunks.push(outcome)
+                if chunk is not None:
+                    chunk = replace(chunk, counts=counts_so_far(statistics), draft_length=used)
+                    if chunk.finish_reason:  # by which rollouts compare pairs
+                        chunk = replace(
+                            chunk, drafted_per_round=tuple(drafted), accepted_per_round=tuple(accepted)
+                        )
+                    yield chunk
 
     @asynccontextmanager
     async def _rounds(
-        self, call: GenerationCall, wanted: int | None, session: Session
+        self, asked: EngineRequest, request: GenerationRequest, wanted: int | None, session: Session
     ) -> AsyncIterator[AsyncIterator[Round]]:
         length: DraftLength
         if wanted is None:
             assert self._lengths is not None
             length = self._lengths.begin(
-                call.request.input_ids,
+                request.input_ids,
                 session.answer_ids,
-                call.prediction_ids,
-                sees_gaps=not call.use_draft_logits,
+                np.array(asked.prediction_ids, np.int32),
+                sees_gaps=not asked.use_draft_logits,
             )
         else:
             length = FixedDraftLength(wanted)
         loop = speculate(
-            call.request,
+            request,
             self.draft,
             self._engines.target,
             length,
             stream=self._engines.stream_alone if wanted == 0 else self._engines.stream,
-            use_draft_logits=call.use_draft_logits,
+            use_draft_logits=asked.use_draft_logits,
         )
         try:
             async with aclosing(loop) as rounds:  # type: ignore[type-var]
@@ -142,29 +140,17 @@ class SpeculativeAnswerer:
             length.end()
 
 
-def count_tensors(counts: SpeculationStatistics) -> Tensors:
-    """Return the counts of one answer.
-
-    ``acceptance_rate`` is 0 if nothing was drafted (``total_draft_tokens`` is 0 too), since JSON has no NaN.
-    """
-    rate = counts.acceptance_rate
-    return {
-        "num_rounds": scalar_tensor(counts.num_rounds, np.int32),
-        "total_draft_tokens": scalar_tensor(counts.total_draft_tokens, np.int32),
-        "total_accepted_draft_tokens": scalar_tensor(counts.total_accepted_draft_tokens, np.int32),
-        "accepted_prediction_tokens": scalar_tensor(counts.total_accepted_predicted_tokens, np.int32),
-        "rejected_prediction_tokens": scalar_tensor(
-            counts.total_predicted_tokens - counts.total_accepted_predicted_tokens, np.int32
-        ),
-        "accepted_per_position": np.array([counts.accepted_per_position], dtype=np.int32),
-        "acceptance_rate": scalar_tensor(0.0 if rate is None else rate, np.float32),
-    }
-
-
-def round_tensors(rounds: Sequence[tuple[int, int]]) -> Tensors:
-    """Return the verified and accepted draft tokens of each round, by which rollouts compare pairs."""
-    drafted, accepted = np.array(rounds, np.int32).reshape(-1, 2).T
-    return {"drafted_per_round": drafted.reshape(1, -1), "accepted_per_round": accepted.reshape(1, -1)}
+def counts_so_far(statistics: SpeculationStatistics) -> SpeculationCounts:
+    """Return the counts of one answer."""
+    num_accepted = statistics.total_accepted_predicted_tokens
+    return SpeculationCounts(
+        num_rounds=statistics.num_rounds,
+        total_draft_tokens=statistics.total_draft_tokens,
+        total_accepted_draft_tokens=statistics.total_accepted_draft_tokens,
+        accepted_per_position=tuple(statistics.accepted_per_position),
+        accepted_prediction_tokens=num_accepted,
+        rejected_prediction_tokens=statistics.total_predicted_tokens - num_accepted,
+    )
 
 
 def load_speculative_model(parameters: ModelParameters, backend: Any) -> GenerationModel:
@@ -218,7 +204,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         sockets["control"] = "target_socket"
     engines.start()
     gauges.start()
-    listening = [CallServer(parameters.path(name), services[arm].take_call) for arm, name in sockets.items()]
+    listening = [CallServer(parameters.path(name), services[arm].take) for arm, name in sockets.items()]
     return GenerationModel(parameters, wire, services, listening, gauges.stop)
 
 

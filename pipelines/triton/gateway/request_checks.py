@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from pipelines.errors import ForbiddenError, InvalidRequestError
 from pipelines.triton.backend.header import OWN_PREFIX
-from pipelines.wire.tensors import MAX_ID_BYTES
+from pipelines.wire.request import MAX_ID_BYTES
 
 PUBLIC_MODELS = frozenset({"generate", "generate_target", "router", "ensemble"})
 """Models for clients. All others work on token ids and are reserved for operators."""

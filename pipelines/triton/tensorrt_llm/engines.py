@@ -33,7 +33,7 @@ from pipelines.triton.tensorrt_llm.tensors import (
     proposal_logits,
     verification_tensors,
 )
-from pipelines.wire.engine_request import GenerationCall
+from pipelines.wire.messages import EngineRequest
 
 DRAFT_TIMEOUT_S = 5.0  # same as the embedded runtime: requests continue without a draft that hangs
 
@@ -69,13 +69,13 @@ class TensorRtLlmEngines:
         """Start the loop. Triton loads the engines itself."""
         self.loop.start()
 
-    def check(self, call: GenerationCall) -> None:
+    def check(self, request: GenerationRequest) -> None:
         """Refuse a request that the target cannot answer even alone."""
-        self._alone.check(call.request)
+        self._alone.check(request)
 
-    def reason_for_target_alone(self, call: GenerationCall) -> str:
+    def reason_for_target_alone(self, asked: EngineRequest) -> str:
         """Return why the target must answer alone; see ``limits``."""
-        return reason_for_target_alone(call)
+        return reason_for_target_alone(asked)
 
     async def draft(self, request: GenerationRequest) -> Output:
         """Propose ``max_tokens`` tokens, possibly including an end token.

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from pipelines.asyncio_thread import AsyncioThread
+from pipelines.speculation.request import GenerationRequest
 from pipelines.triton.backend.gauges import Gauges
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
@@ -19,8 +20,8 @@ from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.triton.tensorrt_llm.target import TensorRtLlmTarget
 from pipelines.wire.admission import Admission
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import Tensors
-from pipelines.wire.engine_request import GenerationCall
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 
 
 class TargetAloneAnswerer:
@@ -38,21 +39,21 @@ class TargetAloneAnswerer:
         self._target = target
         self._admission = admission
 
-    def check(self, call: GenerationCall) -> None:
+    def check(self, asked: EngineRequest, request: GenerationRequest) -> None:
         """Refuse a request that the target cannot answer."""
-        self._target.check(call.request)
+        self._target.check(request)
 
-    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Tensors, bool]]:
-        """Yield one response per chunk."""
-        chunks = ChunkStream(self.vocabulary, call)
+    async def answer(self, asked: EngineRequest, request: GenerationRequest) -> AsyncIterator[Chunk]:
+        """Yield each chunk."""
+        chunks = ChunkStream(self.vocabulary, request, streaming=asked.streaming)
         async with (
-            self._admission.slot(call.request.deadline_s),
-            aclosing(self._target.generate(call.request)) as outputs,
+            self._admission.slot(request.deadline_s),
+            aclosing(self._target.generate(request)) as outputs,
         ):
             async for output in outputs:
-                response = chunks.push(output)
-                if response is not None:
-                    yield response, output.is_final
+                chunk = chunks.push(output)
+                if chunk is not None:
+                    yield chunk
 
 
 def load_target_alone_model(parameters: ModelParameters, backend: Any) -> GenerationModel:
@@ -76,5 +77,5 @@ def load_target_alone_model(parameters: ModelParameters, backend: Any) -> Genera
     loop.start()
     gauges.start()
     service = Answering(loop, TargetAloneAnswerer(target, admission), times)
-    sockets = [CallServer(parameters.path("socket"), service.take_call)]
+    sockets = [CallServer(parameters.path("socket"), service.take)]
     return GenerationModel(parameters, wire, {"": service}, sockets, gauges.stop)

@@ -16,8 +16,8 @@ from pipelines.errors import EngineFailedError
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.token_ids import Logits, TokenIds
-from pipelines.wire.tensors import scalar_tensor
-from pipelines.wire.word_list import pack_words
+from pipelines.triton.backend.tensors import scalar_tensor
+from pipelines.triton.backend.word_list import pack_words
 
 Outputs = dict[str, npt.NDArray[Any]]
 

@@ -8,20 +8,27 @@ its own (``pipelines/text/chunk_boundary.py``), and where a stop word cuts it (`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from pipelines.router.preprocessing import NUM_THREADS
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
+from pipelines.text.chunk_boundary import decode_chunk
 from pipelines.triton.backend.header import Header
 from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.tensors import Inputs, Tensors, scalar_tensor, text_tensor
 from pipelines.triton.backend.wire import TritonWire
+from pipelines.triton.backend.word_list import pack_words
+from pipelines.triton.text.inputs import completion_request
 from pipelines.wire.admission import OpenLimit
-from pipelines.wire.answer import spell
-from pipelines.wire.request import NOT_OF_ENSEMBLE, TEXT_INPUTS
+from pipelines.wire.fields import TEXT_INPUTS
+from pipelines.wire.request import CompletionRequest
 from pipelines.wire.responder import Responder
-from pipelines.wire.tensors import Inputs, text_tensor
 
 # Name here -> name at the text level.
 _INPUTS = {
@@ -34,15 +41,7 @@ _INPUTS = {
     "ADD_SPECIAL_TOKENS": "add_special_tokens",
     "PARSE_SPECIAL_TOKENS": "parse_special_tokens",
 }
-_KNOWN = tuple(name for name in TEXT_INPUTS if name not in NOT_OF_ENSEMBLE)
-# Name at an engine -> name here.
-_OUTPUTS = {
-    "input_ids": "INPUT_ID",
-    "input_lengths": "REQUEST_INPUT_LEN",
-    "request_output_len": "REQUEST_OUTPUT_LEN",
-    "stop_words_list": "STOP_WORDS_IDS",
-    "bad_words_list": "BAD_WORDS_IDS",
-}
+_KNOWN = tuple(name for name, each in TEXT_INPUTS.items() if each.in_ensemble)
 _CHUNK = "TOKENS_BATCH"
 
 
@@ -70,26 +69,47 @@ class EnsembleSteps(TritonModel):
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
         super().close()
 
-    def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder[Tensors], number: str) -> None:
         if _CHUNK in inputs:
             self._spell(inputs, responder)
         else:
-            self._tokenize({_INPUTS[name]: array for name, array in inputs.items()}, responder)
+            request = completion_request({_INPUTS[name]: array for name, array in inputs.items()})
+            self._tokenize(request, responder)
 
-    def _tokenize(self, inputs: Inputs, responder: Responder) -> None:
+    def _tokenize(self, request: CompletionRequest, responder: Responder[Tensors]) -> None:
         place = ExitStack()
         place.enter_context(self._open.place())
         responder.at_end(place.close)
-        if self._preprocess.is_quick(inputs):
-            self._answer(inputs, responder)
+        if self._preprocess.is_quick(request):
+            self._answer(request, responder)
         else:
-            responder.follow(self._tokenizing.submit(self._answer, inputs, responder))
+            responder.follow(self._tokenizing.submit(self._answer, request, responder))
 
-    def _answer(self, inputs: Inputs, responder: Responder) -> None:
-        tensors = self._preprocess(inputs)
-        responder.send({outer: tensors[inner] for inner, outer in _OUTPUTS.items()}, is_final=True)
+    def _answer(self, request: CompletionRequest, responder: Responder[Tensors]) -> None:
+        asked = self._preprocess(request)
+        outputs = {
+            "INPUT_ID": np.array([asked.input_ids], np.int32),
+            "REQUEST_INPUT_LEN": scalar_tensor(len(asked.input_ids), np.int32),
+            "REQUEST_OUTPUT_LEN": scalar_tensor(asked.max_tokens, np.int32),
+            "STOP_WORDS_IDS": self._word_list(asked.stop),
+            "BAD_WORDS_IDS": self._word_list(asked.bad_words),
+        }
+        responder.send(outputs, is_final=True)
 
-    def _spell(self, inputs: Inputs, responder: Responder) -> None:
-        chunk = {"output_ids": inputs[_CHUNK], "text_length": inputs["TEXT_LENGTH"]}
-        text = spell(chunk, self._preprocess.vocabulary)
-        responder.send({"OUTPUT": text_tensor(text)}, is_final=True)
+    def _word_list(self, words: Sequence[bytes]) -> npt.NDArray[np.int32]:
+        """Return words as tokens, int32 [1, 2, m]."""
+        return pack_words([word_ids(word, self._preprocess) for word in words])[np.newaxis]
+
+    def _spell(self, inputs: Inputs, responder: Responder[Tensors]) -> None:
+        ids = inputs[_CHUNK].reshape(-1).tolist()
+        text = self._preprocess.vocabulary.join(ids)[: int(inputs["TEXT_LENGTH"].item())]
+        responder.send({"OUTPUT": text_tensor(decode_chunk(text))}, is_final=True)
+
+
+def word_ids(word: bytes, preprocess: Preprocessing) -> list[int]:
+    """Return tokens whose bytes are a word."""
+    ids = preprocess.tokenizer.encode(word.decode(), add_special_tokens=False)
+    if preprocess.vocabulary.join(ids) == word:
+        return ids
+    # SentencePiece's tokenizers write a space before every text; engines compare only bytes.
+    return preprocess.vocabulary.spell(word)

@@ -13,14 +13,18 @@ from typing import Any
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.router.arms import Arm
-from pipelines.router.router import Router, TextRequest
+from pipelines.router.router import Router
 from pipelines.triton.backend.gauges import Gauges
 from pipelines.triton.backend.header import Header
 from pipelines.triton.backend.model import CLOSE_TIMEOUT_S, TritonModel
+from pipelines.triton.backend.outputs import text_outputs
 from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.tensors import Inputs, Tensors, read_scalar
 from pipelines.triton.backend.wire import TritonWire
+from pipelines.triton.text.inputs import completion_request, refuse_choices
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.request import CompletionRequest
 from pipelines.wire.responder import Responder
-from pipelines.wire.tensors import Inputs
 
 
 class TextModel(TritonModel):
@@ -52,14 +56,28 @@ class TextModel(TritonModel):
         self._router.log.close()
         self._gauges.stop()
 
-    def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
-        asked = TextRequest(inputs, header.client_id, header.timeout_us, header.arm)
-        responder.follow(self._loop.spawn(self._answer(asked, responder)))
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder[Chunk], number: str) -> None:
+        refuse_choices(inputs, header.arm)
+        request = completion_request(inputs)
+        streaming = read_scalar(inputs, "stream", bool, False)
+        responder.follow(self._loop.spawn(self._answer(header, request, streaming, responder)))
 
-    async def _answer(self, asked: TextRequest, responder: Responder) -> None:
-        async with aclosing(self._router.answer(asked)) as responses:
-            async for outputs, is_final in responses:
-                responder.send(outputs, is_final=is_final)
+    async def _answer(
+        self, header: Header, request: CompletionRequest, streaming: bool, responder: Responder[Chunk]
+    ) -> None:
+        answered = self._router.answer(
+            request,
+            streaming=streaming,
+            request_id=header.client_id,
+            timeout_us=header.timeout_us,
+            only_arm=header.arm,
+        )
+        async with aclosing(answered) as chunks:
+            async for chunk in chunks:
+                responder.send(chunk, is_final=bool(chunk.finish_reason))
+
+    def _tensors_of(self, answer: Any) -> Tensors:
+        return text_outputs(answer) if isinstance(answer, Chunk) else answer
 
 
 def watch_router(gauges: Gauges, router: Router) -> None:

@@ -14,7 +14,7 @@ from build.rendering.templates import TEMPLATES, config_templates, render_reposi
 from build.repository import render_recipe
 from pipelines.errors import EngineLoadError, RepositoryError
 from pipelines.manifest import EngineFiles, engine_digest, sha256_file
-from pipelines.wire.request import NOT_OF_ENSEMBLE, PASSED_ON, TEXT_INPUTS
+from pipelines.wire.fields import TEXT_INPUTS
 
 
 def write_template(templates: Path, model: str, text: str) -> None:
@@ -133,6 +133,9 @@ def test_models_name_the_digests_of_what_they_were_rendered_for(tmp_path: Path) 
     assert [each["tokenizer_sha256"] for each in texts] == [tokenizer] * 2
 
 
+PASSED_ON = {name: each.engine for name, each in TEXT_INPUTS.items() if each.passed_on}
+
+
 def tensors(config: str, kind: str) -> dict[str, str]:
     """Return name -> type and shape of a model's inputs or outputs."""
     pattern = rf'^{kind} \[{{ name: "(\w+)" data_type: (\w+ dims: \[[^\]]*\])'
@@ -156,8 +159,9 @@ def test_the_text_model_reaches_the_engine_and_has_its_tensors(rendered: Path) -
 def test_the_ensemble_has_the_tensors_of_generate_and_hands_on_all_of_them(rendered: Path) -> None:
     ours, generate = ((rendered / name / "config.pbtxt").read_text() for name in ("ensemble", "router"))
     expected = {kind: tensors(generate, kind) for kind in ("input", "output")}
-    for name in NOT_OF_ENSEMBLE:
-        del expected["input"][name]
+    for name, each in TEXT_INPUTS.items():
+        if not each.in_ensemble:
+            del expected["input"][name]
     for name in ("arm", "fallback_from"):
         del expected["output"][name]
     assert {kind: tensors(ours, kind) for kind in expected} == expected

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from pipelines.client import CompletionRequest
-from pipelines.client.generation import Chunk, Generation, SpeculationCounts, chunk_from_outputs, join_chunks
+from pipelines.client.generation import Generation, chunk_from_outputs, join_chunks
 from pipelines.client.refusals import refusal
 from pipelines.client.workers import Job, Workers
 from pipelines.errors import (
@@ -18,6 +18,7 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
+from pipelines.wire.chunk import Chunk, SpeculationCounts
 from tests.support.stand_in_scripts import FIRST_ROUND
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from pipelines.bench.blocks import Interval
 from pipelines.client import Chunk, CompletionRequest, Generation
-from pipelines.client.generation import SpeculationCounts
 from pipelines.command_line.live_text import LiveText, Segment, Segmenter
 from pipelines.command_line.prompts import Prompt
 from pipelines.demo import __main__ as command
 from pipelines.demo.summary import KindFigures, Pair, as_document, conclusion, figures_of, table, verdict_of
 from pipelines.errors import EngineFailedError, PortInUseError, ServerStartError
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.chunk import SpeculationCounts
 
 VOCABULARY = Vocabulary((b"", b"def ", b"f", b"()", "é".encode()[:1], "é".encode()[1:], b"\n", b"x"))
 PROMPT = Prompt("p0", "import os\nprint(")

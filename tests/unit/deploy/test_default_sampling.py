@@ -52,7 +52,7 @@ def test_a_request_comes_before_the_option_the_recipe_the_checkpoint_and_openai(
     body = parse_body(CompletionBody, b'{"prompt": "a", "temperature": 0.1, "top_k": 3}')
     asked = sampling_request(body, model.defaults, 9)
     assert (asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty) == (0.1, 3, 0.8, 1.05)
-    asked.tensors(streaming=False)
+    asked.check()
 
 
 @pytest.mark.parametrize(

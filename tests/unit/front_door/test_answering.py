@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from pipelines.client.generation import Chunk
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.application import FrontDoor
@@ -25,6 +24,7 @@ from pipelines.front_door.observing.exchange import Exchange
 from pipelines.front_door.serving import listen
 from pipelines.router.preprocessing import PromptLimits
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 NUM_TOKENS = 50

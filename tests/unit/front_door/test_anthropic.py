@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from pipelines.client.generation import Chunk
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import DraftproofError, ServerBusyError
 from pipelines.front_door import delivery
@@ -27,6 +26,7 @@ from pipelines.front_door.messages.style import CALL_STYLES, HERMES
 from pipelines.front_door.requests.message_blocks import messages_of_blocks
 from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import ALL
 from tests.unit.front_door.messages.cases import ARGUMENTS, ONE_CALL, SPECIAL, TOKENIZER, WEATHER, written

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pipelines.client.generation import Chunk
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import (
     DraftproofError,
@@ -25,6 +24,7 @@ from pipelines.errors import (
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget
 from pipelines.front_door.router_calls import generate_all
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 from tests.unit.front_door.fleet_world import OWN, PLACEMENT, VOCABULARY, StandInServer, answer_of, fleet_of
 

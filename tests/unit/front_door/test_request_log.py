@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from pipelines.client.generation import Chunk, SpeculationCounts
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import InvalidRequestError, ServerStartError
 from pipelines.front_door.observing.exchange import EXCHANGE, add_request_id, watching
 from pipelines.front_door.observing.request_log import RequestLog
+from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.request import CompletionRequest
 
 

@@ -12,10 +12,10 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines import kserve_stream
-from pipelines.client.generation import Chunk
 from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.front_door.fleet.server import GatewayCalls
 from pipelines.front_door.router_calls import generate_all, merged
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 BUSY = ServerBusyError("the queue is full", values="a", limit="b", remedy="c").to_wire()

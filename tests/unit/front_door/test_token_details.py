@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.client.generation import TOKEN_SOURCES, Chunk
+from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.front_door.messages.message import Content
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import HERMES, MessageStyle, Thinking
 from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens, by_token, runs_by_source
 from pipelines.text.chunk_boundary import decode_chunk
+from pipelines.wire.chunk import Chunk
 
 THOUGHTS, SAID = "<think>\nhm \u00e9 \u2615\n</think>\n\n", "caf\u00e9 \u2615 <tool \U0001f600."
 CALL = '\n<tool_call>\n{"name": "f", "arguments": {"a": "\u2615"}}\n</tool_call>'

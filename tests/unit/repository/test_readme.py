@@ -9,9 +9,9 @@ import re
 from pipelines.__main__ import PROGRAMS
 from pipelines.speculation.log_probs import MAX_LOG_PROBS
 from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES
+from pipelines.text.words import MAX_WORDS
 from pipelines.triton.backend.header import MAX_PARAMETERS_BYTES, MAX_TIMEOUT_US
-from pipelines.wire.tensors import MAX_ID_BYTES
-from pipelines.wire.word_list import MAX_WORDS
+from pipelines.wire.request import MAX_ID_BYTES
 from tests.conftest import REPOSITORY_ROOT, tracked_files
 
 DOCUMENTS = {

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,81 +19,71 @@ from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog, read_observations
 from pipelines.router.open_requests import OpenRequests
 from pipelines.router.router import Router
+from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import Call, Tensors
+from pipelines.wire.chunk import Chunk, SpeculationCounts
+from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder
-from pipelines.wire.tensors import scalar_tensor, text_tensor
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 ANSWER = b"def main():"
 
-Behave = Callable[[Call, Responder], None]
-Change = Callable[[Tensors, int], Tensors]
-"""Maps the outputs of a response, and the tokens up to its end, to those that are sent."""
+Behave = Callable[[EngineRequest, Responder[Chunk]], None]
+Change = Callable[[Chunk], Chunk]
 
 
-def outputs_of(tokens: bytes, end: int, *, drafts: bool = True) -> Tensors:
-    """Return a response with these tokens, after which the answer has ``end`` tokens."""
-    ids = np.frombuffer(tokens, np.uint8).astype(np.int32)
-    outputs: Tensors = {
-        "output_ids": ids.reshape(1, 1, -1),
-        "text_length": scalar_tensor(len(ids), np.int32),
-        "sequence_length": scalar_tensor(end, np.int32),
-        "output_log_probs": np.empty((1, 1, 0), np.float32),
-        "finish_reason": text_tensor("length" if end == len(ANSWER) else ""),
-    }
-    if drafts:
-        outputs |= {
-            "accepted_mask": np.zeros((1, len(ids)), np.bool_),
-            "num_rounds": scalar_tensor(4, np.int32),
-            "total_draft_tokens": scalar_tensor(8, np.int32),
-            "accepted_per_position": np.array([[3, 1]], np.int32),
-        }
-        if end == len(ANSWER):
-            outputs |= {
-                "drafted_per_round": np.array([[0, 2, 4, 2]], np.int32),
-                "accepted_per_round": np.array([[0, 2, 1, 1]], np.int32),
-            }
-    return outputs
+def chunk_of(tokens: bytes, end: int, *, drafts: bool = True, of: int = len(ANSWER)) -> Chunk:
+    """Return a chunk of these tokens, after which the answer has ``end`` of ``of``."""
+    is_last = end == of
+    return Chunk(
+        text="",
+        text_length=len(tokens),
+        output_ids=tuple(tokens),
+        accepted_mask=(False,) * len(tokens),
+        token_sources=(0,) * len(tokens),
+        finish_reason="length" if is_last else "",
+        received_at_s=0.0,
+        sequence_length=end,
+        counts=SpeculationCounts(4, 8, 4, (3, 1)) if drafts else None,
+        drafted_per_round=(0, 2, 4, 2) if drafts and is_last else (),
+        accepted_per_round=(0, 2, 1, 1) if drafts and is_last else (),
+    )
 
 
 def answers(
-    text: bytes = ANSWER,
-    *,
-    size: int = 3,
-    delay_s: float = 0.0,
-    change: Change = lambda outputs, end: outputs,
+    text: bytes = ANSWER, *, size: int = 3, delay_s: float = 0.0, change: Change = lambda chunk: chunk
 ) -> Behave:
-    def behave(call: Call, responder: Responder) -> None:
+    def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
         time.sleep(delay_s)
-        streaming = bool(call.tensors["streaming"].item())
-        step = size if streaming else len(text)
+        step = size if request.streaming else len(text)
         for begin in range(0, len(text), step):
             end = min(begin + step, len(text))
-            outputs = outputs_of(text[begin:end], end)
-            if "return_log_probs" in call.tensors:
-                outputs |= log_probs_of(text, begin, end)
-            responder.send(change(outputs, end), is_final=end == len(text))
+            chunk = chunk_of(text[begin:end], end, of=len(text))
+            if request.num_log_probs is not None:
+                chunk = with_log_probs(chunk, text)
+            responder.send(change(chunk), is_final=end == len(text))
 
     return behave
 
 
-def log_probs_of(text: bytes, begin: int, end: int) -> Tensors:
-    """Return log probabilities from the tokens' bytes, and their sum up to ``end``, as our models do."""
-    values = np.frombuffer(text, np.uint8).astype(np.float32) / np.float32(-100.3)
-    return {
-        "output_log_probs": values[begin:end].reshape(1, 1, -1),
-        "cum_log_probs": scalar_tensor(sum(values[:end].tolist()), np.float32),
-        "top_log_prob_ids": np.arange(begin, end, dtype=np.int32).reshape(1, -1, 1),
-        "top_log_probs": values[begin:end].reshape(1, -1, 1),
-    }
+def with_log_probs(chunk: Chunk, text: bytes) -> Chunk:
+    """Return a chunk with log probabilities from its bytes, and their sum so far, as our models do."""
+    end = chunk.sequence_length
+    begin = end - len(chunk.output_ids)
+    values = [float(np.float32(byte) / np.float32(-100.3)) for byte in text]
+    return replace(
+        chunk,
+        log_probs=tuple(values[begin:end]),
+        cum_log_prob=sum(values[:end]),
+        top_log_probs=tuple(((place, values[place]),) for place in range(begin, end)),
+    )
 
 
 def fails(error: DraftproofError, after: int = 0) -> Behave:
-    def behave(call: Call, responder: Responder) -> None:
+    def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
         if after:
-            responder.send(outputs_of(ANSWER[:after], after), is_final=False)
+            responder.send(chunk_of(ANSWER[:after], after, of=0), is_final=False)
         responder.fail(error)
 
     return behave
@@ -103,7 +94,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.asked: list[tuple[Arm, Call]] = []
+        self.asked: list[tuple[Arm, EngineRequest]] = []
         self.behave: dict[Arm, Behave] = {}
         self._servers: list[CallServer] = []
         names: tuple[Arm, ...] = ("stable", "candidate", "control")
@@ -148,30 +139,26 @@ class World:
         self._servers = []
         return read_observations(self.folder / "log", 0)[0]
 
-    def _serve(self, arm: Arm) -> Callable[[Call, Outlet], None]:
-        def take(call: Call, outlet: Outlet) -> None:
-            self.asked.append((arm, call))
-            self.behave[arm](call, Responder(outlet, call.request_id))
+    def _serve(self, arm: Arm) -> Callable[[EngineRequest, Outlet[Chunk]], None]:
+        def take(request: EngineRequest, outlet: Outlet[Chunk]) -> None:
+            self.asked.append((arm, request))
+            self.behave[arm](request, Responder(outlet, request.request_id))
 
         return take
 
 
-def call_of(prompt: bytes = b"x", *, streaming: bool = True, request_id: str = "", **others: Any) -> Call:
-    tensors = {
-        "input_ids": np.frombuffer(prompt, np.uint8).astype(np.int32).reshape(1, -1),
-        "streaming": scalar_tensor(streaming, np.bool_),
-        **others,
-    }
-    return Call(tensors, request_id, 0)
+def request_of(prompt: bytes = b"x", *, seed: int = 3, **others: Any) -> EngineRequest:
+    sampling = SamplingParams(temperature=others.pop("temperature", 0.0), seed=seed)
+    return EngineRequest(tuple(prompt), others.pop("max_tokens", 64), sampling=sampling, **others)
 
 
-async def ask(world: World, call: Call) -> tuple[bytes, Tensors]:
-    text, last = b"", {}
-    named = bytes(call.tensors.pop("arm").item()).decode() if "arm" in call.tensors else ""
-    async with aclosing(world.router.answer_tokens(call, named)) as responses:
-        async for outputs, _ in responses:
-            text += bytes(outputs["output_ids"].reshape(-1).astype(np.uint8))
-            last = outputs
+async def ask(world: World, request: EngineRequest, arm: str = "") -> tuple[bytes, Chunk]:
+    text, last = b"", None
+    async with aclosing(world.router.answer_tokens(request, arm)) as chunks:
+        async for chunk in chunks:
+            text += bytes(chunk.output_ids)
+            last = chunk
+    assert last is not None
     return text, last
 
 
@@ -183,7 +170,3 @@ def run(world: World, work: Any) -> Any:
             await world.router.close()
 
     return asyncio.run(to_the_end())
-
-
-def arm_of(last: Tensors) -> str:
-    return str(last["arm"].item().decode())

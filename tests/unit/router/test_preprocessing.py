@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from pipelines.errors import EngineLoadError, InvalidRequestError
 from pipelines.manifest import sha256_file
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.router.received_answer import prompt_id
+from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.wire.tensors import scalar_tensor, text_tensor
-from pipelines.wire.word_list import WordKind, unpack_words
+from pipelines.wire.request import CompletionRequest
 from tests.support.tiny_engines import write_tokenizer
 
 
@@ -27,9 +28,8 @@ def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
     return ModelParameters("generate", values).preprocessing()
 
 
-def text_inputs(text: bytes, **words: list[bytes]) -> dict[str, Any]:
-    inputs = {"text_input": text_tensor(text), "max_tokens": scalar_tensor(4, np.int32)}
-    return {**inputs, **{name: np.array([each], np.object_) for name, each in words.items()}}
+def text_request(text: str, **others: Any) -> CompletionRequest:
+    return CompletionRequest(text, max_tokens=4, seed=1, **others)
 
 
 def test_preprocessing_refuses_another_tokenizer_than_it_was_rendered_for(tmp_path: Path) -> None:
@@ -41,34 +41,57 @@ def test_preprocessing_refuses_another_tokenizer_than_it_was_rendered_for(tmp_pa
         ModelParameters("generate", values).preprocessing()
 
 
-def test_preprocessing_spells_prompt_and_stop_words(preprocessing: Preprocessing) -> None:
-    outputs = preprocessing(
-        text_inputs("naïve ☕".encode(), stop_words=[b"return", "☕☕".encode()], bad_words=[b" ugly"])
-    )
-    vocabulary = preprocessing.vocabulary
-    assert vocabulary.join(outputs["input_ids"].ravel().tolist()).decode() == "naïve ☕"
-    assert outputs["input_lengths"].tolist() == [[outputs["input_ids"].size]]
-    words = unpack_words(outputs["stop_words_list"][0], vocabulary, WordKind.STOP)
-    assert words == (b"return", "☕☕".encode())
-    assert unpack_words(outputs["bad_words_list"][0], vocabulary, WordKind.BAD) == (b" ugly",)
-    for name in ("stop_words_list", "bad_words_list"):
-        assert preprocessing(text_inputs(b"x"))[name].tolist() == [[[-1], [-1]]]
+def test_a_prompt_becomes_tokens_and_words_stay_bytes(preprocessing: Preprocessing) -> None:
+    asked = preprocessing(text_request("naïve ☕", stop_words=("return", "☕☕"), bad_words=(" ugly",)))
+    assert preprocessing.vocabulary.join(asked.input_ids).decode() == "naïve ☕"
+    assert (asked.stop, asked.bad_words) == ((b"return", "☕☕".encode()), (b" ugly",))
+    assert preprocessing(text_request("x")).stop == ()
+
+
+SAMPLING: dict[str, Any] = {
+    **{"temperature": 0.5, "top_k": 4, "top_p": 0.25, "min_p": 0.125, "min_tokens": 3},
+    **{"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 2.0},
+    "logit_bias": ((5, -100.0), (0, 0.5)),
+}
+OTHERS: dict[str, Any] = {
+    **{"end_id": 11, "stop_token_ids": (3,), "num_log_probs": 7, "return_prompt_log_probs": True},
+    **{"guide": ("json", ""), "num_draft_tokens": 0, "use_draft_logits": True, "session_id": "s"},
+}
+
+
+def test_every_field_reaches_the_engine(preprocessing: Preprocessing) -> None:
+    asked = preprocessing(text_request("x", **SAMPLING, **OTHERS))
+    assert asked.sampling == SamplingParams(**SAMPLING, seed=1)
+    assert {name: getattr(asked, name) for name in OTHERS} == OTHERS
+    assert asked.max_tokens == 4
+    of_the_router = {"arm", "skip_special_tokens", "resume_output_ids", "add_special_tokens"}
+    named = {*SAMPLING, *OTHERS, *of_the_router, "max_tokens", "seed", "stop_words", "bad_words"}
+    texts = {"prompt", "prompt_ids", "prediction", "parse_special_tokens"}
+    assert named | texts == {field.name for field in dataclasses.fields(CompletionRequest)}
+
+
+def test_numbers_are_those_that_other_clients_can_send(preprocessing: Preprocessing) -> None:
+    """Otherwise one request would have two answers: KServe's tensors have single precision."""
+    asked = preprocessing(text_request("x", temperature=0.7, logit_bias=((1, 0.1),))).sampling
+    assert asked.temperature == np.float32(0.7) != 0.7
+    assert asked.logit_bias == ((1, float(np.float32(0.1))),)
+    with pytest.raises(InvalidRequestError, match="temperature=inf"):
+        preprocessing(text_request("x", temperature=1e300)).sampling.validate(10)
+
+
+def test_a_request_without_seed_gets_one(preprocessing: Preprocessing) -> None:
+    assert len({preprocessing(CompletionRequest("x")).sampling.seed for _ in range(20)}) == 20
 
 
 def test_a_prediction_becomes_tokens_and_is_no_part_of_the_answer(preprocessing: Preprocessing) -> None:
-    plain = preprocessing(text_inputs(b"x"))
-    asked = preprocessing({**text_inputs(b"x"), "prediction": text_tensor("naïve ☕")})
-    ids = asked.pop("prediction_ids")
-    assert preprocessing.vocabulary.join(ids.ravel().tolist()).decode() == "naïve ☕" and len(ids) == 1
-    assert asked.keys() == plain.keys()
-    assert prompt_id({**asked, "prediction_ids": ids}) == prompt_id(plain)
-    for text, values in (
-        (b"\xff", "not valid UTF-8"),
-        (b"x y " * 64, "prediction has"),
-        (b"x" * 10**6, "bytes"),
-    ):
+    plain = preprocessing(text_request("x"))
+    asked = preprocessing(text_request("x", prediction="naïve ☕"))
+    assert preprocessing.vocabulary.join(asked.prediction_ids).decode() == "naïve ☕"
+    assert dataclasses.replace(asked, prediction_ids=()) == plain
+    assert prompt_id(asked) == prompt_id(plain)
+    for text, values in (("x y " * 64, "prediction has"), ("x" * 10**6, "bytes")):
         with pytest.raises(InvalidRequestError, match=values):
-            preprocessing({**text_inputs(b"x"), "prediction": text_tensor(text)})
+            preprocessing(text_request("x", prediction=text))
 
 
 def test_a_prompt_is_not_cut_or_padded_by_what_a_trainer_left_in_the_file(tmp_path: Path) -> None:
@@ -85,6 +108,6 @@ def test_a_prompt_is_not_cut_or_padded_by_what_a_trainer_left_in_the_file(tmp_pa
     for each in (path, cut):
         values = {"tokenizer_file": str(each), "tokenizer_sha256": sha256_file(each), "max_seq_len": "64"}
         made = ModelParameters("generate", values).preprocessing()
-        ids.append(made(text_inputs(b"def main():\n    return 12"))["input_ids"].tolist())
+        ids.append(made(text_request("def main():\n    return 12")).input_ids)
     assert ids[0] == ids[1]
-    assert 4 < len(ids[0][0]) < 48
+    assert 4 < len(ids[0]) < 48

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pipelines.errors import DraftproofError, EngineFailedError, RequestTimeoutError, ServerBusyError
 from pipelines.router.arms import ShadowSetting
 from pipelines.router.observation import Observation
-from pipelines.wire.calls import Call, Tensors
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Responder
-from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.unit.router.router_world import (
     ANSWER,
     Change,
     World,
     answers,
-    arm_of,
     ask,
-    call_of,
+    chunk_of,
     fails,
-    outputs_of,
+    request_of,
     run,
 )
 
@@ -41,12 +41,12 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def replayed(world: World, call: Call | None = None) -> list[Observation]:
+def replayed(world: World, request: EngineRequest | None = None) -> list[Observation]:
     """Ask, wait for the replay, and return what was noted."""
 
     async def scenario() -> None:
-        text, last = await ask(world, call or call_of(b"prompt"))
-        assert (text, arm_of(last)) == (ANSWER, "stable")
+        text, last = await ask(world, request or request_of(b"prompt"))
+        assert (text, last.arm) == (ANSWER, "stable")
         await asyncio.sleep(0)
         while world.router.routing.num_open:  # ``run`` limits it
             await asyncio.sleep(0.01)
@@ -64,8 +64,8 @@ def test_a_replay_is_compared_token_by_token(world: World, said: bytes, tokens: 
     assert (original.answer, replay.answer) == ("", tokens)
     assert (original.num_common_tokens, replay.num_common_tokens) == (None, 5 if tokens == "diverged" else 11)
     assert (replay.arm, replay.is_replay, replay.request_id) == ("candidate", True, original.request_id)
-    stable_call, candidate_call = (call for _, call in world.asked)
-    assert stable_call.tensors["seed"].item() == candidate_call.tensors["seed"].item()
+    of_stable, of_candidate = (asked for _, asked in world.asked)
+    assert of_stable.sampling.seed == of_candidate.sampling.seed
     if tokens == "diverged":
         assert replay.divergence is not None
         assert (replay.divergence.prompt, replay.divergence.first_difference) == ("prompt", 5)
@@ -81,9 +81,8 @@ def test_a_replay_by_another_target_is_compared_with_it_alone(
 ) -> None:
     world.write(shadow=SHADOW, replays_match="own_target")
 
-    def behave(call: Call, responder: Responder) -> None:
-        drafts = call.tensors["num_draft_tokens"].item() if "num_draft_tokens" in call.tensors else None
-        answers(alone if drafts == 0 else b"def mean():")(call, responder)
+    def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
+        answers(alone if request.num_draft_tokens == 0 else b"def mean():")(request, responder)
 
     world.behave["candidate"] = behave
 
@@ -91,8 +90,8 @@ def test_a_replay_by_another_target_is_compared_with_it_alone(
     assert (replay.answer, replay.is_replay, sum(replay.drafted_per_round)) == (tokens, True, 8)
     assert replay.num_common_tokens == 5, "with the stable pair's answer, not with its own target's"
     assert [arm for arm, _ in world.asked] == ["stable", "candidate", "candidate"]
-    assert len({call.tensors["seed"].item() for _, call in world.asked}) == 1
-    assert [call.tensors.get("num_draft_tokens") for _, call in world.asked[:2]] == [None, None]
+    assert len({asked.sampling.seed for _, asked in world.asked}) == 1
+    assert [asked.num_draft_tokens for _, asked in world.asked[:2]] == [None, None]
     if tokens == "diverged":
         assert replay.divergence is not None
         assert (replay.divergence.expected_of, replay.divergence.expected_text) == (
@@ -106,20 +105,20 @@ def test_replays_that_ask_twice_keep_to_the_same_bounds(world: World) -> None:
     world.write(shadow=SHADOW, replays_match="own_target")
     open_at_once: list[int] = []
     is_open = 0
-    held: list[tuple[Call, Responder]] = []
+    held: list[tuple[EngineRequest, Responder[Chunk]]] = []
 
-    def behave(call: Call, responder: Responder) -> None:
+    def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
         nonlocal is_open
         is_open += 1
         open_at_once.append(is_open)
-        held.append((call, responder))
+        held.append((request, responder))
 
     world.behave["candidate"] = behave
 
     async def scenario() -> None:
         nonlocal is_open
         for _ in range(5):
-            assert (await ask(world, call_of()))[0] == ANSWER
+            assert (await ask(world, request_of()))[0] == ANSWER
         while world.router.routing.num_open:
             if held:
                 is_open -= 1
@@ -135,9 +134,9 @@ def test_replays_that_ask_twice_keep_to_the_same_bounds(world: World) -> None:
 def test_a_target_that_fails_alone_is_the_candidates_failure(world: World) -> None:
     world.write(shadow=SHADOW, replays_match="own_target")
 
-    def behave(call: Call, responder: Responder) -> None:
-        is_alone = "num_draft_tokens" in call.tensors
-        (fails(EngineFailedError("gone")) if is_alone else answers())(call, responder)
+    def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
+        is_alone = request.num_draft_tokens is not None
+        (fails(EngineFailedError("gone")) if is_alone else answers())(request, responder)
 
     world.behave["candidate"] = behave
 
@@ -156,12 +155,12 @@ def test_a_replay_that_is_not_the_candidates_fault_goes_unnoted(world: World, er
 
 def test_a_replay_never_holds_the_answer_back(world: World) -> None:
     world.write(shadow=SHADOW)
-    world.behave["candidate"] = lambda call, responder: None
+    world.behave["candidate"] = lambda request, responder: None
 
     async def scenario() -> None:
         began_s = time.monotonic()
         for _ in range(12):
-            assert (await ask(world, call_of()))[0] == ANSWER
+            assert (await ask(world, request_of()))[0] == ANSWER
         assert time.monotonic() - began_s < 5
         begun, dropped = world.router.routing.replays
         assert (begun, dropped) == (2, 6)
@@ -169,41 +168,37 @@ def test_a_replay_never_holds_the_answer_back(world: World) -> None:
     run(world, scenario())
 
 
-def _text_cut(outputs: Tensors, end: int) -> Tensors:
-    return {**outputs, "text_length": outputs["text_length"] - (end == len(ANSWER))}
+def _at_end(change: Change) -> Change:
+    return lambda chunk: change(chunk) if chunk.finish_reason else chunk
 
 
-def _stops(outputs: Tensors, end: int) -> Tensors:
-    return {**outputs, "finish_reason": text_tensor("stop" if end == len(ANSWER) else "")}
+def _text_cut(chunk: Chunk) -> Chunk:
+    return replace(chunk, text_length=chunk.text_length - 1)
 
 
-def _too_long(outputs: Tensors, end: int) -> Tensors:
-    return {**outputs, "sequence_length": outputs["sequence_length"] + (end == len(ANSWER))}
+def _stops(chunk: Chunk) -> Chunk:
+    return replace(chunk, finish_reason="stop")
 
 
-def _other_log_prob(outputs: Tensors, end: int) -> Tensors:
-    if end != len(ANSWER):
-        return outputs
-    return {**outputs, "top_log_probs": np.nextafter(outputs["top_log_probs"], np.float32(0))}
+def _too_long(chunk: Chunk) -> Chunk:
+    return replace(chunk, sequence_length=chunk.sequence_length + 1)
 
 
-def _other_sum(outputs: Tensors, end: int) -> Tensors:
-    if end == len(ANSWER):
-        return outputs
-    return {**outputs, "cum_log_probs": outputs["cum_log_probs"] - np.float32(0.5)}
+def _other_log_prob(chunk: Chunk) -> Chunk:
+    changed = tuple(((token_id, math.nextafter(value, 0)),) for ((token_id, value),) in chunk.top_log_probs)
+    return replace(chunk, top_log_probs=changed)
 
 
-def _early_end(outputs: Tensors, end: int) -> Tensors:
-    return {**outputs, "finish_reason": text_tensor("length")}
+def _other_sum(chunk: Chunk) -> Chunk:
+    return chunk if chunk.finish_reason else replace(chunk, cum_log_prob=chunk.cum_log_prob - 0.5)
 
 
 FAULTS: dict[str, tuple[Change, str, str]] = {
-    "text": (_text_cut, "", ""),
-    "finish_reason": (_stops, "length", "stop"),
-    "sequence_length": (_too_long, "11", "12"),
-    "log_probs": (_other_log_prob, "cum_log_probs=", "cum_log_probs="),
+    "text": (_at_end(_text_cut), "", ""),
+    "finish_reason": (_at_end(_stops), "length", "stop"),
+    "sequence_length": (_at_end(_too_long), "11", "12"),
+    "log_probs": (_at_end(_other_log_prob), "cum_log_probs=", "cum_log_probs="),
     "chunks": (_other_sum, "", "cum_log_probs=-"),
-    "chunks: goes on": (_early_end, "", "the answer continues after finish_reason=length"),
 }
 
 
@@ -217,15 +212,13 @@ def test_whatever_else_a_client_hears_is_compared_too(
     change, expected, said = FAULTS[fault]
     world.write(shadow=SHADOW, replays_match=replays_match)
 
-    def behave(call: Call, responder: Responder) -> None:
-        is_alone = "num_draft_tokens" in call.tensors
-        (answers() if is_alone else answers(change=change))(call, responder)
+    def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
+        is_alone = request.num_draft_tokens is not None
+        (answers() if is_alone else answers(change=change))(request, responder)
 
     world.behave["candidate"] = behave
 
-    original, replay = replayed(
-        world, call_of(b"prompt", streaming=streaming, return_log_probs=scalar_tensor(True, np.bool_))
-    )
+    original, replay = replayed(world, request_of(b"prompt", streaming=streaming, num_log_probs=1))
     assert (original.answer, original.differs_in) == ("", "")
     assert (replay.answer, replay.differs_in) == ("diverged", fault.partition(":")[0])
     assert replay.num_common_tokens == len(ANSWER)
@@ -240,14 +233,14 @@ def test_log_probabilities_that_are_equal_in_all_bits_are_equal(world: World) ->
     world.write(shadow=SHADOW)
     world.behave["candidate"] = answers(size=4)
 
-    _, replay = replayed(world, call_of(return_log_probs=scalar_tensor(True, np.bool_)))
+    _, replay = replayed(world, request_of(num_log_probs=1))
     assert (replay.answer, replay.differs_in) == ("equal", "")
 
 
 def test_an_answer_to_a_client_whose_chunks_do_not_add_up_is_a_divergence(world: World) -> None:
     world.write(candidate=1.0)
-    world.behave["candidate"] = answers(change=_early_end)
-    assert run(world, ask(world, call_of(b"prompt")))[0] == ANSWER
+    world.behave["candidate"] = answers(change=_other_sum)
+    assert run(world, ask(world, request_of(b"prompt", num_log_probs=0)))[0] == ANSWER
     [found] = world.close()
     assert (found.arm, found.is_replay, found.answer, found.differs_in) == (
         "candidate",
@@ -261,7 +254,7 @@ def test_an_answer_to_a_client_whose_chunks_do_not_add_up_is_a_divergence(world:
 
 def test_an_answer_to_a_client_whose_chunks_add_up_is_not_compared(world: World) -> None:
     world.write(candidate=1.0)
-    run(world, ask(world, call_of(return_log_probs=scalar_tensor(True, np.bool_))))
+    run(world, ask(world, request_of(num_log_probs=1)))
     [found] = world.close()
     assert (found.arm, found.answer, found.divergence) == ("candidate", "", None)
 
@@ -271,17 +264,17 @@ def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World) ->
     received = threading.Semaphore(0)
     first_sent_at_s = 0.0
 
-    def behave(call: Call, responder: Responder) -> None:
+    def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
         nonlocal first_sent_at_s
         time.sleep(0.4)  # before the first response: that is no pause
         first_sent_at_s = time.monotonic()
-        responder.send(outputs_of(ANSWER[:3], 3), is_final=False)
+        responder.send(chunk_of(ANSWER[:3], 3), is_final=False)
         received.acquire(timeout=120)
         time.sleep(0.2)
-        responder.send(outputs_of(ANSWER[3:], 11), is_final=True)
+        responder.send(chunk_of(ANSWER[3:], 11), is_final=True)
 
     async def read() -> None:
-        async with aclosing(world.router.answer_tokens(call_of())) as responses:
+        async with aclosing(world.router.answer_tokens(request_of())) as responses:
             async for _ in responses:
                 received.release()
 
@@ -290,7 +283,7 @@ def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World) ->
     run(world, read())
     all_s = time.monotonic() - first_sent_at_s
     world.behave["stable"] = answers()
-    run(world, ask(world, call_of(streaming=False)))
+    run(world, ask(world, request_of(streaming=False)))
     streamed, whole = world.close()
     assert streamed.longest_pause_s is not None and 0.2 <= streamed.longest_pause_s <= all_s
     assert whole.longest_pause_s is None
@@ -300,5 +293,5 @@ def test_the_ratio_rule_is_not_compared(world: World) -> None:
     world.write(shadow=SHADOW)
     world.behave["candidate"] = answers(b"def mean():")
 
-    _, replay = replayed(world, call_of(use_draft_logits=scalar_tensor(True, np.bool_)))
+    _, replay = replayed(world, request_of(use_draft_logits=True))
     assert (replay.answer, replay.divergence) == ("", None)

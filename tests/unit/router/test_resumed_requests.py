@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from pipelines.errors import InvalidRequestError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
-from pipelines.router.preprocessing import _resumed as resumed
+from pipelines.router.preprocessing import resumed_by_client
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
-from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.request import GenerationRequest
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import ChunkStream
-from pipelines.wire.answer import spell
-from pipelines.wire.calls import Tensors
-from pipelines.wire.engine_request import GenerationCall
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import with_text
+from pipelines.wire.messages import EngineRequest
 from tests.support.examples import examples
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, request, run
 from tests.unit.executor.test_parameters import sampling_params
@@ -78,23 +78,20 @@ def server() -> tuple[Executor, Executor]:
     return draft, target
 
 
-def chunks_of(asked: GenerationRequest, draft_length: int) -> list[Tensors]:
+def chunks_of(asked: GenerationRequest, draft_length: int) -> list[Chunk]:
     """Answer a request on a new server as the model ``speculative`` does, streamed."""
     draft, target = server()
-    stream = ChunkStream(VOCABULARY, GenerationCall(asked, True, None, False, ""))
+    stream = ChunkStream(VOCABULARY, asked, streaming=True)
 
-    async def rounds() -> AsyncIterator[Tensors]:
+    async def rounds() -> AsyncIterator[Chunk]:
         async for part in speculate(
             asked, draft.complete, target.complete, FixedDraftLength(draft_length), stream=target.generate
         ):
-            output = Output(
-                part.token_ids, part.finish_reason, bool(part.finish_reason), log_probs=part.log_probs
-            )
-            chunk = stream.push(output, part.token_sources)
+            chunk = stream.push(part)
             if chunk is not None:
                 yield chunk
 
-    async def everything() -> list[Tensors]:
+    async def everything() -> list[Chunk]:
         return [chunk async for chunk in rounds()]
 
     return run([draft, target], everything)
@@ -102,45 +99,33 @@ def chunks_of(asked: GenerationRequest, draft_length: int) -> list[Tensors]:
 
 def resumed_request(whole: GenerationRequest, output_ids: list[int]) -> GenerationRequest:
     """Return the request that ``resume_output_ids`` makes of a whole one."""
-    inputs: dict[str, Any] = {"min_tokens": np.array([[whole.sampling.min_tokens]], np.int32)}
-    if whole.stop_words:
-        inputs["stop_words"] = np.array([whole.stop_words], np.object_)
-    tensors = {
-        "input_ids": whole.input_ids[np.newaxis],
-        "request_output_len": np.array([[whole.max_tokens]], np.int32),
-    }
-    made = resumed(tensors, np.array(output_ids, np.int32), inputs, VOCABULARY)
+    asked = EngineRequest(
+        tuple(whole.input_ids.tolist()), whole.max_tokens, sampling=whole.sampling, stop=whole.stop_words
+    )
+    made = resumed_by_client(asked, tuple(output_ids), VOCABULARY)
     return replace(
         whole,
-        input_ids=made["input_ids"][0],
-        prompt_length=int(made["prompt_length"].item()),
-        max_tokens=int(made["request_output_len"].item()),
+        input_ids=np.array(made.input_ids, np.int32),
+        prompt_length=made.prompt_length,
+        max_tokens=made.max_tokens,
     )
 
 
-def ids_of(chunks: list[Tensors]) -> list[int]:
-    return [token_id for chunk in chunks for token_id in chunk["output_ids"].reshape(-1).tolist()]
+def ids_of(chunks: list[Chunk]) -> list[int]:
+    return [token_id for chunk in chunks for token_id in chunk.output_ids]
 
 
-def text_of(chunks: list[Tensors]) -> str:
-    return "".join(spell(chunk, VOCABULARY) for chunk in chunks)
+def text_of(chunks: list[Chunk]) -> str:
+    return "".join(with_text(chunk, VOCABULARY).text for chunk in chunks)
 
 
-def log_probs_of(chunks: list[Tensors]) -> list[Any]:
-    """Return the log probability of each token and its alternatives, as bits."""
-    return [
-        (value, ids, top)
-        for chunk in chunks
-        for value, ids, top in zip(
-            chunk["output_log_probs"].reshape(-1).view(np.uint32).tolist(),
-            chunk["top_log_prob_ids"][0].tolist(),
-            chunk["top_log_probs"][0].view(np.uint32).tolist(),
-            strict=True,
-        )
-    ]
+def log_probs_of(chunks: list[Chunk]) -> list[Any]:
+    """Return the log probability of each token, and the alternatives, exactly."""
+    values = [value for chunk in chunks for value in chunk.log_probs]
+    return [*map(repr, values), *(repr(each) for chunk in chunks for each in chunk.top_log_probs)]
 
 
-def answered(ask: Callable[[], list[Tensors]]) -> list[Tensors] | None:
+def answered(ask: Callable[[], list[Chunk]]) -> list[Chunk] | None:
     """Return an answer; None if bad words and the grammar forbid every token somewhere."""
     try:
         return ask()
@@ -163,8 +148,8 @@ def test_the_rest_is_the_same_after_every_chunk(
     rest = chunks_of(resumed_request(whole, ids_of(kept)), lengths[1])
     assert ids_of(kept) + ids_of(rest) == ids_of(uncut)
     assert text_of(kept) + text_of(rest) == text_of(uncut)
-    assert log_probs_of(kept) + log_probs_of(rest) == log_probs_of(uncut)
-    assert rest[-1]["finish_reason"] == uncut[-1]["finish_reason"]
+    assert log_probs_of([*kept, *rest]) == log_probs_of(uncut)
+    assert rest[-1].finish_reason == uncut[-1].finish_reason
 
 
 @examples(200)
@@ -181,7 +166,7 @@ def test_after_any_tokens_the_rest_is_equal_or_refused(whole: GenerationRequest,
             break
         except InvalidRequestError as error:
             assert "ends inside a character or a possible stop word" in str(error)
-            assert len(known) not in np.cumsum([chunk["output_ids"].size for chunk in uncut])
+            assert len(known) not in np.cumsum([len(chunk.output_ids) for chunk in uncut])
             known = known[:-1]
     rest = chunks_of(asked, 3)
     text = VOCABULARY.join(known).decode("utf-8", "replace")

@@ -8,22 +8,20 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, ServerBusyError
-from pipelines.wire.calls import Call
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Responder
-from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.unit.router.router_world import (
     ANSWER,
     World,
     answers,
-    arm_of,
     ask,
-    call_of,
+    chunk_of,
     fails,
-    outputs_of,
+    request_of,
     run,
 )
 
@@ -37,25 +35,23 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_every_arm_gets_the_same_seed_and_a_client_may_name_its_arm(world: World) -> None:
     world.write(0.5)
-    _, last = run(world, ask(world, call_of(arm=text_tensor("candidate"))))
-    assert arm_of(last) == "candidate"
-    assert "seed" in world.asked[-1][1].tensors
-    given = scalar_tensor(7, np.uint64)
-    run(world, ask(world, call_of(arm=text_tensor("control"), seed=given)))
-    assert world.asked[-1][1].tensors["seed"].item() == 7
+    _, last = run(world, ask(world, request_of(), "candidate"))
+    assert last.arm == "candidate"
+    run(world, ask(world, request_of(seed=7), "control"))
+    assert world.asked[-1][1].sampling.seed == 7
     with pytest.raises(InvalidRequestError, match="there is no such arm"):
-        run(world, ask(world, call_of(arm=text_tensor("canary"))))
+        run(world, ask(world, request_of(), "canary"))
     assert [each.overridden for each in world.close()] == [True, True]
 
 
 def test_during_a_rollout_no_arm_is_told_the_session(world: World) -> None:
-    call = call_of(session_id=text_tensor("s"))
+    request = request_of(session_id="s")
     world.write(None)
-    run(world, ask(world, call))
-    assert world.asked[-1][1].tensors["session_id"].item() == b"s"
+    run(world, ask(world, request))
+    assert world.asked[-1][1].session_id == "s"
     world.write(0.5)
-    run(world, ask(world, call))
-    assert "session_id" not in world.asked[-1][1].tensors
+    run(world, ask(world, request))
+    assert world.asked[-1][1].session_id == ""
     assert [each.session_id for each in world.close()] == ["s", "s"]
 
 
@@ -66,18 +62,18 @@ def test_a_candidate_that_fails_is_stood_in_for_and_no_token_is_lost(
 ) -> None:
     world.write(1.0)
     world.behave["candidate"] = fails(error, after)
-    text, last = run(world, ask(world, call_of()))
+    text, last = run(world, ask(world, request_of()))
     assert text == ANSWER
-    assert (arm_of(last), last["fallback_from"].item()) == ("stable", b"candidate")
+    assert (last.arm, last.fallback_from) == ("stable", ("candidate",))
     (noted,) = world.close()
     reason = "busy" if isinstance(error, ServerBusyError) else "error"
     assert (noted.arm, noted.fallback_from, noted.fallback_reasons) == ("stable", ("candidate",), (reason,))
 
 
-def goes_on(call: Call, responder: Responder) -> None:
+def goes_on(request: EngineRequest, responder: Responder[Chunk]) -> None:
     """Resume with ``dex main():``, whatever output it is given."""
-    num_known = call.tensors["input_ids"].size - call.tensors.get("prompt_length", np.array(1)).item()
-    answers(b"dex main():"[num_known:])(call, responder)
+    num_known = len(request.input_ids) - (request.prompt_length or 1)
+    answers(b"dex main():"[num_known:])(request, responder)
 
 
 @pytest.mark.parametrize("after", [1, 4, 10])
@@ -87,34 +83,27 @@ def test_a_candidate_with_another_target_that_fails_in_mid_stream_loses_no_reque
     world.write(1.0)
     world.behave["candidate"] = fails(EngineFailedError("gone"), after)
     world.behave["stable"] = goes_on
-    call = call_of(request_output_len=scalar_tensor(11, np.int32), seed=scalar_tensor(5, np.uint64))
-    text, last = run(world, ask(world, call))
+    text, last = run(world, ask(world, request_of(max_tokens=11, seed=5)))
     assert text == ANSWER[:after] + b"dex main():"[after:]
-    assert (arm_of(last), last["fallback_from"].item()) == ("stable", b"candidate")
+    assert (last.arm, last.fallback_from) == ("stable", ("candidate",))
     (noted,) = world.close()
     assert (noted.arm, noted.fallback_reasons, noted.failure) == ("stable", ("error",), "")
     if after == 1:
         return  # both begin with the same token
-    asked = world.asked[-1][1].tensors
-    assert bytes(asked["input_ids"].reshape(-1).astype(np.uint8)) == b"x" + ANSWER[:after]
-    told = {name: asked[name].item() for name in ("prompt_length", "input_lengths", "request_output_len")}
-    assert told == {"prompt_length": 1, "input_lengths": 1 + after, "request_output_len": 11 - after}
-    assert asked["seed"].item() == 5
-    assert last["sequence_length"].item() == 11
+    asked = world.asked[-1][1]
+    assert bytes(asked.input_ids) == b"x" + ANSWER[:after]
+    assert (asked.prompt_length, asked.max_tokens, asked.sampling.seed) == (1, 11 - after, 5)
+    assert last.sequence_length == 11
 
 
 def test_an_answer_that_the_client_had_begun_is_resumed_behind_its_own_prompt(world: World) -> None:
     world.write(1.0)
     world.behave["candidate"] = fails(EngineFailedError("gone"), after=4)
     world.behave["stable"] = answers(b"dex main():")  # differs, so it is asked to resume
-    call = call_of(
-        b"xyz", prompt_length=scalar_tensor(1, np.int32), request_output_len=scalar_tensor(11, np.int32)
-    )
-    run(world, ask(world, call))
-    asked = world.asked[-1][1].tensors
-    assert bytes(asked["input_ids"].reshape(-1).astype(np.uint8)) == b"xyz" + ANSWER[:4]
-    told = {name: asked[name].item() for name in ("prompt_length", "input_lengths", "request_output_len")}
-    assert told == {"prompt_length": 1, "input_lengths": 7, "request_output_len": 7}
+    run(world, ask(world, request_of(b"xyz", prompt_length=1, max_tokens=11)))
+    asked = world.asked[-1][1]
+    assert bytes(asked.input_ids) == b"xyz" + ANSWER[:4]
+    assert (asked.prompt_length, asked.max_tokens) == (1, 7)
 
 
 def test_a_request_is_lost_only_if_no_arm_resumes_it(world: World) -> None:
@@ -123,7 +112,7 @@ def test_a_request_is_lost_only_if_no_arm_resumes_it(world: World) -> None:
     world.behave["stable"] = fails(EngineFailedError("the stable pair is gone"), after=2)
     world.behave["control"] = fails(EngineFailedError("the control is gone"))
     with pytest.raises(EngineFailedError, match="the candidate is gone"):
-        run(world, ask(world, call_of()))
+        run(world, ask(world, request_of()))
     (noted,) = world.close()
     assert noted.failure == "error"
 
@@ -134,7 +123,7 @@ def test_the_arm_that_failed_is_charged_and_not_the_one_that_was_busy(world: Wor
     for arm in ("stable", "control"):
         world.behave[arm] = fails(ServerBusyError("the queue is full"))
     with pytest.raises(EngineFailedError, match="gone"):
-        run(world, ask(world, call_of()))
+        run(world, ask(world, request_of()))
     (noted,) = world.close()
     assert (noted.arm, noted.failure) == ("candidate", "error")
 
@@ -145,7 +134,7 @@ def test_a_burst_takes_no_arm_out(world: World) -> None:
         world.behave[arm] = answers(delay_s=0.001)
 
     async def scenario() -> None:
-        burst = await asyncio.gather(*(ask(world, call_of(streaming=False)) for _ in range(600)))
+        burst = await asyncio.gather(*(ask(world, request_of(streaming=False)) for _ in range(600)))
         assert {text for text, _ in burst} == {ANSWER}
 
     run(world, scenario())
@@ -158,16 +147,16 @@ def test_a_whole_answer_comes_from_one_arm(world: World) -> None:
     world.write(1.0)
     world.behave["candidate"] = fails(EngineFailedError("gone"), after=4)
     world.behave["stable"] = goes_on
-    text, _ = run(world, ask(world, call_of(streaming=False)))
+    text, _ = run(world, ask(world, request_of(streaming=False)))
     assert text == b"dex main():"
-    assert all("prompt_length" not in call.tensors for _, call in world.asked)
+    assert all(request.prompt_length is None for _, request in world.asked)
 
 
 def test_a_slow_candidate_is_helped_out(world: World) -> None:
     world.write(1.0, slow_after_s=0.2)
-    world.behave["candidate"] = lambda call, responder: None
-    text, last = run(world, ask(world, call_of()))
-    assert (text, arm_of(last)) == (ANSWER, "stable")
+    world.behave["candidate"] = lambda request, responder: None
+    text, last = run(world, ask(world, request_of()))
+    assert (text, last.arm) == (ANSWER, "stable")
     (noted,) = world.close()
     assert noted.fallback_reasons == ("timeout",)
 
@@ -176,8 +165,8 @@ def test_a_silent_stable_pair_is_not_asked_twice(world: World) -> None:
     """It may read a long prompt, and its target alone computes on the same engine."""
     world.write(0.0, slow_after_s=0.05)
     world.behave["stable"] = answers(delay_s=0.3)
-    _, last = run(world, ask(world, call_of()))
-    assert arm_of(last) == "stable" and [arm for arm, _ in world.asked] == ["stable"]
+    _, last = run(world, ask(world, request_of()))
+    assert last.arm == "stable" and [arm for arm, _ in world.asked] == ["stable"]
 
 
 def test_an_arm_that_keeps_failing_is_left_out_and_comes_back(world: World) -> None:
@@ -186,12 +175,12 @@ def test_an_arm_that_keeps_failing_is_left_out_and_comes_back(world: World) -> N
 
     async def scenario() -> None:
         for _ in range(8):
-            await ask(world, call_of())
+            await ask(world, request_of())
         assert sum(arm == "candidate" for arm, _ in world.asked) == 5
         assert world.router.routing.is_out("candidate")
         world.behave["candidate"] = answers()
         await asyncio.sleep(1.1)
-        assert arm_of((await ask(world, call_of()))[1]) == "candidate"
+        assert (await ask(world, request_of()))[1].arm == "candidate"
         assert not world.router.routing.is_out("candidate")
 
     run(world, scenario())
@@ -199,10 +188,10 @@ def test_an_arm_that_keeps_failing_is_left_out_and_comes_back(world: World) -> N
 
 def test_observations_match_the_answers(world: World) -> None:
     world.write()
-    run(world, ask(world, call_of(request_id="mine", num_draft_tokens=scalar_tensor(2, np.int32))))
-    text, last = run(world, ask(world, call_of(streaming=False)))
-    assert text == bytes(last["output_ids"].reshape(-1).astype(np.uint8)) == ANSWER
-    assert last["text_length"].item() == last["accepted_mask"].size == len(ANSWER)
+    run(world, ask(world, request_of(request_id="mine", num_draft_tokens=2)))
+    text, last = run(world, ask(world, request_of(streaming=False)))
+    assert text == bytes(last.output_ids) == last.text.encode() == ANSWER
+    assert len(last.accepted_mask) == len(ANSWER)
     streamed, whole = world.close()
     assert streamed.request_id.startswith("mine/")
     assert (streamed.num_output_tokens, streamed.drafted_per_round) == (11, (0, 2, 4, 2))
@@ -216,16 +205,15 @@ def test_observations_match_the_answers(world: World) -> None:
 
 def test_prompts_are_named_by_what_decides_the_answer(world: World) -> None:
     world.write()
-    warm = {"temperature": scalar_tensor(0.5, np.float32)}
-    calls = [
-        call_of(b"x", seed=scalar_tensor(1, np.uint64)),
-        call_of(b"x", seed=scalar_tensor(2, np.uint64)),
-        call_of(b"y"),
-        call_of(b"x", seed=scalar_tensor(1, np.uint64), **warm),
-        call_of(b"x", seed=scalar_tensor(2, np.uint64), **warm),
+    requests = [
+        request_of(b"x", seed=1),
+        request_of(b"x", seed=2),
+        request_of(b"y"),
+        request_of(b"x", seed=1, temperature=0.5),
+        request_of(b"x", seed=2, temperature=0.5),
     ]
-    for call in calls:
-        run(world, ask(world, call))
+    for request in requests:
+        run(world, ask(world, request))
     names = [each.prompt_id for each in world.close()]
     assert names[0] == names[1]
     assert len(set(names)) == 4
@@ -233,10 +221,10 @@ def test_prompts_are_named_by_what_decides_the_answer(world: World) -> None:
 
 def test_a_client_that_leaves_is_not_noted_and_its_arm_is_told(world: World) -> None:
     world.write()
-    world.behave["stable"] = lambda call, responder: responder.send(outputs_of(b"de", 2), is_final=False)
+    world.behave["stable"] = lambda request, responder: responder.send(chunk_of(b"de", 2), is_final=False)
 
     async def leave() -> None:
-        async with aclosing(world.router.answer_tokens(call_of())) as responses:
+        async with aclosing(world.router.answer_tokens(request_of())) as responses:
             await anext(responses)
 
     run(world, leave())

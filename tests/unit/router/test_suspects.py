@@ -15,9 +15,10 @@ from pipelines.router import suspects
 from pipelines.router.arms import LiveArms, pair_in_service
 from pipelines.router.suspects import REFUSED_FOR_S, Suspects
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import Call
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder
-from tests.unit.router.router_world import ANSWER, World, ask, call_of, outputs_of
+from tests.unit.router.router_world import ANSWER, World, ask, chunk_of, request_of
 
 _STARTS_S = 0.3
 _RESPONSE_S = 0.03
@@ -40,20 +41,19 @@ class MortalEngine:
         self._lives = threading.Event()
         self._servers = [CallServer(path, self._begin) for path in self._paths]
 
-    def _begin(self, call: Call, outlet: Outlet) -> None:
-        threading.Thread(target=self._answer, args=(call, Responder(outlet, ""), self._lives)).start()
+    def _begin(self, request: EngineRequest, outlet: Outlet[Chunk]) -> None:
+        threading.Thread(target=self._answer, args=(request, Responder(outlet, ""), self._lives)).start()
 
-    def _answer(self, call: Call, responder: Responder, ended: threading.Event) -> None:
-        prompt = bytes(call.tensors["input_ids"].reshape(-1).astype("uint8"))
-        num_prompt = call.tensors["prompt_length"].item() if "prompt_length" in call.tensors else len(prompt)
-        num_known = len(prompt) - num_prompt
+    def _answer(self, request: EngineRequest, responder: Responder[Chunk], ended: threading.Event) -> None:
+        prompt = bytes(request.input_ids)
+        num_known = len(prompt) - (request.prompt_length or len(prompt))
         for end in range(num_known, len(ANSWER) + 1):
             if prompt.startswith(KILLER) and end >= self._kills_after:
                 self._die(ended)
             if ended.wait(_RESPONSE_S):
                 return
             if end > num_known:
-                responder.send(outputs_of(ANSWER[end - 1 : end], end), is_final=end == len(ANSWER))
+                responder.send(chunk_of(ANSWER[end - 1 : end], end), is_final=end == len(ANSWER))
 
     def _die(self, ended: threading.Event) -> None:
         if ended.is_set():
@@ -82,7 +82,7 @@ def router_of(world: World, folder: Path) -> None:
 
 async def answered(world: World, prompt: bytes, *, streaming: bool = True) -> Any:
     try:
-        return (await ask(world, call_of(prompt, streaming=streaming)))[0]
+        return (await ask(world, request_of(prompt, streaming=streaming)))[0]
     except (InvalidRequestError, ProcessEndedError) as error:
         return error
 

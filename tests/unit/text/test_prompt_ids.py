@@ -1,4 +1,4 @@
-"""Tests of prompts as token ids: the engine gets the same tensors as for their text."""
+"""Tests of prompts as token ids: the engine gets the same as for their text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import pytest
 from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.manifest import sha256_file
 from pipelines.router.preprocessing import Preprocessing
+from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.wire.tensors import scalar_tensor, text_tensor
+from pipelines.triton.backend.tensors import scalar_tensor, text_tensor
+from pipelines.triton.text.inputs import completion_request
+from pipelines.wire.messages import EngineRequest
+from pipelines.wire.request import CompletionRequest
 from tests.support.trained_tokenizers import byte_level
 
 
@@ -28,18 +32,19 @@ def ids_tensor(*ids: int) -> np.ndarray:
     return np.array([ids], np.int32)
 
 
-def ask(preprocessing: Preprocessing, **inputs: Any) -> dict[str, Any]:
-    return preprocessing({"max_tokens": scalar_tensor(4, np.int32), **inputs})
+def ask(preprocessing: Preprocessing, **inputs: Any) -> EngineRequest:
+    return preprocessing(completion_request({"max_tokens": scalar_tensor(4, np.int32), **inputs}))
 
 
 def test_ids_give_the_engine_what_their_text_gives_it(preprocessing: Preprocessing) -> None:
-    words = {"stop_words": text_tensor(b"\n"), "temperature": scalar_tensor(0.5, np.float32)}
+    words = {
+        "stop_words": text_tensor(b"\n"),
+        "temperature": scalar_tensor(0.5, np.float32),
+        "seed": scalar_tensor(1, np.uint64),
+    }
     of_text = ask(preprocessing, text_input=text_tensor(b"x = 1"), **words)
-    of_ids = ask(preprocessing, input_ids=of_text["input_ids"], **words)
-    assert of_text.keys() == of_ids.keys()
-    for name, array in of_text.items():
-        np.testing.assert_array_equal(array, of_ids[name])
-        assert array.dtype == of_ids[name].dtype
+    assert of_text.sampling == SamplingParams(temperature=0.5, seed=1) and of_text.stop == (b"\n",)
+    assert ask(preprocessing, input_ids=ids_tensor(*of_text.input_ids), **words) == of_text
 
 
 TRUE = scalar_tensor(True, np.bool_)
@@ -84,7 +89,7 @@ def test_many_special_tokens_are_not_too_long_a_text(tmp_path: Path) -> None:
     asked = ask(
         ModelParameters("generate", values).preprocessing(), text_input=text, parse_special_tokens=TRUE
     )
-    assert asked["input_ids"].size == 91
+    assert len(asked.input_ids) == 91
 
 
 @pytest.mark.parametrize("name", ["<s>", "a</s>b"])
@@ -96,10 +101,10 @@ def test_a_stop_word_with_a_special_token_stays_refused(preprocessing: Preproces
 
 def test_the_parsing_tokenizer_is_loaded_on_a_thread_when_it_is_needed(preprocessing: Preprocessing) -> None:
     texts = (b"<s>x", b"x</s>", b"<s>x")
-    plain = {"text_input": text_tensor(b"x")}
+    plain, parsed = CompletionRequest("x"), CompletionRequest("x", parse_special_tokens=True)
     assert preprocessing.is_quick(plain)
-    assert not preprocessing.is_quick({**plain, "parse_special_tokens": TRUE})
+    assert not preprocessing.is_quick(parsed)
     asked = [ask(preprocessing, text_input=text_tensor(text), parse_special_tokens=TRUE) for text in texts]
-    assert preprocessing.is_quick({**plain, "parse_special_tokens": TRUE})
-    assert asked[0]["input_ids"].tolist() == asked[2]["input_ids"].tolist()
-    assert asked[1]["input_ids"][0, -1] == byte_level().token_to_id("</s>")
+    assert preprocessing.is_quick(parsed)
+    assert asked[0].input_ids == asked[2].input_ids
+    assert asked[1].input_ids[-1] == byte_level().token_to_id("</s>")

@@ -6,9 +6,7 @@ import json
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +17,8 @@ from pipelines.text.chunk_boundary import ChunkBoundary
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 from pipelines.text.special_names import MARK, mark_user_names
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.answer import TextOutputs
-from pipelines.wire.tensors import scalar_tensor
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import with_text
 from tests.support.examples import examples
 from tests.support.trained_tokenizers import TOKENIZERS, unigram, with_bos
 
@@ -182,13 +180,8 @@ def test_chunks_join_to_the_decoded_text_of_the_whole(kind: str, skip: bool, dat
 
 
 def text_of(vocabulary: Vocabulary, ids: list[int], *, skip: bool, text_length: int = 10**6) -> str:
-    outputs: dict[str, Any] = {
-        "output_ids": np.array([[ids]], np.int32),
-        "text_length": scalar_tensor(text_length, np.int32),
-        "output_log_probs": np.empty((1, 1, 0), np.float32),
-    }
-    sent = TextOutputs(vocabulary, skip_special_tokens=skip).of((outputs, False))[0]
-    return bytes(sent["text_output"].item()).decode()
+    chunk = Chunk("", tuple(ids), (), "", 0.0, len(ids), text_length=text_length)
+    return with_text(chunk, vocabulary, skip_special_tokens=skip).text
 
 
 def test_a_stop_word_cuts_a_text_with_special_tokens_too() -> None:

@@ -7,7 +7,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +16,9 @@ from pipelines.manifest import sha256_file
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.wire.tensors import scalar_tensor, text_tensor
-from pipelines.wire.word_list import WordKind
+from pipelines.triton.text.ensemble_steps import word_ids
+from pipelines.wire.messages import EngineRequest
+from pipelines.wire.request import CompletionRequest
 from tests.support.examples import examples
 from tests.support.trained_tokenizers import TEXTS, TOKENIZERS, byte_level
 
@@ -44,10 +44,8 @@ def start(tmp_path: Path) -> Callable[[Tokenizer], Preprocessing]:
     return start
 
 
-def ask(preprocessing: Preprocessing, text: str, **others: Any) -> dict[str, Any]:
-    tensors = {"text_input": text_tensor(text.encode()), "max_tokens": scalar_tensor(4, np.int32)}
-    words = {name: text_tensor(value) for name, value in others.items() if isinstance(value, bytes)}
-    return preprocessing({**tensors, **others, **words})
+def ask(preprocessing: Preprocessing, text: str, **others: Any) -> EngineRequest:
+    return preprocessing(CompletionRequest(text, max_tokens=4, **others))
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -72,39 +70,38 @@ def test_joined_bytes_are_the_decoded_text_of_any_tokens(kind: str, data: st.Dat
 
 
 @pytest.mark.parametrize("word", ["\n", "return", " return", "1, 2", "é"])
-@pytest.mark.parametrize("kind", list(WordKind))
-def test_words_are_spelled_without_the_prefix_space(
-    word: str, kind: WordKind, tokenizer: Tokenizer, start: Callable[[Tokenizer], Preprocessing]
+def test_words_are_bytes_without_the_prefix_space(
+    word: str, tokenizer: Tokenizer, start: Callable[[Tokenizer], Preprocessing]
 ) -> None:
     preprocessing = start(tokenizer)
-    tensors = ask(preprocessing, "x", **{kind.value: word.encode()})
-    flat, ends = tensors[kind.list_tensor][0]
-    assert preprocessing.vocabulary.join(flat[: ends[0]].tolist()) == word.encode()
+    asked = ask(preprocessing, "x", stop_words=(word,), bad_words=(word,))
+    assert asked.stop == asked.bad_words == (word.encode(),)
+    ids = word_ids(word.encode(), preprocessing)
+    assert preprocessing.vocabulary.join(ids) == word.encode()
 
 
 def test_truncation_and_padding_of_a_trainer_are_ignored(
     tokenizer: Tokenizer, start: Callable[[Tokenizer], Preprocessing]
 ) -> None:
     text = TEXTS[0]
-    plain = ask(start(tokenizer), text)["input_ids"]
+    plain = ask(start(tokenizer), text).input_ids
     trained = Tokenizer.from_str(tokenizer.to_str())
     trained.enable_truncation(max_length=4)
-    assert (ask(start(trained), text)["input_ids"] == plain).all()
+    assert ask(start(trained), text).input_ids == plain
     padded = Tokenizer.from_str(tokenizer.to_str())
     padded.enable_padding(length=200)
-    assert (ask(start(padded), text)["input_ids"] == plain).all()
+    assert ask(start(padded), text).input_ids == plain
 
 
 def test_bos_is_there_once(tokenizer: Tokenizer, start: Callable[[Tokenizer], Preprocessing]) -> None:
     """A chat template writes BOS into its text, and the tokenizer adds another."""
     preprocessing = start(tokenizer)
     bos = tokenizer.token_to_id("<s>")
-    parse = scalar_tensor(True, np.bool_)
     for text in ("x = 1", "<s>x = 1"):
-        ids = ask(preprocessing, text, parse_special_tokens=parse)["input_ids"][0].tolist()
+        ids = ask(preprocessing, text, parse_special_tokens=True).input_ids
         assert ids[0] == bos and bos not in ids[1:]
-    without = ask(preprocessing, "x = 1", add_special_tokens=scalar_tensor(False, np.bool_))
-    assert [bos, *without["input_ids"][0].tolist()] == ask(preprocessing, "x = 1")["input_ids"][0].tolist()
+    without = ask(preprocessing, "x = 1", add_special_tokens=False)
+    assert (bos, *without.input_ids) == ask(preprocessing, "x = 1").input_ids
 
 
 def test_an_added_token_that_is_not_special_is_spelled(start: Callable[[Tokenizer], Preprocessing]) -> None:

@@ -22,14 +22,16 @@ from pipelines.errors import (
     ServerStartError,
     from_wire,
 )
+from pipelines.speculation.request import GenerationRequest
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.tensors import scalar_tensor, text_tensor
 from pipelines.triton.backend.wire import SentTensors, TritonWire
 from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.token_times import TokenTimes
-from pipelines.wire.engine_request import GenerationCall
-from pipelines.wire.tensors import scalar_tensor, text_tensor
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 from tests.support.fake_triton import FakeRequest, FakeTensor, FakeTritonError, engine_tensors, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
 
@@ -41,18 +43,18 @@ class ScriptedAnswerer:
     end_ids = (0,)
     grammars = None
 
-    def __init__(self, script: Callable[[], AsyncIterator[tuple[dict[str, Any], bool]]]) -> None:
+    def __init__(self, script: Callable[[], AsyncIterator[Chunk]]) -> None:
         self._script = script
         self.was_closed = threading.Event()
 
-    def check(self, call: GenerationCall) -> None:
-        if call.request.max_tokens == 13:
+    def check(self, asked: EngineRequest, request: GenerationRequest) -> None:
+        if request.max_tokens == 13:
             raise InvalidRequestError("unlucky")
 
-    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[dict[str, Any], bool]]:
+    async def answer(self, asked: EngineRequest, request: GenerationRequest) -> AsyncIterator[Chunk]:
         try:
-            async for response in self._script():
-                yield response
+            async for chunk in self._script():
+                yield chunk
         finally:
             self.was_closed.set()
 
@@ -76,20 +78,17 @@ def serve() -> Iterator[Callable[[ScriptedAnswerer], GenerationModel]]:
         model.close()
 
 
-def response(number: int) -> dict[str, Any]:
-    return {
-        "output_ids": np.array([[[number]]], dtype=np.int32),
-        "sequence_length": np.array([[1]], dtype=np.int32),
-    }
+def chunk_of(number: int) -> Chunk:
+    return Chunk("", (number,), (False,), "stop" if number == 2 else "", 0.0, 1)
 
 
-async def three() -> AsyncIterator[tuple[dict[str, Any], bool]]:
+async def three() -> AsyncIterator[Chunk]:
     for number in range(3):
-        yield response(number), number == 2
+        yield chunk_of(number)
 
 
-async def for_ever() -> AsyncIterator[tuple[dict[str, Any], bool]]:
-    yield response(0), False
+async def for_ever() -> AsyncIterator[Chunk]:
+    yield chunk_of(0)
     await asyncio.sleep(3600)
 
 

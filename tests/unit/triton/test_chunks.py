@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.speculation.log_probs import LogProbs
+from pipelines.speculation.loop import Round
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.stop_words import StopWordMatcher
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import ChunkStream
-from pipelines.wire.answer import spell
-from pipelines.wire.calls import Tensors
-from pipelines.wire.engine_request import GenerationCall
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import with_text
 
 # Token i spells byte i; then some longer ones, one that ends inside a character, and a special one.
 WORDS = (b"def ", b"return", b" caf\xc3", b"\xa9!", "☕".encode(), b"")
@@ -53,13 +53,13 @@ def output_of(ids: list[int], first_position: int, request: GenerationRequest) -
 
 
 def stream_of(request: GenerationRequest, *, streaming: bool = True) -> ChunkStream:
-    return ChunkStream(VOCABULARY, GenerationCall(request, streaming, None, False, ""))
+    return ChunkStream(VOCABULARY, request, streaming=streaming)
 
 
 def chunks_of(
     rounds: list[list[int]], request: GenerationRequest, *, streaming: bool, num_accepted: int | None = None
-) -> list[Tensors]:
-    """Return the responses of the target alone, or of a pair some of whose tokens were accepted."""
+) -> list[Chunk]:
+    """Return the chunks of the target alone, or of a pair some of whose tokens were accepted."""
     stream = stream_of(request, streaming=streaming)
     chunks = []
     position = 0
@@ -68,20 +68,25 @@ def chunks_of(
         position += len(ids)
         if number == len(rounds):
             output = Output(output.token_ids, "length", True, output.log_probs)
-        sources = None if num_accepted is None else (np.arange(len(ids)) < num_accepted).astype(np.int32)
-        chunk = stream.push(output, sources)
+        said: Output | Round = output
+        if num_accepted is not None:
+            accepted = min(num_accepted, len(ids))
+            said = Round(
+                output.token_ids,
+                accepted,
+                accepted,
+                output.finish_reason,
+                num_by_model=accepted,
+                log_probs=output.log_probs,
+            )
+        chunk = stream.push(said)
         if chunk is not None:
             chunks.append(chunk)
     return chunks
 
 
-def values_of(chunk: Tensors, name: str) -> list[Any]:
-    values: list[Any] = chunk[name].reshape(-1).tolist()
-    return values
-
-
-def text_of(chunk: Tensors) -> str:
-    return spell(chunk, VOCABULARY)
+def text_of(chunk: Chunk) -> str:
+    return with_text(chunk, VOCABULARY).text
 
 
 def as_an_engine_ends(rounds: list[list[int]], request: GenerationRequest) -> list[list[int]]:
@@ -118,18 +123,19 @@ def test_streamed_chunks_join_to_the_whole(
     streamed = chunks_of(kept, request, streaming=True)
     (whole,) = chunks_of(kept, request, streaming=False)
     assert "".join(map(text_of, streamed)) == text_of(whole)
-    assert [chunk["finish_reason"].item() for chunk in streamed] == [b""] * (len(streamed) - 1) + [b"length"]
-    assert values_of(streamed[-1], "sequence_length") == values_of(whole, "sequence_length")
-    assert values_of(whole, "sequence_length") == [sum(map(len, kept))]
-    names = "output_ids", "output_log_probs", "top_log_prob_ids", "top_log_probs"
-    for name in names:
-        assert [each for chunk in streamed for each in values_of(chunk, name)] == values_of(whole, name), name
-    assert streamed[-1]["cum_log_probs"] == whole["cum_log_probs"]  # bit by bit
+    assert [chunk.finish_reason for chunk in streamed] == [""] * (len(streamed) - 1) + ["length"]
+    assert streamed[-1].sequence_length == whole.sequence_length == sum(map(len, kept))
+    for name in ("output_ids", "log_probs", "top_log_probs"):
+        assert tuple(each for chunk in streamed for each in getattr(chunk, name)) == getattr(whole, name), (
+            name
+        )
+    assert streamed[-1].cum_log_prob == whole.cum_log_prob  # bit by bit
     if num_log_probs is not None:
         for chunk in streamed:
-            ids = values_of(chunk, "output_ids")
-            assert chunk["output_log_probs"].size == len(ids)
-            assert chunk["top_log_prob_ids"][0].tolist() == [[i] * num_log_probs for i in ids]
+            assert len(chunk.log_probs) == len(chunk.output_ids)
+            if num_log_probs:
+                ids = [[token_id for token_id, _ in each] for each in chunk.top_log_probs]
+                assert ids == [[i] * num_log_probs for i in chunk.output_ids]
 
 
 @given(ROUNDS, STOP_WORDS.filter(bool), st.integers(0, 12))
@@ -142,7 +148,7 @@ def test_text_is_cut_only_at_stop_words_that_begin_after_the_least_tokens(
     (whole,) = chunks_of(kept, request, streaming=False)
     before, after = VOCABULARY.join(ids[:min_tokens]), VOCABULARY.join(ids[min_tokens:])
     starts = [start for word in stop_words if (start := after.find(word)) >= 0]
-    assert values_of(whole, "text_length") == [len(before) + min(starts, default=len(after))]
+    assert whole.text_length == len(before) + min(starts, default=len(after))
 
 
 def test_a_chunk_waits_for_the_end_of_a_character_and_of_a_possible_stop_word() -> None:
@@ -151,12 +157,12 @@ def test_a_chunk_waits_for_the_end_of_a_character_and_of_a_possible_stop_word() 
     streamed = chunks_of(rounds, request, streaming=True)
     assert [text_of(chunk) for chunk in streamed] == ["def ", " café!", "rex☕", "!"]
     # Log probabilities and sources travel with their tokens, withheld or not.
-    thirds = [chunk["output_log_probs"].reshape(-1) * -3 for chunk in streamed]
+    thirds = [np.array(chunk.log_probs) * -3 for chunk in streamed]
     assert [np.round(part).tolist() for part in thirds] == [[0], [1, 2], [3, 4, 5, 6], [7]]
     of_a_pair = chunks_of(rounds, request, streaming=True, num_accepted=1)
-    sources = [values_of(chunk, "token_sources") for chunk in of_a_pair]
-    assert sources == [[1], [0, 1], [0, 0, 1, 0], [1]]
-    assert [values_of(chunk, "accepted_mask") for chunk in of_a_pair] == [list(map(bool, s)) for s in sources]
+    sources = [chunk.token_sources for chunk in of_a_pair]
+    assert sources == [(1,), (0, 1), (0, 0, 1, 0), (1,)]
+    assert [chunk.accepted_mask for chunk in of_a_pair] == [tuple(map(bool, each)) for each in sources]
 
 
 def test_nothing_waits_for_a_stop_word_that_may_not_begin_yet() -> None:
@@ -167,8 +173,7 @@ def test_nothing_waits_for_a_stop_word_that_may_not_begin_yet() -> None:
 
 def test_an_output_that_ends_at_once_is_one_empty_chunk() -> None:
     (chunk,) = chunks_of([[]], request_of(), streaming=True)
-    found = (chunk["output_ids"].size, chunk["text_length"].item(), chunk["finish_reason"].item())
-    assert found == (0, 0, b"length")
+    assert (chunk.output_ids, chunk.text_length, chunk.finish_reason) == ((), 0, "length")
 
 
 def test_between_the_first_and_the_last_chunk_lies_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +189,7 @@ def test_between_the_first_and_the_last_chunk_lies_a_pause(monkeypatch: pytest.M
         now_s += 0.007
     assert sent == ["a", None, None, "bcd", None, None, "efg", None, None, "hij"]
     last = stream.push(Output(np.array([ord("!")], np.int32), "length", True, None, None))
-    assert last is not None and text_of(last) == "!" and values_of(last, "sequence_length") == [11]
+    assert last is not None and text_of(last) == "!" and last.sequence_length == 11
 
 
 def test_the_cached_tokens_of_a_prompt_are_those_that_the_first_round_found() -> None:
@@ -192,4 +197,4 @@ def test_the_cached_tokens_of_a_prompt_are_those_that_the_first_round_found() ->
     stream = stream_of(request)
     found = (replace(output_of([65], place, request), num_cached=num) for place, num in ((0, 4), (1, 7)))
     chunks = [stream.push(output) for output in found]
-    assert [values_of(chunk, "cached_prompt_tokens") for chunk in chunks if chunk] == [[4], [4]]
+    assert [chunk.num_cached for chunk in chunks if chunk] == [4, 4]

@@ -13,8 +13,8 @@ from pipelines.errors import InternalError, InvalidRequestError, ServerBusyError
 from pipelines.manifest import sha256_file
 from pipelines.router import preprocessing
 from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.tensors import scalar_tensor, text_tensor
 from pipelines.triton.text.ensemble_steps import EnsembleSteps
-from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, fake_backend
 from tests.support.tiny_engines import write_tokenizer
 

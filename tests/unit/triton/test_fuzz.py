@@ -32,7 +32,7 @@ from pipelines.triton.engine.engine_answerer import EngineAnswerer
 from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.triton.text.model import TextModel
-from pipelines.wire.request import ENGINE_INPUTS, TEXT_INPUTS
+from pipelines.wire.fields import ENGINE_INPUTS, TEXT_INPUTS
 from tests.support.examples import examples
 from tests.support.fake_triton import FakeRequest, FakeTritonError, fake_backend
 from tests.support.recorded_gauges import RecordedGauges

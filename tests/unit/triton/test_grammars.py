@@ -6,17 +6,13 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError
-from pipelines.speculation.request import GenerationRequest
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.triton.engine.grammars import Grammars
-from pipelines.wire.engine_request import GenerationCall
 from tests.support.recording_engine import VOCAB_SIZE, letters
 
 
@@ -71,14 +67,13 @@ def grammars(compiler: SlowCompiler, trials: Trials) -> Grammars:
     return found
 
 
-def call(text: str) -> GenerationCall:
-    request = GenerationRequest("test", np.array([1], np.int32), 4)
-    return GenerationCall(request, False, None, False, "", guide=Guide("regex", text))
+def guide(text: str) -> Guide:
+    return Guide("regex", text)
 
 
 async def test_what_a_trial_refuses_is_never_compiled(grammars: Grammars, compiler: SlowCompiler) -> None:
     with pytest.raises(InvalidRequestError, match="refused"):
-        await grammars.compile(call("bad"))
+        await grammars.compile(guide("bad"))
     assert not compiler.num_begun
 
 
@@ -87,8 +82,8 @@ async def test_a_guide_is_compiled_once_for_all_that_ask(
 ) -> None:
     trials.may_end.set()
     compiler.may_end.set()
-    crowd = [asyncio.ensure_future(grammars.compile(call("[ab]*"))) for _ in range(3)]
-    found = {id((await each).request.grammar) for each in crowd}
+    crowd = [asyncio.ensure_future(grammars.compile(guide("[ab]*"))) for _ in range(3)]
+    found = {id(await each) for each in crowd}
     assert len(found) == 3, "each request has a grammar of its own"
     assert compiler.num_begun == {"[ab]*": 1}
 
@@ -96,7 +91,7 @@ async def test_a_guide_is_compiled_once_for_all_that_ask(
 async def test_a_trial_ends_when_the_last_that_waits_leaves(
     grammars: Grammars, compiler: SlowCompiler, trials: Trials
 ) -> None:
-    crowd = [asyncio.ensure_future(grammars.compile(call("[ab]*"))) for _ in range(2)]
+    crowd = [asyncio.ensure_future(grammars.compile(guide("[ab]*"))) for _ in range(2)]
     for each in crowd:
         await asyncio.sleep(0.01)
         assert not trials.num_cancelled
@@ -106,7 +101,7 @@ async def test_a_trial_ends_when_the_last_that_waits_leaves(
     assert trials.num_cancelled == 1 and not grammars._compiling
     trials.may_end.set()
     compiler.may_end.set()
-    assert (await grammars.compile(call("[ab]*"))).request.grammar is not None
+    assert await grammars.compile(guide("[ab]*")) is not None
 
 
 async def test_a_compiled_guide_does_not_wait_for_others(
@@ -114,15 +109,10 @@ async def test_a_compiled_guide_does_not_wait_for_others(
 ) -> None:
     trials.may_end.set()
     compiler.may_end.set()
-    await grammars.compile(call("[ab]*"))
+    await grammars.compile(guide("[ab]*"))
     compiler.may_end.clear()
-    crowd = [asyncio.ensure_future(grammars.compile(call(text))) for text in ("c", "d", "e")]
+    crowd = [asyncio.ensure_future(grammars.compile(guide(text))) for text in ("c", "d", "e")]
     await asyncio.sleep(0)
-    assert (await grammars.compile(call("[ab]*"))).request.grammar is not None
+    assert await grammars.compile(guide("[ab]*")) is not None
     compiler.may_end.set()
     await asyncio.gather(*crowd)
-
-
-def test_a_request_without_guide_is_left_alone(grammars: Grammars) -> None:
-    plain = replace(call(""), guide=None)
-    assert asyncio.run(grammars.compile(plain)) is plain

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipelines.client.generation import TOKEN_SOURCES, Chunk, chunk_from_outputs, join_chunks
+from pipelines.client.generation import TOKEN_SOURCES, chunk_from_outputs, join_chunks
+from pipelines.router.router import with_news_only
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import Round
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.backend.outputs import engine_outputs, text_outputs
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import ChunkStream
-from pipelines.triton.engine.speculative_model import count_tensors, round_tensors
-from pipelines.wire.answer import TextOutputs
-from pipelines.wire.engine_request import GenerationCall
-from pipelines.wire.tensors import text_tensor
+from pipelines.triton.engine.speculative_model import counts_so_far
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import with_text
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 ALWAYS = {"text_output", "output_ids", "sequence_length", "finish_reason"}
@@ -32,7 +34,7 @@ WITH_THE_LAST = {
     "output_seed",
     "cached_prompt_tokens",
     "draft_length",
-    "text_length",
+    *("arm", "fallback_from"),
     "drafted_per_round",
     "accepted_per_round",
 }
@@ -52,12 +54,10 @@ def responses(
 ) -> list[Any]:
     """Return the text model's responses to these rounds of the loop, or of the target alone."""
     request = GenerationRequest("r", np.array([1], np.int32), 99, num_log_probs=1 if log_probs else None)
-    call = GenerationCall(request, True, None, False, "")
-    chunks = ChunkStream(VOCABULARY, call)
+    chunks = ChunkStream(VOCABULARY, request, streaming=True)
     statistics = SpeculationStatistics(4)
-    outputs_of = TextOutputs(VOCABULARY)
+    num_drafted_before = 0
     sent = []
-    counts = [(num_drafted, num_accepted) for _, num_drafted, num_accepted in rounds]
     for number, (data, num_drafted, num_accepted) in enumerate(rounds, start=1):
         ids = np.frombuffer(data, np.uint8).astype(np.int32)
         reason = "length" if number == len(rounds) else ""
@@ -66,14 +66,18 @@ def responses(
         probs = LogProbs(
             -np.ones(len(ids), np.float32), ids[:, np.newaxis], -np.ones((len(ids), 1), np.float32)
         )
-        output = Output(ids, reason, bool(reason), probs if log_probs else None)
-        outputs = chunks.push(output, outcome.token_sources if drafts else None)
-        if outputs is None:
+        said = replace(outcome, log_probs=probs if log_probs else None)
+        chunk = chunks.push(said if drafts else Output(ids, reason, bool(reason), said.log_probs))
+        if chunk is None:
             continue
         if drafts:
-            outputs |= {**count_tensors(statistics), "draft_length": text_tensor("adaptive")}
-            outputs |= round_tensors(counts) if output.is_final else {}
-        sent.append(outputs_of.of((outputs, output.is_final))[0])
+            chunk = replace(chunk, counts=counts_so_far(statistics), draft_length="adaptive")
+        if drafts and reason:
+            drafted, accepted = (tuple(column) for column in list(zip(*rounds, strict=True))[1:])
+            chunk = replace(chunk, drafted_per_round=drafted, accepted_per_round=accepted)
+        chunk = with_text(chunk, VOCABULARY)
+        sent.append(text_outputs(chunk if reason else with_news_only(chunk, num_drafted_before)))
+        num_drafted_before = statistics.total_draft_tokens
     return sent
 
 
@@ -121,3 +125,15 @@ def test_a_response_that_held_rounds_back_counts_them(character: str) -> None:
     assert generation.text == f"a{character}b"
     assert (generation.num_rounds, generation.total_draft_tokens) == (4, 3)
     assert generation.drafted_per_round == (0, 1, 2, 0)
+
+
+def test_scores_of_a_prompt_come_once_and_empty_with_the_last_response() -> None:
+    """As long as a request asks for them, a client finds the tensors at the end."""
+    first = Chunk("a", (97,), (False,), "", 0.0, 1, prompt_log_probs=(-1.0,), scores_prompt=True)
+    last = replace(first, finish_reason="length", prompt_log_probs=())
+    names = {"prompt_log_probs", "prompt_top_log_prob_ids", "prompt_top_log_probs"}
+    assert names <= text_outputs(first).keys() and names <= text_outputs(last).keys()
+    assert text_outputs(last)["prompt_log_probs"].size == 0
+    middle = replace(first, prompt_log_probs=())
+    assert not names & text_outputs(middle).keys() and names <= engine_outputs(middle).keys()
+    assert not names & engine_outputs(replace(middle, scores_prompt=False)).keys()

@@ -14,12 +14,13 @@ from pipelines.errors import RequestCancelledError, RequestTimeoutError, from_wi
 from pipelines.manifest import sha256_file
 from pipelines.router import failover, preprocessing
 from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.tensors import scalar_tensor, text_tensor
 from pipelines.triton.text.model import TextModel
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import Call, Tensors
-from pipelines.wire.request import TEXT_INPUTS
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.fields import TEXT_INPUTS
+from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder
-from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, fake_backend
 from tests.support.tiny_engines import write_tokenizer
 
@@ -32,7 +33,7 @@ class EchoEngine:
     """A socket that answers with the prompt: at once, or when a test says so."""
 
     def __init__(self, path: Path) -> None:
-        self.calls: list[Call] = []
+        self.requests: list[EngineRequest] = []
         self.is_waiting = False
         self._server = CallServer(path, self._take)
         self.path = path
@@ -40,20 +41,15 @@ class EchoEngine:
     def close(self) -> None:
         self._server.close()
 
-    def _take(self, call: Call, outlet: Outlet) -> None:
-        self.calls.append(call)
+    def _take(self, request: EngineRequest, outlet: Outlet[Chunk]) -> None:
+        self.requests.append(request)
         if not self.is_waiting:
-            Responder(outlet, call.request_id).send(echo(call), is_final=True)
+            Responder(outlet, request.request_id).send(echo(request), is_final=True)
 
 
-def echo(call: Call) -> Tensors:
-    return {
-        "output_ids": call.tensors["input_ids"][np.newaxis],
-        "text_length": scalar_tensor(10**6, np.int32),
-        "output_log_probs": np.empty((1, 1, 0), np.float32),
-        "sequence_length": scalar_tensor(call.tensors["input_ids"].size, np.int32),
-        "finish_reason": text_tensor("stop"),
-    }
+def echo(request: EngineRequest) -> Chunk:
+    ids = request.input_ids
+    return Chunk("", ids, (False,) * len(ids), "stop", 0.0, len(ids), text_length=10**6)
 
 
 def start_text_model(folder: Path, engine: Path, **sizes: int) -> TextModel:
@@ -126,7 +122,7 @@ def test_a_deadline_passes_while_a_text_waits_to_be_tokenized(
     model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on = threading.Event()
-    monkeypatch.setattr(preprocessing.Preprocessing, "__call__", lambda *_: may_go_on.wait(120) and {})
+    monkeypatch.setattr(preprocessing.Preprocessing, "__call__", lambda *_: may_go_on.wait(120))
     request = request_of(LONG, parameters='{"timeout": 1000}')
     model.execute([request])
     error = error_of(request)

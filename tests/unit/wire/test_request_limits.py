@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError, RequestTimeoutError, ServerBusyError, from_wire
-from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES
+from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.text.words import WordKind
 from pipelines.triton.backend.header import (
     MAX_PARAMETERS_BYTES,
     MAX_TIMEOUT_US,
@@ -20,10 +21,10 @@ from pipelines.triton.backend.header import (
     ServerKey,
     read_header,
 )
+from pipelines.triton.backend.tensors import read_id, read_logit_bias, read_scalar, text_tensor
+from pipelines.triton.backend.word_list import unpack_words
 from pipelines.wire.admission import Admission, OpenLimit
-from pipelines.wire.engine_request import check_bias, parse_call
-from pipelines.wire.tensors import MAX_ID_BYTES, read_id, read_scalar, text_tensor
-from pipelines.wire.word_list import WordKind, unpack_words
+from pipelines.wire.request import MAX_ID_BYTES
 from tests.support.fake_triton import FakeRequest, engine_tensors
 
 KNOWN = ("temperature", "top_k")
@@ -95,24 +96,14 @@ def test_names_are_bounded_in_bytes_and_must_be_text(name: str) -> None:
         read_id({name: np.empty((1, 0), np.object_)}, name)
 
 
-def test_a_bias_is_counted_before_it_is_read() -> None:
-    def bias(num: int) -> dict[str, Any]:
-        return engine_tensors([1], 1, logit_bias_ids=range(num), logit_bias_values=[1.0] * num)
+def test_a_bias_is_bounded_and_read_no_further() -> None:
+    def bias(num: int) -> SamplingParams:
+        tensors = engine_tensors([1], 1, logit_bias_ids=range(num), logit_bias_values=[1.0] * num)
+        return SamplingParams(logit_bias=read_logit_bias(tensors))
 
-    check_bias(bias(MAX_LOGIT_BIASES))
-    many = bias(MAX_LOGIT_BIASES + 1)
+    bias(MAX_LOGIT_BIASES).validate(10**6)
     with pytest.raises(InvalidRequestError, match="1025 ids; at most 1024"):
-        check_bias(many)
-
-    class Unread(dict[str, Any]):
-        """Tensors whose values must not be read."""
-
-        def __getitem__(self, name: str) -> Any:
-            array = super().__getitem__(name)
-            return type("Sized", (), {"size": array.size})() if name.startswith("logit_bias") else array
-
-    with pytest.raises(InvalidRequestError, match="at most 1024"):
-        parse_call(Unread(many), "r", VOCABULARY, ())
+        bias(10**6).validate(10**6)
 
 
 def test_a_word_list_is_bounded_before_it_is_read_and_quoted_in_short() -> None:

@@ -23,13 +23,16 @@ from pipelines.errors import (
 )
 from pipelines.triton.backend.outbox import Outbox
 from pipelines.triton.backend.outlet import TritonOutlet
+from pipelines.triton.backend.tensors import Tensors
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import Call, stream
+from pipelines.wire.calls import stream
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder
 from tests.support.fake_triton import FakeRequest, fake_backend
 
-Begin = Callable[[Responder], None]
+Begin = Callable[[Responder[Any]], None]
 
 
 class SocketClient:
@@ -40,16 +43,16 @@ class SocketClient:
         self._path = path
         self._begin: Begin = lambda responder: None
 
-    def _take(self, call: Call, outlet: Outlet) -> None:
-        self._begin(Responder(outlet, call.request_id))
+    def _take(self, request: EngineRequest, outlet: Outlet[Chunk]) -> None:
+        self._begin(Responder(outlet, request.request_id))
 
     def ask(self, begin: Begin) -> tuple[list[int], DraftproofError | None]:
         self._begin = begin
         received: list[int] = []
 
         async def read() -> None:
-            async for tensors, _ in stream(self._path, Call({}, "r", 0)):
-                received.append(int(tensors["n"].item()))
+            async for chunk in stream(self._path, EngineRequest((1,), 1)):
+                received.append(chunk.sequence_length)
 
         try:
             asyncio.run(asyncio.wait_for(read(), 60))
@@ -61,7 +64,7 @@ class SocketClient:
         self._begin = begin
 
         async def give_up() -> None:
-            async with aclosing(stream(self._path, Call({}, "r", 0))) as responses:
+            async with aclosing(stream(self._path, EngineRequest((1,), 1))) as responses:
                 waiting = asyncio.ensure_future(anext(responses))
                 await asyncio.to_thread(was_begun.wait)
                 waiting.cancel()
@@ -81,7 +84,7 @@ class TritonClient:
 
     def _send(self, begin: Begin) -> FakeRequest:
         request = FakeRequest({}, requested=("n",))
-        outlet = TritonOutlet(TritonWire(fake_backend()), request, self._outbox, "r")
+        outlet = TritonOutlet(TritonWire(fake_backend()), request, self._outbox, "r", tensors_of)
         begin(Responder(outlet, "r"))
         return request
 
@@ -108,12 +111,16 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
     made.close()
 
 
-def number(value: int) -> dict[str, Any]:
-    return {"n": np.array([value], np.int32)}
+def tensors_of(chunk: Chunk) -> Tensors:
+    return {"n": np.array([chunk.sequence_length], np.int32)}
+
+
+def number(value: int) -> Chunk:
+    return Chunk("", (), (), "stop" if value == 2 else "", 0.0, value)
 
 
 def test_responses_come_in_order_and_what_follows_the_last_is_dropped(client: Client) -> None:
-    def begin(responder: Responder) -> None:
+    def begin(responder: Responder[Any]) -> None:
         for value in range(5):
             responder.send(number(value), is_final=value == 2)
         responder.fail(KeyError())
@@ -128,7 +135,7 @@ def test_responses_come_in_order_and_what_follows_the_last_is_dropped(client: Cl
 def test_an_error_is_the_last_response_with_its_class_and_without_a_defects_secrets(
     client: Client, error: Exception, kind: type[DraftproofError]
 ) -> None:
-    def begin(responder: Responder) -> None:
+    def begin(responder: Responder[Any]) -> None:
         responder.send(number(1), is_final=False)
         responder.fail(error)
         responder.send(number(2), is_final=True)
@@ -177,7 +184,7 @@ def test_a_client_that_leaves_cancels_the_work(client: Client) -> None:
     work: Future[None] = Future()
     was_begun = threading.Event()
 
-    def begin(responder: Responder) -> None:
+    def begin(responder: Responder[Any]) -> None:
         responder.follow(work)
         was_begun.set()
 

@@ -11,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
+from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.engine_request import MAX_PREDICTION_IDS, parse_call
-from pipelines.wire.word_list import WordKind, pack_words, unpack_words
+from pipelines.text.words import WordKind
+from pipelines.triton.backend.word_list import pack_words, unpack_words
+from pipelines.triton.engine.inputs import engine_request
+from pipelines.triton.engine.requests import MAX_PREDICTION_IDS, generation_request
+from pipelines.wire.messages import EngineRequest
 from tests.support.fake_triton import engine_tensors
 
 # Token i spells byte i; then some longer ones, one that ends inside a character, and a special one.
@@ -23,19 +27,19 @@ VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *WORDS))
 DEF, RETURN, HALF_CAFE, CAFE_END, CUP, SPECIAL = range(256, 262)
 
 
-def parse(tensors: dict[str, Any], **others: Any) -> Any:
-    return parse_call(tensors, "r1", VOCABULARY, others.pop("end_ids", (7, 8)), **others)
+def parse(tensors: dict[str, Any], timeout_us: int = 0) -> tuple[EngineRequest, GenerationRequest]:
+    asked = engine_request(tensors, VOCABULARY, timeout_us=timeout_us)
+    return asked, generation_request(asked, "r1", VOCABULARY, (7, 8))
 
 
 def test_absent_tensors_mean_greedy_whole_and_the_engines_own_end() -> None:
-    call = parse(engine_tensors([1, 2, 3], 5, seed=0))
-    request = call.request
+    asked, request = parse(engine_tensors([1, 2, 3], 5, seed=0))
     assert request.input_ids.tolist() == [1, 2, 3]
     assert (request.max_tokens, request.num_prompt_tokens, request.end_ids) == (5, 3, (7, 8))
     assert request.sampling == SamplingParams()
     assert (request.stop_words, request.bad_words, request.deadline_s) == ((), (), None)
     assert request.num_log_probs is None
-    assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (False, None, False)
+    assert (asked.streaming, asked.num_draft_tokens, asked.use_draft_logits) == (False, None, False)
 
 
 SAMPLING: dict[str, Any] = {
@@ -54,33 +58,32 @@ def test_every_tensor_reaches_the_request() -> None:
         **{"return_log_probs": True, "streaming": True, "use_draft_logits": True},
     }
     sampling = {NAMED_OTHERWISE.get(name, name): value for name, value in SAMPLING.items()}
-    call = parse(engine_tensors([1, 2, 3], 5, **sampling, **others), timeout_us=1_000_000)
-    request = call.request
+    asked, request = parse(engine_tensors([1, 2, 3], 5, **sampling, **others), timeout_us=1_000_000)
     assert (request.num_prompt_tokens, request.end_ids) == (2, (11,))
     assert (request.stop_words, request.bad_words) == ((b"def ", b"ab"), (b"return",))
     assert request.sampling == SamplingParams(**SAMPLING, logit_bias=((5, -100.0), (0, 0.5)))
-    assert (request.num_log_probs, call.prediction_ids.tolist()) == (7, [6, 5])
+    assert (request.num_log_probs, asked.prediction_ids) == (7, (6, 5))
     assert request.deadline_s is not None
     assert 0 < request.deadline_s - time.monotonic() <= 1
-    assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (True, 0, True)
+    assert (asked.streaming, asked.num_draft_tokens, asked.use_draft_logits) == (True, 0, True)
 
 
 def test_log_probs_without_alternatives_are_asked_for_without_a_number() -> None:
-    assert parse(engine_tensors([1], 5, return_log_probs=True)).request.num_log_probs == 0
-    assert parse(engine_tensors([1], 5, return_log_probs=False)).request.num_log_probs is None
+    assert parse(engine_tensors([1], 5, return_log_probs=True))[1].num_log_probs == 0
+    assert parse(engine_tensors([1], 5, return_log_probs=False))[1].num_log_probs is None
 
 
 def test_a_request_without_seed_gets_one_that_readers_of_json_keep() -> None:
-    seeds = {parse(engine_tensors([1], 5)).request.sampling.seed for _ in range(20)}
+    seeds = {parse(engine_tensors([1], 5))[1].sampling.seed for _ in range(20)}
     assert len(seeds) == 20
     assert all(0 <= seed == int(float(seed)) for seed in seeds)
 
 
 def test_stop_token_ids_end_the_answer_besides_the_end_tokens() -> None:
-    request = parse(engine_tensors([1], 5, stop_token_ids=[3, 4])).request
+    request = parse(engine_tensors([1], 5, stop_token_ids=[3, 4]))[1]
     assert request.end_ids[-2:] == (3, 4) and len(request.end_ids) > 2
-    assert parse(engine_tensors([1], 5, end_id=-1, stop_token_ids=[3])).request.end_ids == (3,)
-    assert parse(engine_tensors([1], 5, end_id=-1)).request.end_ids == ()
+    assert parse(engine_tensors([1], 5, end_id=-1, stop_token_ids=[3]))[1].end_ids == (3,)
+    assert parse(engine_tensors([1], 5, end_id=-1))[1].end_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -127,4 +130,4 @@ def test_nvidias_padding_of_ids_with_zero_is_read_too() -> None:
 def test_malformed_words_are_refused_by_their_name(matrix: list[list[int]], kind: WordKind) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         unpack_words(np.array(matrix, dtype=np.int32), VOCABULARY, kind)
-    assert refused.value.what.startswith((f"{kind.list_tensor} is malformed", f"a {kind.one} is empty"))
+    assert refused.value.what.startswith((f"{kind.value}_list is malformed", f"a {kind.one} is empty"))

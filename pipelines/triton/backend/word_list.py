@@ -8,7 +8,6 @@ in row 0 at which each word ends. Both are padded with -1, so an empty list is [
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from itertools import pairwise
 
 import numpy as np
@@ -16,37 +15,11 @@ import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError
 from pipelines.text.vocabulary import Vocabulary
-
-MAX_WORDS = 32  # every word is matched at every token; other APIs allow 4 to 16
-MAX_WORD_BYTES = 256
+from pipelines.text.words import MAX_WORD_BYTES, MAX_WORDS, WordKind, check_words
 
 _MAX_COLUMNS = MAX_WORDS * MAX_WORD_BYTES
 
 NO_WORDS: npt.NDArray[np.int32] = np.full((2, 1), -1, dtype=np.int32)
-
-
-class WordKind(Enum):
-    """Purpose of a word list; the value is the name of its tensor at the text models."""
-
-    STOP = "stop_words"
-    BAD = "bad_words"
-
-    @property
-    def list_tensor(self) -> str:
-        """Name of the tensor with the words as token ids."""
-        return f"{self.value}_list"
-
-    @property
-    def one(self) -> str:
-        """Name of one word for messages."""
-        return "stop word" if self is WordKind.STOP else "bad word"
-
-    @property
-    def remedy(self) -> str:
-        """Remedy for a word that cannot be used."""
-        if self is WordKind.STOP:
-            return "leave it out of stop_words; to end at a special token send its id as end_id"
-        return "leave it out of bad_words; to forbid a special token send its id in logit_bias_ids"
 
 
 def pack_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
@@ -85,32 +58,9 @@ def unpack_words(matrix: npt.NDArray[np.int32], vocabulary: Vocabulary, kind: Wo
     return texts
 
 
-def check_words(words: Sequence[bytes], kind: WordKind) -> None:
-    """Refuse words that cannot be matched.
-
-    Raises:
-        InvalidRequestError: A word is empty or too long, or there are too many.
-    """
-    if len(words) > MAX_WORDS:
-        raise InvalidRequestError(
-            f"there are too many {kind.one}s",
-            values=f"{len(words)} {kind.one}s",
-            limit=f"at most {MAX_WORDS}",
-            remedy=f"send fewer {kind.value}",
-        )
-    for word in words:
-        if not 1 <= len(word) <= MAX_WORD_BYTES:
-            raise InvalidRequestError(
-                f"a {kind.one} is empty or too long",
-                values=f"{kind.one} {word[:20]!r} of {len(word)} bytes",
-                limit=f"1 to {MAX_WORD_BYTES} bytes of text; special tokens spell none",
-                remedy=kind.remedy,
-            )
-
-
 def _malformed(kind: WordKind, values: str, limit: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{kind.list_tensor} is malformed",
+        f"{kind.value}_list is malformed",
         values=f"{values:.200}",
         limit=limit,
         remedy="send [[-1], [-1]] for an empty list, or leave the tensor out",

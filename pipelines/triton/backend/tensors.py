@@ -1,4 +1,7 @@
-"""Makes and reads single tensors, which have a leading batch dimension of 1."""
+"""Makes and reads single tensors, which have a leading batch dimension of 1.
+
+``wire/fields.json`` lists those of requests and answers.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError
-from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES
+from pipelines.wire.request import MAX_ID_BYTES
 
 Inputs = Mapping[str, npt.NDArray[Any]]
-
-MAX_ID_BYTES = 256  # for request ids, session ids and names of arms; a UUID has 36
+Tensors = dict[str, npt.NDArray[Any]]
 
 
 def read_scalar(inputs: Inputs, name: str, kind: type[Any], default: Any) -> Any:
@@ -76,15 +79,15 @@ def without_batch(inputs: Inputs, name: str) -> npt.NDArray[Any] | None:
     return first
 
 
-def read_token_ids(inputs: Inputs, name: str) -> TokenIds:
-    """Return token ids as int32 [n]; empty if the tensor is absent.
+def read_token_ids(inputs: Inputs, name: str) -> tuple[int, ...]:
+    """Return token ids; empty if the tensor is absent.
 
     Raises:
         InvalidRequestError: The tensor has another type.
     """
     array = inputs.get(name)
     if array is None:
-        return NO_TOKENS
+        return ()
     if array.dtype != np.int32:
         raise InvalidRequestError(
             f"{name} has the wrong type",
@@ -92,7 +95,7 @@ def read_token_ids(inputs: Inputs, name: str) -> TokenIds:
             limit="int32",
             remedy="send token ids as INT32",
         )
-    return np.ascontiguousarray(array.reshape(-1))
+    return tuple(array.reshape(-1).tolist())
 
 
 def text_tensor(text: bytes | str) -> npt.NDArray[np.object_]:
@@ -145,3 +148,57 @@ def decode_utf8(data: bytes, name: str) -> str:
             limit="text must be UTF-8",
             remedy="encode it as UTF-8",
         ) from None
+
+
+def read_text(inputs: Inputs, name: str) -> str:
+    """Return an input that holds a text; "" if it is absent.
+
+    Raises:
+        InvalidRequestError: It is not UTF-8, or there are several values.
+    """
+    return decode_utf8(read_scalar(inputs, name, bytes, b""), name)
+
+
+def read_guide(inputs: Inputs) -> tuple[str, str] | None:
+    """Return type and text of a guide; None if both are absent."""
+    guide = read_text(inputs, "guided_decoding_guide_type"), read_text(inputs, "guided_decoding_guide")
+    return guide if any(guide) else None
+
+
+def read_num_log_probs(inputs: Inputs) -> int | None:
+    """Return the number of alternatives; None for no log probabilities.
+
+    Raises:
+        InvalidRequestError: There is a number without ``return_log_probs``.
+    """
+    if read_scalar(inputs, "return_log_probs", bool, False):
+        num_log_probs: int = read_scalar(inputs, "num_log_probs", int, 0)
+        return num_log_probs
+    if "num_log_probs" in inputs:
+        raise InvalidRequestError(
+            "num_log_probs needs return_log_probs",
+            values="num_log_probs without return_log_probs=true",
+            limit="num_log_probs is the number of alternatives returned with the log probabilities",
+            remedy="send return_log_probs=true, or leave num_log_probs out",
+        )
+    return None
+
+
+def read_logit_bias(inputs: Inputs) -> tuple[tuple[int, float], ...]:
+    """Return token ids and what is added to their logits.
+
+    Raises:
+        InvalidRequestError: The tensors differ in length.
+    """
+    names = "logit_bias_ids", "logit_bias_values"
+    num_ids, num_values = (inputs[name].size if name in inputs else 0 for name in names)
+    if num_ids != num_values:
+        raise InvalidRequestError(
+            "logit_bias_ids and logit_bias_values have different lengths",
+            values=f"{num_ids} ids, {num_values} values",
+            limit="one value for each id",
+            remedy="send both with the same length, or neither",
+        )
+    most = MAX_LOGIT_BIASES + 1  # more need not be read to be refused
+    ids, values = (inputs[name].reshape(-1)[:most].tolist() if name in inputs else [] for name in names)
+    return tuple(zip(ids, values, strict=True))

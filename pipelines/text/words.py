@@ -1,0 +1,53 @@
+"""Limits stop words and bad words, which are matched as bytes at every token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from pipelines.errors import InvalidRequestError
+
+MAX_WORDS = 32  # other APIs allow 4 to 16
+MAX_WORD_BYTES = 256
+
+
+class WordKind(Enum):
+    """Purpose of words; the value is the name of their field."""
+
+    STOP = "stop_words"
+    BAD = "bad_words"
+
+    @property
+    def one(self) -> str:
+        """Name of one word for messages."""
+        return "stop word" if self is WordKind.STOP else "bad word"
+
+    @property
+    def remedy(self) -> str:
+        """Remedy for a word that cannot be used."""
+        if self is WordKind.STOP:
+            return "leave it out of stop_words; to end at a special token send its id as end_id"
+        return "leave it out of bad_words; to forbid a special token send its id in logit_bias_ids"
+
+
+def check_words(words: Sequence[bytes], kind: WordKind) -> None:
+    """Refuse words that cannot be matched.
+
+    Raises:
+        InvalidRequestError: A word is empty or too long, or there are too many.
+    """
+    if len(words) > MAX_WORDS:
+        raise InvalidRequestError(
+            f"there are too many {kind.one}s",
+            values=f"{len(words)} {kind.one}s",
+            limit=f"at most {MAX_WORDS}",
+            remedy=f"send fewer {kind.value}",
+        )
+    for word in words:
+        if not 1 <= len(word) <= MAX_WORD_BYTES:
+            raise InvalidRequestError(
+                f"a {kind.one} is empty or too long",
+                values=f"{kind.one} {word[:20]!r} of {len(word)} bytes",
+                limit=f"1 to {MAX_WORD_BYTES} bytes of text; special tokens spell none",
+                remedy=kind.remedy,
+            )
