@@ -146,9 +146,8 @@ def _measure(
                     arm.port, block, setting.num_at_once, max_tokens, setting.temperature, arm.length
                 )
                 answers[arm.name], seconds = asked
-                alone = answers[arm.name][0]
                 speeds[arm.name] = (
-                    alone.tokens_per_s
+                    answers[arm.name][0].tokens_per_s
                     if setting.num_at_once == 1
                     else sum(each.num_tokens for each in answers[arm.name]) / seconds
                 )

@@ -118,7 +118,7 @@ def field_of_request(text: str) -> tuple[str, Any]:
     """Parse ``NAME=JSON``; argparse shows the error's message.
 
     Raises:
-        argparse.ArgumentTypeError: There is no such field, or the value is no JSON.
+        argparse.ArgumentTypeError: There is no such field, or the value is not JSON.
     """
     name, _, value = text.partition("=")
     names = {field.name for field in dataclasses.fields(CompletionRequest)} - _OPTIONS
@@ -127,7 +127,7 @@ def field_of_request(text: str) -> tuple[str, Any]:
     try:
         return name, _tuples(json.loads(value))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"the value of {name} is no JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"the value of {name} is not JSON: {error}") from None
 
 
 _OPTIONS = {"prompt", "prompt_ids", "max_tokens"}  # fields with an option of their own

@@ -20,7 +20,7 @@ _LOOK_AHEAD_S = 0.02
 """Time of a step for the masks behind draft tokens, shared by its requests; a usual mask takes 50 us."""
 
 _SLOW_SHARE = 0.1
-"""Of the time, for slow masks while there are other requests."""
+"""Share of the time that slow masks get while there are other requests."""
 
 _LOOK_AHEAD_THREAD = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 

@@ -40,7 +40,7 @@ MAX_MASK_SECONDS = 0.02
 """For one mask, and for one call for forced tokens; usual guides take less than a millisecond."""
 
 MOST_FORCED_CHARACTERS = 1000
-"""Of a text that a guide forces, for the tokenizer at a time."""
+"""Most characters of a forced text that the tokenizer is given at once."""
 
 MAX_LEXER_STATES = 50_000
 MAX_WARNINGS = 100  # of one schema
