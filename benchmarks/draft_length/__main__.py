@@ -11,12 +11,14 @@ until then.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,21 +53,25 @@ class Setting:
         temperature: Of all requests.
         constants: Draft lengths of the constant arms.
         num_passes: How often each prompt is asked.
+        is_disturbed: Whether other programs keep all cores busy while the servers start.
     """
 
     num_at_once: int
     temperature: float
     constants: tuple[int, ...]
     num_passes: int
+    is_disturbed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.num_at_once} at once, temperature {self.temperature:g}"
+        start = ", disturbed start" if self.is_disturbed else ""
+        return f"{self.num_at_once} at once, temperature {self.temperature:g}{start}"
 
 
 SETTINGS = (
     Setting(1, 0.0, CONSTANTS, 2),
     Setting(4, 0.0, (1,), 2),
     Setting(8, 0.0, (1,), 2),
+    Setting(1, 0.0, (2, 3), 1, is_disturbed=True),
     Setting(1, 0.7, (2, 3), 1),
     Setting(4, 0.7, (1,), 1),
     Setting(8, 0.7, (1,), 1),
@@ -109,10 +115,14 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         with suppress(KeyboardInterrupt):  # what was measured until then is a result
             for setting in SETTINGS:
                 with ExitStack() as stack:
+                    other_programs = stack.enter_context(ExitStack())
+                    if setting.is_disturbed:
+                        other_programs.enter_context(_busy_cores())
                     ports = {
                         name: stack.enter_context(version.running()).ports.openai
                         for name, version in versions.items()
                     }
+                    other_programs.close()
                     arms = [Arm(name, port, None) for name, port in ports.items() if name != ALONE]
                     arms += [Arm(ALONE, ports[ALONE], 0)]
                     arms += [Arm(f"{each}", ports[ALONE], each) for each in setting.constants]
@@ -123,6 +133,20 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     lines = [_table(setting, measured) for setting in SETTINGS if _of(setting, measured)]
     lines.append(f"{num_different} answers differ.")
     return Result("\n\n".join(lines), document, EXIT_FAIL if num_different else EXIT_PASS)
+
+
+@contextmanager
+def _busy_cores() -> Iterator[None]:
+    """Keep every core busy until the block ends."""
+    programs = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 def _measure(
@@ -154,6 +178,7 @@ def _measure(
             texts = {name: [each.text for each in given] for name, given in answers.items()}
             say(f"{setting}, pass {number + 1}, {block[0].kind}: " + _speeds_line(speeds))
             yield {
+                "setting": str(setting),
                 "num_at_once": setting.num_at_once,
                 "temperature": setting.temperature,
                 "pass": number + 1,
@@ -189,8 +214,7 @@ def _table(setting: Setting, measured: Sequence[dict[str, Any]]) -> str:
 
 
 def _of(setting: Setting, measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    wanted = (setting.num_at_once, setting.temperature)
-    return [each for each in measured if (each["num_at_once"], each["temperature"]) == wanted]
+    return [each for each in measured if each["setting"] == str(setting)]
 
 
 def _cell(mine: Sequence[dict[str, Any]], name: str) -> str:
