@@ -124,6 +124,9 @@ class ServedModel:
             EngineLoadError: The tokenizer or the template is not supported.
         """
         template = ChatTemplate.parse(files.chat, files.name) if files.chat is not None else None
+        tokenizer = PromptTokenizer(files.tokenizer.encode(), Path(files.name) / "tokenizer.json")
+        if template is not None:
+            tokenizer.load_parser()  # now: the first chat would hold up all streams
         return cls(
             name=files.name,
             fingerprint=files.target_digest[:_DIGITS],
@@ -135,7 +138,7 @@ class ServedModel:
                 **{name: value for name, (value, _) in files.default_sampling.items()}
             ),
             sampling=files.default_sampling,
-            tokenizer=PromptTokenizer(files.tokenizer.encode(), Path(files.name) / "tokenizer.json"),
+            tokenizer=tokenizer,
             kv_block_size=files.kv_block_size,
         )
 

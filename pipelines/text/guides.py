@@ -79,7 +79,7 @@ class GrammarCompiler:
         vocabulary: Bytes of the tokens.
         vocab_size: Logits per position, at least as many as tokens.
         load_encode: Loads the tokenizer and returns a function that turns text into tokens, without special
-            tokens; called when the first guide arrives.
+            tokens.
     """
 
     def __init__(
@@ -90,6 +90,10 @@ class GrammarCompiler:
         self._load_encode = load_encode
         self._matchers: OrderedDict[Guide, Any] = OrderedDict()
         self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """Load what the first guide would load, which holds up other threads for a second."""
+        _ = self._tokenizer
 
     def tokens(self) -> Tokens:
         """Return the vocabulary for trials."""
@@ -238,7 +242,7 @@ def _on_large_stack(work: Callable[[], _Result]) -> _Result:
 
 
 def _llguidance() -> Any:
-    import llguidance  # with the first guide: servers start without it
+    import llguidance  # clients need only the types of guides
 
     return llguidance
 

@@ -48,6 +48,13 @@ class PromptTokenizer:
         """Whether the tokenizer that parses special tokens is loaded; the first text for it does that."""
         return self._parsing is not None
 
+    def load_parser(self) -> Any:
+        """Load the tokenizer that parses special tokens, which holds up other threads for half a second."""
+        with self._lock:
+            if self._parsing is None:  # 150,000 tokens take 30 to 130 MB
+                self._parsing = _load(self._content, parse_special_tokens=True)
+        return self._parsing
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False
     ) -> list[int]:
@@ -75,10 +82,7 @@ class PromptTokenizer:
         return any(name in text for name in self._id_of)
 
     def _parse(self, text: str) -> list[int]:
-        with self._lock:
-            if self._parsing is None:  # 150,000 tokens take a second and 30 to 130 MB
-                self._parsing = _load(self._content, parse_special_tokens=True)
-        encoding = _encoded(self._parsing, text)
+        encoding = _encoded(self.load_parser(), text)
         ids: list[int] = encoding.ids
         if MARK not in text:
             return ids

@@ -1,7 +1,8 @@
 """Measures what a hostile request costs another client: ``python -m tests.attacks.cost --url http://...:9000``.
 
-A stream runs all the time. Its speed and its longest silence while the request is answered are compared with
-those before. Every body is sent once, by a client that leaves after some seconds.
+A stream of the target alone runs all the time. Its speed and its longest silence while the request is
+answered are compared with those before, and with what a usual chat costs it. Every body is sent once, by a
+client that leaves after some seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LEAVES_AFTER_S = 20.0
 _ALONE_S = 2.0
 _STREAM = {
     **{"prompt": "def area(radius):", "max_tokens": 400, "temperature": 0},
-    **{"stream": True, "ignore_eos": True},
+    **{"stream": True, "ignore_eos": True, "num_draft_tokens": 0},  # a chunk is a token
 }
 _USUAL = b'{"prompt": "a", "max_tokens": 2}'
 
@@ -54,7 +55,9 @@ class Cost:
 
 
 def attacks() -> Iterator[Attack]:
-    """Yield every request that may cost others something."""
+    """Yield a usual chat, then every request that may cost others something."""
+    usual = {"messages": [{"role": "user", "content": "What is a stack?"}], "max_tokens": 32}
+    yield "a usual chat", "/v1/chat/completions", lambda: json.dumps(usual).encode()
     for path, bodies in (("/v1/chat/completions", guides.CHAT), ("/v1/completions", guides.COMPLETIONS)):
         for name, body in bodies.items():
             yield name, path, lambda body=body: json.dumps(body()).encode()

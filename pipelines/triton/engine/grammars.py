@@ -23,7 +23,7 @@ class Grammars:
     """Turns guides into grammars, on threads of its own.
 
     Args:
-        files: Files of the engine, whose tokenizer is loaded with the first guide.
+        files: Files of the engine.
         vocabulary: Bytes of its tokens.
         vocab_size: Logits per position.
     """
@@ -34,6 +34,7 @@ class Grammars:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="guides")
         self._trials = GuideTrials(self._compiler.tokens)
         self._compiling: dict[Guide, _Shared] = {}
+        self._threads.submit(self._compiler.load)  # now: beside streams it would hold them up
 
     @classmethod
     def of(cls, parameters: ModelParameters, executor: Executor, *, role: str = "") -> Grammars:
