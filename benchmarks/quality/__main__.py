@@ -83,7 +83,7 @@ def _model(file: Path, checkpoint: Path, engine: str) -> Iterator[Model]:
         compiled = compile_network(Path(name, engine), network, engine, attention, cache, product)
 
     def logits(ids: list[int], start: int) -> Logits:
-        chunk = piece(compiled, np.array(ids, np.int32), start, len(ids), as_rows=start > 0)
+        chunk = piece(compiled, np.array(ids, np.int32), start, len(ids), is_decode=start > 0)
         return step(compiled, chunk)
 
     yield logits

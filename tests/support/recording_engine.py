@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.executor.engine import EngineConfig
+from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.executor import Executor
 from pipelines.executor.kv_cache import SCRATCH_BLOCK, CachedBlock, KvCache
 from pipelines.executor.limits import ExecutorLimits

@@ -191,14 +191,14 @@ def _cpu_seconds() -> float:
 
 def watch_executor(gauges: Gauges, role: str, executor: Executor) -> None:
     """Publish the KV blocks and requests of one engine."""
-    counts = executor.counts
-    gauges.add("draftproof_kv_blocks", lambda: counts.num_blocks, engine=role)
-    gauges.add("draftproof_kv_blocks_free", lambda: counts.num_free_blocks, engine=role)
-    gauges.add("draftproof_requests_running", lambda: counts.num_running, engine=role)
-    gauges.add("draftproof_requests_waiting", lambda: counts.num_waiting, engine=role)
+    scheduler = executor.scheduler
+    gauges.add("draftproof_kv_blocks", lambda: scheduler.num_blocks, engine=role)
+    gauges.add("draftproof_kv_blocks_free", lambda: scheduler.num_free_blocks, engine=role)
+    gauges.add("draftproof_requests_running", lambda: scheduler.num_running, engine=role)
+    gauges.add("draftproof_requests_waiting", lambda: scheduler.num_waiting, engine=role)
     if role == "target":  # the draft begins anew for each proposal
-        gauges.add("draftproof_prefix_cache_queries_total", lambda: counts.num_looked_up, engine=role)
-        gauges.add("draftproof_prefix_cache_hits_total", lambda: counts.num_found, engine=role)
+        gauges.add("draftproof_prefix_cache_queries_total", lambda: scheduler.num_looked_up, engine=role)
+        gauges.add("draftproof_prefix_cache_hits_total", lambda: scheduler.num_found, engine=role)
 
 
 def watch_speculation(gauges: Gauges, totals: SpeculationStatistics) -> None:

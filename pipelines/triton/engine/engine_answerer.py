@@ -24,14 +24,14 @@ class EngineAnswerer:
     Args:
         executor: The executor; it must run on the same step loop as ``answer``.
         grammars: Compiles guides for its engine; None to refuse them.
-        lane_number: Lane of the requests.
+        class_number: Batch class of the requests.
     """
 
-    def __init__(self, executor: Executor, grammars: Grammars | None, lane_number: int = 0) -> None:
+    def __init__(self, executor: Executor, grammars: Grammars | None, class_number: int = 0) -> None:
         self.grammars = grammars
         self.num_output_tokens = 0
         self._executor = executor
-        self._lane_number = lane_number
+        self._class_number = class_number
         self.vocabulary = executor.vocabulary
         self.end_ids = executor.config.end_ids
 
@@ -42,7 +42,7 @@ class EngineAnswerer:
     async def answer(self, asked: EngineRequest, request: GenerationRequest) -> AsyncIterator[Chunk]:
         """Yield each chunk."""
         chunks = ChunkStream(self.vocabulary, request, streaming=asked.streaming)
-        async with aclosing(self._executor.generate(request, self._lane_number)) as outputs:
+        async with aclosing(self._executor.generate(request, self._class_number)) as outputs:
             async for output in outputs:
                 self.num_output_tokens += len(output.token_ids)
                 chunk = chunks.push(output)

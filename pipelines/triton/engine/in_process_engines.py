@@ -14,19 +14,19 @@ from pipelines.triton.engine.engine_answerer import EngineAnswerer, executor_lim
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.wire.messages import EngineRequest
 
-_NUM_LANES = {"draft": 1, "target": 2}
-_CONTROL_LANE = 1
+_NUM_CLASSES = {"draft": 1, "target": 2}
+_CONTROL_CLASS = 1
 
 
 class InProcessEngines:
     """Loads both engines, warms them up, and steps them on one loop; the draft has priority.
 
-    The first lane of the target is the loop's. Requests to the target alone have the second one, so that they
-    read no cached block that the loop has written.
+    The first batch class of the target is the loop's. Requests to the target alone have the second one, so
+    that they read no cached block that the loop has written.
 
     Attributes:
         control: Answers by the target alone, without any code of the loop.
-        control_lane: Its queue.
+        control_class: Its batch class.
 
     Args:
         parameters: The model's settings.
@@ -43,13 +43,13 @@ class InProcessEngines:
                 executor_limits(parameters, role),
                 parameters.text(f"{role}_engine_digest"),
                 parameters.path("socket").parent,
-                _NUM_LANES[role],
+                _NUM_CLASSES[role],
             )
             print(f"start: the {role}'s engine is mapped", flush=True)
             return executor
 
         with ThreadPoolExecutor() as pool:
-            self.executors = dict(zip(_NUM_LANES, pool.map(load, _NUM_LANES), strict=True))
+            self.executors = dict(zip(_NUM_CLASSES, pool.map(load, _NUM_CLASSES), strict=True))
         for role, executor in self.executors.items():  # one after the other: their steps are timed
             executor.warm_up()
             print(f"start: the {role}'s engine is warm", flush=True)
@@ -57,8 +57,8 @@ class InProcessEngines:
         self.vocabulary = target.vocabulary
         self.end_ids = target.config.end_ids
         self.grammars: Grammars | None = Grammars.of(parameters, target, role="target_")
-        self.control = EngineAnswerer(target, self.grammars, _CONTROL_LANE)
-        self.control_lane = target.lanes[_CONTROL_LANE]
+        self.control = EngineAnswerer(target, self.grammars, _CONTROL_CLASS)
+        self.control_class = target.scheduler.classes[_CONTROL_CLASS]
         self.draft = self.executors["draft"].complete
         self.target = target.complete
         self.stream: EngineStream | None = target.generate

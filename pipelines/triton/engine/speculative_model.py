@@ -197,7 +197,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     services = {"": Answering(engines.loop, answerer, TokenTimes(gauges))}
     sockets = {"": "socket"}
     if isinstance(engines, InProcessEngines):
-        engines.executors["target"].has_open_rounds = lambda: admission.num_running > 0
+        engines.executors["target"].scheduler.has_open_rounds = lambda: admission.num_running > 0
         watch_control(gauges, engines)
         times = TokenTimes(gauges, model=parameters.path("target_socket").stem)
         services["control"] = Answering(engines.loop, engines.control, times)
@@ -210,8 +210,8 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
 
 def watch_control(gauges: Gauges, engines: InProcessEngines) -> None:
     """Publish the requests, tokens and CPU time of the target alone."""
-    control, lane = engines.control, engines.control_lane
-    gauges.add("draftproof_requests_running", lambda: len(lane.running), engine="control")
-    gauges.add("draftproof_requests_waiting", lambda: len(lane.waiting), engine="control")
+    control, batch_class = engines.control, engines.control_class
+    gauges.add("draftproof_requests_running", lambda: len(batch_class.running), engine="control")
+    gauges.add("draftproof_requests_waiting", lambda: len(batch_class.waiting), engine="control")
     gauges.add("draftproof_output_tokens_total", lambda: control.num_output_tokens, source="control")
-    gauges.add("draftproof_control_cpu_seconds_total", lambda: round(lane.cpu_s, 2))
+    gauges.add("draftproof_control_cpu_seconds_total", lambda: round(batch_class.cpu_s, 2))

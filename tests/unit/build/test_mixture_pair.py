@@ -146,7 +146,7 @@ def test_its_quality_is_measured_in_parts(tmp_path: Path) -> None:
     network = open_network(tmp_path / "network").read()
     windows = np.random.default_rng(0).integers(1, 512, (3, 40)).astype(np.int32)
     engine = compile_network(tmp_path / "engine", network, "none")
-    whole = [step(engine, piece(engine, ids, 0, len(ids), as_rows=False)) for ids in windows]
+    whole = [step(engine, piece(engine, ids, 0, len(ids), is_decode=False)) for ids in windows]
     expected = [expected_surprises(logits, ids) for logits, ids in zip(whole, windows, strict=True)]
     found = surprises(network, windows.tolist(), openvino_product, 0, lambda: None)
     assert found == pytest.approx(np.array(expected), abs=1e-6)

@@ -26,7 +26,7 @@ def test_parts_compute_what_an_engine_does(quantization: str, rounding_group: in
     changed = apply_quantization(network, quantization, "int8" if rounding_group else "checkpoint")
     given = changed, windows.tolist(), openvino_product, rounding_group, lambda: None
     engine = compile_network(tmp_path / "engine", network, quantization)
-    whole = [Chunk(ids, 0, BLOCKS, as_rows=False, num_logits=len(ids)) for ids in windows]
+    whole = [Chunk(ids, 0, BLOCKS, is_decode=False, num_logits=len(ids)) for ids in windows]
     expected = [expected_surprises(step(engine, chunk), chunk.token_ids) for chunk in whole]
     assert quality.surprises(*given) == pytest.approx(np.array(expected), abs=1e-6)
 

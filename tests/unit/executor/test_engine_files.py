@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from pipelines.errors import EngineLoadError, RepositoryError
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles, engine_digest, read_manifest
@@ -73,8 +73,8 @@ def test_another_engine_in_the_place_of_the_one_that_was_rendered_is_not_loaded(
 def test_an_engine_that_fails_without_a_message_is_refused_with_the_cause(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "_try_lone_row", MagicMock(side_effect=TimeoutError()))
-    with pytest.raises(EngineLoadError, match=r"does not run on this machine; .*: TimeoutError\(\);"):
+    monkeypatch.setattr(Engine, "run", MagicMock(side_effect=TimeoutError()))
+    with pytest.raises(EngineLoadError, match=r"does not run on this machine.*: TimeoutError\(\);"):
         Executor.load(engine, LIMITS)
 
 
@@ -113,16 +113,16 @@ CHANGING = """
 import hashlib, os, sys
 from pathlib import Path
 import numpy as np
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 
 directory, changes = Path(sys.argv[1]), sys.argv[2] == "changes"
-engine = Engine(EngineFiles(directory), 8, weights_folder=Path(sys.argv[3]) if len(sys.argv) > 3 else None)
+engine = load_engine(EngineFiles(directory), 8, weights_folder=Path(sys.argv[3]) if sys.argv[3:] else None)
 
 def bits(num_rows):
     tokens = np.arange(3, 3 + num_rows, dtype=np.int32)
-    chunk = Chunk(tokens, 0, range(1, 5), as_rows=False, num_logits=num_rows)
+    chunk = Chunk(tokens, 0, range(1, 5), is_decode=False, num_logits=num_rows)
     return hashlib.sha256(engine.step(pack([chunk], 32)).tobytes()).hexdigest()
 
 path = directory / "engine.bin"

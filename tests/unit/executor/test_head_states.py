@@ -214,7 +214,7 @@ def test_a_prompt_in_short_chunks_reads_its_own_states(monkeypatch: pytest.Monke
 )
 def test_a_chunk_with_more_or_less_than_its_tokens_need_is_not_packed(changed: dict[str, Any]) -> None:
     states = np.zeros((2, 2), np.float32)
-    whole = Chunk(np.array([5, 6], np.int32), 6, (1, 2), as_rows=True, num_logits=2, features=states)
+    whole = Chunk(np.array([5, 6], np.int32), 6, (1, 2), is_decode=True, num_logits=2, features=states)
     pack([whole, whole], BLOCK_SIZE)
     with pytest.raises(InternalError, match="do not fit together"):
         pack([whole, replace(whole, **changed)], BLOCK_SIZE)

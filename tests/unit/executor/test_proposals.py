@@ -96,7 +96,7 @@ def test_a_proposal_does_not_go_on_beside_a_prompt_that_has_to_wait(monkeypatch:
 
     def rows_first(work: Any) -> Any:
         numbers.append(executor.num_steps)
-        return [item for item in fit(work) if item.chunk.as_rows] or fit(work)[:1]
+        return [item for item in fit(work) if item.chunk.is_decode] or fit(work)[:1]
 
     monkeypatch.setattr(executor.pace, "fit", rows_first)
     propose([proposal(2), proposal(20)], may_continue=True, executor=executor)
@@ -137,7 +137,7 @@ def test_what_follows_a_step_is_what_planning_would_lay_out() -> None:
                 np.full(1, 7 + s, np.int32),
                 s,
                 (2, 3, 5),
-                as_rows=True,
+                is_decode=True,
                 num_logits=1,
                 hidden=np.full((1, 2), s, np.float32),
                 slot=3,

@@ -164,7 +164,7 @@ def test_draft_tokens_that_do_not_fit_the_log_are_refused(engines: tuple[Path, P
 
 def test_a_step_that_forgets_its_slots_is_refused(engines: tuple[Path, Path]) -> None:
     engine, token_ids = loaded(engines[1]).engine, np.arange(9, dtype=np.int32)
-    given = Chunk(token_ids, 0, (1,), as_rows=False, num_logits=1, slot=0)
+    given = Chunk(token_ids, 0, (1,), is_decode=False, num_logits=1, slot=0)
     for chunks in ([replace(given, slot=None)], [given, replace(given, slot=None, blocks=(2,))]):
         with pytest.raises(ValueError, match="slots"):
             engine.step(pack(chunks, engine.config.kv_block_size))
