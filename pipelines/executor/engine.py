@@ -253,9 +253,7 @@ def load_engine(
     num_slots: int = 1,
 ) -> Engine:
     """Load an engine and check it; arguments and errors are those of ``Engine`` and ``Engine.check``."""
-    engine = Engine(
-        files, num_blocks, config=config, weights_folder=weights_folder, num_slots=num_slots
-    )
+    engine = Engine(files, num_blocks, config=config, weights_folder=weights_folder, num_slots=num_slots)
     engine.check()
     return engine
 

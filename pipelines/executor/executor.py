@@ -124,6 +124,11 @@ class Executor:
             limits = replace(limits, max_num_tokens=most)
         return cls(engine, vocabulary, limits, token_map, num_classes)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there are requests for ``step``."""
+        return any(each.has_work for each in self.scheduler.classes)
+
     async def generate(self, asked: GenerationRequest, class_number: int = 0) -> AsyncGenerator[Output, None]:
         """Answer one request.
 

@@ -127,11 +127,6 @@ class Scheduler:
         return [ScheduledChunk(each.batch_class, each.request, _next_chunk(each)) for each in step]
 
     @property
-    def has_work(self) -> bool:
-        """Whether there are requests."""
-        return any(each.has_work for each in self.classes)
-
-    @property
     def num_free_blocks(self) -> int:
         """Number of blocks that no request uses."""
         return self.num_blocks - sum(each.cache.num_used for each in self.classes)

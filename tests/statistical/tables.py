@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipelines.executor.sequence import Sequence as RequestState
+from pipelines.executor.request import AnswerRequest
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import EngineCall, Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
@@ -84,7 +84,7 @@ class Table:
         """Return the table behind the executor's own decisions, without scheduler, cache and event loop."""
 
         async def call(request: GenerationRequest) -> Output:
-            state = RequestState(request, self.vocabulary, self._sampler(request))
+            state = AnswerRequest(request, self.vocabulary, self._sampler(request))
             outputs: list[Output] = []
             while not outputs or not outputs[-1].is_final:
                 known = state.known_tokens[len(PROMPT) :].tolist()

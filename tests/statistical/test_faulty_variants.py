@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pipelines.executor.sequence import Sequence
+from pipelines.executor.request import AnswerRequest
 from pipelines.speculation.sampling import draws
 from pipelines.speculation.sampling.noise import NoiseStream, words_at
 from tests.exact.faulty_variants import VARIANTS, Variant
@@ -78,9 +78,9 @@ def _cut_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _accept_what_is_likely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accept by typical acceptance (Medusa, arXiv:2401.10774): lossy by design."""
-    real = Sequence._choose
+    real = AnswerRequest._choose
 
-    def choose(self: Sequence, logits: np.ndarray, num_accepted: int, draft_id: int | None) -> int:
+    def choose(self: AnswerRequest, logits: np.ndarray, num_accepted: int, draft_id: int | None) -> int:
         if (
             draft_id is not None
             and draws.distribution(self.sampler.distribution_scores(logits))[draft_id] > 0.05
@@ -88,7 +88,7 @@ def _accept_what_is_likely(monkeypatch: pytest.MonkeyPatch) -> None:
             return draft_id
         return real(self, logits, num_accepted, draft_id)
 
-    monkeypatch.setattr(Sequence, "_choose", choose)
+    monkeypatch.setattr(AnswerRequest, "_choose", choose)
 
 
 # Too few different seeds change no distribution that an enumeration of ideal noise could see.

@@ -138,12 +138,12 @@ def letters() -> Vocabulary:
 
 
 def make_executor(
-    engine: RecordingEngine, num_blocks: int = 64, num_lanes: int = 1, **limits: int
+    engine: RecordingEngine, num_blocks: int = 64, num_classes: int = 1, **limits: int
 ) -> Executor:
     """Return an executor over a recording engine with small limits, each of which can be set."""
     defaults = {"max_batch_size": 8, "max_num_tokens": 32, "max_seq_len": 96, "max_queue_size": 16}
     all_limits = ExecutorLimits(**{**defaults, **limits}, num_kv_blocks=num_blocks)
-    return Executor(engine, letters(), all_limits, num_lanes=num_lanes)
+    return Executor(engine, letters(), all_limits, num_classes=num_classes)
 
 
 def draft_and_target(
@@ -177,13 +177,13 @@ def held_blocks(cache: KvCache) -> set[int]:
 
 
 def check_blocks(executor: Executor) -> None:
-    """Assert that every block is free or in one lane, and that no quota is exceeded."""
-    held = [held_blocks(lane.cache) for lane in executor.lanes]
-    free = set(executor._pool.free)
-    assert len(free) + sum(map(len, held)) == executor.counts.num_blocks
-    assert len(free.union(*held)) == executor.counts.num_blocks
-    assert sum(lane.cache.quota for lane in executor.lanes) == executor.counts.num_blocks
-    assert all(lane.cache.num_used <= lane.cache.quota for lane in executor.lanes)
+    """Assert that every block is free or in one batch class, and that no quota is exceeded."""
+    held = [held_blocks(each.cache) for each in executor.scheduler.classes]
+    free = set(executor.scheduler.classes[0].cache._pool.free)
+    assert len(free) + sum(map(len, held)) == executor.scheduler.num_blocks
+    assert len(free.union(*held)) == executor.scheduler.num_blocks
+    assert sum(each.cache.quota for each in executor.scheduler.classes) == executor.scheduler.num_blocks
+    assert all(each.cache.num_used <= each.cache.quota for each in executor.scheduler.classes)
 
 
 def request(prompt: list[int], max_tokens: int = 12, **fields: Any) -> GenerationRequest:

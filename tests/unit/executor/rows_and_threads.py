@@ -29,7 +29,9 @@ def main(directory: str, num_threads: str, *options: str) -> None:
     if options == ("bare",):
         engine_module.with_sequences = lambda inputs, least: inputs
     files = EngineFiles(Path(directory))
-    engine = load_engine(files, 4, dataclasses.replace(EngineConfig.read(files), num_threads=int(num_threads)))
+    engine = load_engine(
+        files, 4, dataclasses.replace(EngineConfig.read(files), num_threads=int(num_threads))
+    )
     assert engine._network._compiled.get_property("INFERENCE_NUM_THREADS") == int(num_threads)
     ids = np.random.default_rng(7).integers(1, 2000, NUM_PROMPT + NUM_OUTPUT).astype(np.int32)
     expected = decoded(engine, ids, 1, MOST_ROWS)

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from pipelines.errors import EngineLoadError, RepositoryError
-from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles, engine_digest, read_manifest

@@ -261,7 +261,7 @@ def test_logits_that_are_no_numbers_fail_their_request_and_no_other() -> None:
     failed, answered = run([target], both)
     assert isinstance(failed, EngineFailedError) and "not finite" in str(failed)
     assert bits(answered) == bits(alone(good))
-    assert target.counts.num_free_blocks == target.counts.num_blocks
+    assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
 
 
 def test_logits_of_a_proposal_are_those_its_tokens_were_chosen_from() -> None:

@@ -1,4 +1,4 @@
-"""Tests of steps that continue proposals without being planned."""
+"""Tests of steps that continue proposals without being scheduled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from pipelines.errors import EngineFailedError, RequestTimeoutError
+from pipelines.executor.chunk_budget import SharedTime
 from pipelines.executor.executor import Executor
 from pipelines.executor.step import Chunk, StepInputs, pack, with_states
 from pipelines.speculation.request import GenerationRequest
@@ -90,17 +91,19 @@ def test_a_deadline_ends_a_proposal() -> None:
 
 
 def test_a_proposal_does_not_go_on_beside_a_prompt_that_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedTime, "must_wait", True)
+    monkeypatch.setattr("pipelines.executor.scheduler.is_short", lambda request: False)
     executor = make_executor(RecordingEngine(64, role="draft"))
-    fit = executor.pace.fit
+    schedule = executor.scheduler.schedule
     numbers: list[int] = []
 
-    def rows_first(work: Any) -> Any:
+    def one_prompt_first() -> Any:
         numbers.append(executor.num_steps)
-        return [item for item in fit(work) if item.chunk.is_decode] or fit(work)[:1]
+        return schedule()[:1]
 
-    monkeypatch.setattr(executor.pace, "fit", rows_first)
+    monkeypatch.setattr(executor.scheduler, "schedule", one_prompt_first)
     propose([proposal(2), proposal(20)], may_continue=True, executor=executor)
-    assert numbers[:LONGEST] == list(range(LONGEST)), "each step is planned, so that the prompt may join it"
+    assert numbers[:LONGEST] == list(range(LONGEST)), "each step is scheduled, so that the prompt may join it"
     assert executor.num_steps > numbers[-1] + 1, "the second proposal goes on alone"
 
 
@@ -108,7 +111,7 @@ def test_a_step_that_fails_ends_proposals_that_went_on() -> None:
     executor = make_executor(FailingEngine(64, role="draft"))
     [error], num_steps, _ = propose([proposal(2)], may_continue=True, executor=executor)
     assert isinstance(error, EngineFailedError) and num_steps == 3
-    assert executor.counts.num_free_blocks == executor.counts.num_blocks
+    assert executor.scheduler.num_free_blocks == executor.scheduler.num_blocks
 
 
 class FailingEngine(RecordingEngine):

@@ -20,7 +20,7 @@ from build.checkpoints.checkpoint import EMBEDDING
 from build.checkpoints.tensor_file import Tensor
 from pipelines.available_resources import has_avx2_alone
 from pipelines.errors import EngineLoadError
-from pipelines.executor.engine import Engine, StepRules, load_engine
+from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
@@ -88,7 +88,9 @@ def own_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     _, target = build_tiny_pair(tmp_path_factory.mktemp("one_form"), hidden_size=256, **keys)
     files = EngineFiles(target)
     config = EngineConfig.read(files)
-    return [load_engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)]
+    return [
+        load_engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +237,9 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
     pair = build_tiny_pair(directory, hidden_size=256, attention="draftproof", linear="draftproof")
     files = EngineFiles(pair[role == "target"])
     config = EngineConfig.read(files)
-    engines = [load_engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)]
+    engines = [
+        load_engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)
+    ]
     found = [
         plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))
         for steps in (Steps(engine, seed=17) for engine in engines)
@@ -245,7 +249,8 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
     monkeypatch.setattr(engines[1], "_token_network", None)
     monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
     for least in (1, 2):
-        monkeypatch.setattr(engines[1], "rules", StepRules(least))
+        rules = dataclasses.replace(engines[1].rules, least_tokens=least)
+        monkeypatch.setattr(engines[1], "rules", rules)
         steps = Steps(engines[1], seed=17)
         again = plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))
         assert np.array_equal(again, found[0])
@@ -280,7 +285,9 @@ def test_control_one_token_steps_have_other_bits(
 def test_steps_of_a_wide_target_are_as_small_as_openvino_is_exact(tmp_path: Path) -> None:
     draft, target = build_tiny_pair(tmp_path, hidden_size=1024)
     assert load_engine(EngineFiles(target), 2).rules.max_num_tokens == 64
-    assert load_engine(EngineFiles(draft), 2).rules.max_num_tokens is None  # its proposals may depend on others
+    assert (
+        load_engine(EngineFiles(draft), 2).rules.max_num_tokens is None
+    )  # its proposals may depend on others
     limits = ExecutorLimits(
         max_batch_size=1, max_num_tokens=512, max_seq_len=32, max_queue_size=0, num_kv_blocks=4
     )

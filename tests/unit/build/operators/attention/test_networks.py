@@ -79,6 +79,7 @@ def test_a_copied_block_continues_with_the_same_bits(tmp_path: Path) -> None:
     engine.copy_block(BLOCKS[1], NUM_BLOCKS - 1)
     other = (BLOCKS[0], NUM_BLOCKS - 1)
     first, second = (
-        step(engine, Chunk(IDS[40:50], 40, blocks, is_decode=True, num_logits=10)) for blocks in (BLOCKS, other)
+        step(engine, Chunk(IDS[40:50], 40, blocks, is_decode=True, num_logits=10))
+        for blocks in (BLOCKS, other)
     )
     assert np.array_equal(first, second)

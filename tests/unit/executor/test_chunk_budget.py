@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pipelines.executor.chunk_budget import SharedTime
 from pipelines.executor.executor import Executor
-from pipelines.executor.prompt_pace import PromptPace, SharedTime
 from pipelines.executor.step import StepInputs
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
@@ -60,8 +60,8 @@ class TimedEngine(RecordingEngine):
         return super().step(inputs)
 
 
-def executor_of(engine: TimedEngine, num_lanes: int = 1) -> Executor:
-    return make_executor(engine, NUM_BLOCKS, num_lanes, max_num_tokens=512, max_seq_len=2000)
+def executor_of(engine: TimedEngine, num_classes: int = 1) -> Executor:
+    return make_executor(engine, NUM_BLOCKS, num_classes, max_num_tokens=512, max_seq_len=2000)
 
 
 def request(num_tokens: int, max_tokens: int, seed: int = 1) -> GenerationRequest:
@@ -69,8 +69,10 @@ def request(num_tokens: int, max_tokens: int, seed: int = 1) -> GenerationReques
     return GenerationRequest("test", prompt, max_tokens, end_ids=())
 
 
-async def finished(executor: Executor, clock: Clock, req: GenerationRequest, lane: int = LOOP) -> float:
-    async for _ in executor.generate(req, lane):
+async def finished(
+    executor: Executor, clock: Clock, req: GenerationRequest, class_number: int = LOOP
+) -> float:
+    async for _ in executor.generate(req, class_number):
         pass
     return clock.now_s
 
@@ -123,31 +125,31 @@ def test_a_long_prompt_leaves_an_answer_its_share(clock: Clock, reads_in_draft: 
     assert sum(answered) > 0.55 * seconds
 
 
-def test_long_prompts_of_two_lanes_are_read_at_the_same_speed(clock: Clock) -> None:
+def test_long_prompts_of_two_classes_are_read_at_the_same_speed(clock: Clock) -> None:
     """Each step of an answer pays for a chunk, so that chunks come in every second step."""
-    executor = executor_of(TimedEngine(clock, step_s=0.12), num_lanes=2)
+    executor = executor_of(TimedEngine(clock, step_s=0.12), num_classes=2)
 
     async def ask() -> list[int]:
         begin = asyncio.create_task(finished(executor, clock, request(SHORT, 1900, seed=2)))
         while not executor.num_steps:
             await asyncio.sleep(0)
         prompts = [
-            asyncio.create_task(finished(executor, clock, request(LONG, 1, seed=3 + lane), lane))
-            for lane in (LOOP, CONTROL)
+            asyncio.create_task(finished(executor, clock, request(LONG, 1, seed=3 + number), number))
+            for number in (LOOP, CONTROL)
         ]
         await asyncio.wait(prompts, return_when=asyncio.FIRST_COMPLETED)
-        left = [each for lane in executor.lanes for each in lane.running if each.reads_prompt]
+        left = [request for each in executor.scheduler.classes for request in each.reading]
         begin.cancel()
         return [each.num_computed for each in left]
 
     assert all(num_read > LONG / 2 for num_read in run([executor], ask))
 
 
-def test_beside_verifications_that_wait_the_chunks_of_the_other_lane_are_short(clock: Clock) -> None:
+def test_beside_verifications_that_wait_the_chunks_of_the_other_class_are_short(clock: Clock) -> None:
     """Between two rounds an answer is in the queue of the target, or nowhere."""
     draft = executor_of(TimedEngine(clock, "draft"))
     engine = TimedEngine(clock, token_s=0.002)
-    target = executor_of(engine, num_lanes=2)
+    target = executor_of(engine, num_classes=2)
 
     async def write() -> None:
         rounds = speculate(request(SHORT, 1900), draft.complete, target.complete, FixedDraftLength(3))
@@ -206,7 +208,6 @@ def test_debt_is_paid_by_answers_in_proportion_to_requests() -> None:
 
 def test_nothing_waits_without_answers() -> None:
     assert not SharedTime(num_reading=3, num_answering=0, debt_s=1.0).must_wait
-    assert PromptPace().fit([]) == []
 
 
 @pytest.mark.parametrize("budget", [4, 5, 9])
