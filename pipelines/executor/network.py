@@ -38,7 +38,7 @@ def operator_library(files: EngineFiles) -> str | None:
         return _loaded(content)
     except OSError as error:
         raise EngineLoadError(
-            f"the engine's operators {files.path(name)} cannot be loaded by the installed OpenVINO: {error}",
+            f"the engine's operators cannot be loaded: {files.path(name)}: {error}",
             f"remove the engine (rm -r {files.directory}) and run 'draftproof engines'",
         ) from None
 

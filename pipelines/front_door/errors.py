@@ -77,6 +77,9 @@ _GUIDE = "guided_decoding_guide_type="
 
 def in_the_clients_words(error: InvalidRequestError, guide_field: str) -> InvalidRequestError:
     """Return an error of the models with the client's field in place of Triton's tensor of guides."""
+    what, found, reason = error.what.partition(f": {_GUIDE}")
+    if found:
+        return type(error)(f"{what}: {guide_field}={reason}", error.remedy)
     if not error.values.startswith(_GUIDE):
         return error
     values = f"{guide_field}={error.values.removeprefix(_GUIDE)}"
@@ -98,7 +101,8 @@ def headers_of(error: DraftproofError) -> dict[str, str]:
 def error_document(error: DraftproofError) -> dict[str, Any]:
     """Return OpenAI's error object."""
     status, kind, code = _kind(error)
-    named = _FIELD.match(error.values[:_LONGEST_PART])
+    seen = error.values or error.what.partition(": ")[2]
+    named = _FIELD.match(seen[:_LONGEST_PART])
     param = named[0] if named and isinstance(error, (InvalidRequestError, ForbiddenError)) else None
     error = _without_internals(error, status)
     parts = [_cut(part) for part in (error.what, error.values, error.limit, error.remedy)]
@@ -185,10 +189,15 @@ def _without_internals(error: DraftproofError, status: int) -> DraftproofError:
     if isinstance(error, (ServerBusyError, RequestTimeoutError)) or status < 500:
         return error
     if isinstance(error, (ServerUnavailableError, RequestCancelledError)):
-        return type(error)(error.what, remedy=_AGAIN)
+        return type(error)(_happened(error), remedy=_AGAIN)
     if error is not DEFECT:
         _LOG.warning("a request failed: %s", error)
-    return type(error)(error.what, remedy=_AGAIN) if isinstance(error, EngineFailedError) else DEFECT
+    return type(error)(_happened(error), remedy=_AGAIN) if isinstance(error, EngineFailedError) else DEFECT
+
+
+def _happened(error: DraftproofError) -> str:
+    """Return what happened without the values, which stand behind a colon."""
+    return error.what.partition(": ")[0]
 
 
 def _message(what: str, values: str, limit: str, remedy: str) -> str:

@@ -233,7 +233,7 @@ class RequestDraftLength:
         if not self._sees_gaps:
             return all_of(length)
         if self.uses_lookup:
-            return DraftPlan(0, lambda: None, lambda drafted: self._looked_up(length))
+            return DraftPlan(0, lambda: None, lambda drafted: self.lookup.propose(length))
         return DraftPlan(
             limit,
             lambda: self._above(aim.prices.tolist()),
@@ -272,13 +272,13 @@ class RequestDraftLength:
         self._lengths.end(self)
 
     def _above(self, prices: list[float]) -> KeepDrafting:
-        survival, count, following = 1.0, 0, self.acceptance.mean
+        so_far, count, following = 1.0, 0, self.acceptance.mean  # acceptance of all tokens so far
 
         def keep_drafting(gap: float) -> bool:
-            nonlocal survival, count
-            survival *= self.acceptance.rate(gap)
+            nonlocal so_far, count
+            so_far *= self.acceptance.rate(gap)
             count += 1
-            return count < len(prices) and survival * following >= prices[count]
+            return count < len(prices) and so_far * following >= prices[count]
 
         return keep_drafting
 
@@ -286,11 +286,6 @@ class RequestDraftLength:
         """Return the draft's tokens without those at the end that are not worth their row."""
         if drafted is None or drafted.gaps is None:
             return Proposal(NO_TOKENS, drafted)
-        survival = np.cumprod([self.acceptance.rate(gap) for gap in drafted.gaps.tolist()])
-        is_worth = survival >= row_prices[: len(survival)]
+        so_far = np.cumprod([self.acceptance.rate(gap) for gap in drafted.gaps.tolist()])
+        is_worth = so_far >= row_prices[: len(so_far)]
         return Proposal(drafted.token_ids[: int(np.append(is_worth, False).argmin())], drafted)
-
-    def _looked_up(self, count: int) -> Proposal:
-        found = self.lookup.propose(count)
-        num_predicted = len(found.token_ids) if found.is_predicted else 0
-        return Proposal(found.token_ids, None, num_predicted=num_predicted)

@@ -93,5 +93,5 @@ def test_heads_of_another_size_are_refused(tmp_path: Path) -> None:
 @needs_compiler
 def test_a_library_of_another_machine_is_an_error_of_the_engine(engine: Path, tmp_path: Path) -> None:
     copy = with_other_library(engine, tmp_path, b"\x7fELF of something else")
-    with pytest.raises(EngineLoadError, match=r"operators cannot be loaded; .*operators\.so: "):
+    with pytest.raises(EngineLoadError, match=r"operators cannot be loaded: .*operators\.so: "):
         load_engine(EngineFiles(copy), 3)
