@@ -42,7 +42,7 @@ class GenerationRequest:
         input_ids: int32 [n], the known tokens: the prompt, then earlier output.
         max_tokens: Maximum number of output tokens, at least 1.
         prompt_length: Number of leading positions that are prompt and computed in chunks; the others are
-            output and computed as rows. None if all of ``input_ids`` is prompt.
+            output and computed as decode tokens. None if all of ``input_ids`` is prompt.
         draft_input_ids: int32 [k], draft tokens. If there are any, the engine verifies them in one step and
             returns the accepted ones and one token of its own.
         draft_logits: float32 [k, vocab_size], raw logits from which the draft tokens were drawn with
