@@ -82,10 +82,8 @@ class Responder(Generic[Answer]):
             error = work.exception()
         except CancelledError:
             error = RequestCancelledError(
-                "the request was cancelled",
-                values=f"request {self._request_id}",
-                limit="the client disconnected, or the server is shutting down",
-                remedy="send it again if the answer is still wanted",
+                f"the request was cancelled: the client of {self._request_id} disconnected, or the server stops",
+                "send it again if the answer is still wanted",
             )
         if not self._is_closed:
             self.fail(error or RuntimeError("the answer ended without a last response"))
@@ -107,8 +105,6 @@ def unique_number() -> str:
 def internal_error(request_id: str) -> InternalError:
     """Return the error for a client whose request hit a bug in Draftproof."""
     return InternalError(
-        "the server failed on this request",
-        values=f"request {request_id}",
-        limit="this is a bug in Draftproof",
-        remedy="the server's log has the traceback under this request id",
+        f"the server failed on this request, by a bug in Draftproof: request {request_id}",
+        "the server's log has the traceback under this request id",
     )

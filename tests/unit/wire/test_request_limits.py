@@ -102,7 +102,7 @@ def test_a_bias_is_bounded_and_read_no_further() -> None:
         return SamplingParams(logit_bias=read_logit_bias(tensors))
 
     bias(MAX_LOGIT_BIASES).validate(10**6)
-    with pytest.raises(InvalidRequestError, match="1025 ids; at most 1024"):
+    with pytest.raises(InvalidRequestError, match="1025 entries, more than 1024"):
         bias(10**6).validate(10**6)
 
 
@@ -137,9 +137,9 @@ def test_a_text_for_a_client_is_bounded_whatever_it_quotes() -> None:
 def test_requests_beyond_the_limit_are_refused_and_places_come_back() -> None:
     limit = OpenLimit(2)
     with limit.place():
-        with limit.place(), pytest.raises(ServerBusyError, match="at most 2") as caught, limit.place():
+        with limit.place(), pytest.raises(ServerBusyError, match="are open: 2, ") as caught, limit.place():
             pass
-        assert caught.value.values and caught.value.remedy
+        assert caught.value.remedy
         with limit.place(), pytest.raises(ServerBusyError), limit.place():
             pass
 
