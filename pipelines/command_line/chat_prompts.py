@@ -85,6 +85,5 @@ def _rendered(prompt: Prompt, renderer: ChatRenderer) -> Prompt:
     try:
         text = renderer.render(json.loads(prompt.messages), add_generation_prompt=True)
     except ChatTemplateError as error:
-        values = f"prompt {prompt.prompt_id}: {error.values}"
-        raise ChatTemplateError(error.what, values=values, limit=error.limit, remedy=error.remedy) from None
+        raise ChatTemplateError(f"prompt {prompt.prompt_id}: {error.what}", error.remedy) from None
     return replace(prompt, text=text)

@@ -73,10 +73,9 @@ class RequestGrammar:
         """
         if self._renewing_s > _MOST_RENEWING_S:
             raise InvalidRequestError(
-                "the answer uses up the lexer of its guide again and again",
-                values=f"compiling the guide anew took {self._renewing_s:.1f} s",
-                limit=f"at most {_MOST_RENEWING_S:g} s for one answer",
-                remedy="send a simpler schema or grammar",
+                "the answer uses up the lexer of its guide again and again: compiling the guide anew took "
+                f"{self._renewing_s:.1f} s, and one answer has {_MOST_RENEWING_S:g} s",
+                "send a simpler schema or grammar",
             )
         began_s = time.perf_counter()
         self._begin(self._new_origin())
@@ -221,10 +220,9 @@ class _Place:
         for token_id in output_ids[num_kept:].tolist():
             if not self._matcher.consume_token(token_id):
                 raise InvalidRequestError(
-                    "earlier output does not follow the grammar",
-                    values=f"token {token_id} at position {len(self._consumed.ids)} of the output",
-                    limit="output of tokens that the grammar allows",
-                    remedy="continue an answer with the guide with which it began",
+                    f"earlier output does not follow the grammar: token {token_id} at position "
+                    f"{len(self._consumed.ids)} of the output",
+                    "continue an answer with the guide with which it began",
                 )
             self._consumed.append(token_id)
         return self._matcher
@@ -271,8 +269,6 @@ def is_used_up(origin: Any) -> bool:
 
 def _failed(reason: str) -> InvalidRequestError:
     return InvalidRequestError(
-        "the grammar could not be followed",
-        values=" ".join(reason.split())[:500],
-        limit="grammars that take little time at each token",
-        remedy="send a simpler schema or grammar",
+        f"the grammar could not be followed: {' '.join(reason.split())[:500]}",
+        "send a simpler schema or grammar",
     )

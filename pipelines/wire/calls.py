@@ -112,7 +112,7 @@ async def _connected(path: Path) -> socket.socket:
 
 def _too_many(path: Path, reason: str) -> ServerBusyError:
     return ServerBusyError(
-        f"too many calls to the model: no connection to {path.name} within {_CONNECT_TIMEOUT_S:g} s: {reason}",
+        f"too many calls to the model: {path.name} took none within {_CONNECT_TIMEOUT_S:g} s: {reason}",
         "send the request again later",
     )
 

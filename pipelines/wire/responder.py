@@ -82,7 +82,7 @@ class Responder(Generic[Answer]):
             error = work.exception()
         except CancelledError:
             error = RequestCancelledError(
-                f"the request was cancelled: the client of {self._request_id} disconnected, or the server stops",
+                f"the request was cancelled: {self._request_id}, whose client left, or the server stops",
                 "send it again if the answer is still wanted",
             )
         if not self._is_closed:

@@ -70,7 +70,7 @@ def test_what_is_no_prompt_is_refused(
     with pytest.raises(InvalidRequestError) as refusal:
         ask(preprocessing, **inputs)
     assert message in str(refusal.value)
-    assert all((refusal.value.what, refusal.value.values, refusal.value.limit, refusal.value.remedy))
+    assert refusal.value.remedy
 
 
 def test_too_many_ids_are_refused_as_a_long_text_is(preprocessing: Preprocessing) -> None:
