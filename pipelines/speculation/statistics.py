@@ -1,4 +1,4 @@
-"""Counts the rounds of speculative answers and computes their rates."""
+"""Counts the rounds of speculative answers."""
 
 from __future__ import annotations
 
@@ -53,17 +53,3 @@ class SpeculationStatistics:
             self.tokens_by_source[TOKEN_SOURCES[source]] += 1
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted over drafted tokens; None if nothing was drafted."""
-        if not self.total_draft_tokens:
-            return None
-        return self.total_accepted_draft_tokens / self.total_draft_tokens
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """1 + accepted tokens per round that drafted; None if no round did."""
-        if not self.num_drafting_rounds:
-            return None
-        return 1 + self.total_accepted_draft_tokens / self.num_drafting_rounds

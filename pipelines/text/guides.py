@@ -207,8 +207,8 @@ def check_guide(guide: Guide) -> None:
     most_bytes = MAX_EBNF_BYTES if guide.kind == "ebnf_grammar" else MAX_GUIDE_BYTES
     if (num_bytes := len(guide.text.encode())) > most_bytes:
         raise InvalidRequestError(
-            f"the guide is too long: guided_decoding_guide_type={guide.kind}, {num_bytes} bytes instead of at "
-            f"most {most_bytes}",
+            f"the guide is too long: guided_decoding_guide_type={guide.kind}, {num_bytes} bytes, not at most "
+            f"{most_bytes}",
             "send a smaller schema or grammar",
         )
 
