@@ -145,7 +145,7 @@ def test_a_context_that_is_too_long_for_the_draft_is_answered_without_it() -> No
     assert tokens_of(rounds) == alone(req)
     assert (watched.num_refusals, watched.num_failures) == (1, 0), "it is asked once, and not paused"
     draft = draft_executor()
-    with pytest.raises(PromptTooLongError, match="40 tokens are 121 of the draft"):
+    with pytest.raises(PromptTooLongError, match="makes 121 tokens of 40"):
         run([draft], lambda: draft.complete(req))
 
 
@@ -153,7 +153,7 @@ def test_a_context_without_any_token_of_the_draft_is_refused() -> None:
     silent = TokenMap(np.empty(0, np.int32), np.empty(0, np.int32), np.zeros(VOCAB_SIZE + 1, np.int64))
     draft = draft_executor()
     draft._token_map = silent
-    with pytest.raises(PromptTooLongError, match="0 of the draft"):
+    with pytest.raises(PromptTooLongError, match="makes 0 tokens of 2"):
         run([draft], lambda: draft.complete(request([1, 2])))
 
 
