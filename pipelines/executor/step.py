@@ -257,8 +257,9 @@ def padded_size(num_tokens: int, *, has_prompt: bool) -> int:
     kernels for each: 2 GB for the two engines of ``demo-large`` with all sizes up to 512. Rounding leaves few
     sizes for 5 % more tokens.
     """
-    limits = (
-        ((32, 4), (128, 8), (256, 16), (math.inf, 32)) if has_prompt else ((16, 1), (64, 2), (math.inf, 8))
-    )
+    if has_prompt:
+        limits: tuple[tuple[float, int], ...] = ((32, 4), (128, 8), (256, 16), (math.inf, 32))
+    else:
+        limits = ((16, 1), (64, 2), (math.inf, 8))
     multiple = next(multiple for limit, multiple in limits if num_tokens <= limit)
     return -(-num_tokens // multiple) * multiple
