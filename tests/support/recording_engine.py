@@ -1,7 +1,7 @@
 """A test engine that detects every mistake an executor can make with the KV cache.
 
 Where a network caches keys and values, it caches the token of each position and whether it was computed in a
-chunk or as a row. The logits after a position are a hash of everything its sequence can see, so reading a
+chunk or as a decode token. The logits after a position are a hash of everything its sequence can see, so reading a
 stale block, missing a token or computing a position the other way changes the output.
 """
 
@@ -30,7 +30,7 @@ BLOCK_SIZE = 4
 VOCAB_SIZE = 16
 END_ID = 0
 NUM_BLOCKS = 64
-_CHUNK, _ROW = 1, 2
+_CHUNK, _DECODED = 1, 2
 
 
 def recording_config(
@@ -65,7 +65,7 @@ class RecordingEngine:
         agreement: How many of 16 contexts share their logits with the engine of salt 0; below 16 such a
             draft is accepted in part.
         salt: Makes another network.
-        attention: With "draftproof", chunks and rows have the same bits.
+        attention: With "draftproof", chunks and decode tokens have the same bits.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class RecordingEngine:
                 assert inputs.position_ids[begin + offset] == position
                 block, slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
                 self._tokens[block, slot] = inputs.input_ids[begin + offset]
-                is_row = end - begin == 1 or self.config.has_one_form
-                self._kinds[block, slot] = _ROW if is_row else _CHUNK
+                is_decoded = end - begin == 1 or self.config.has_one_form
+                self._kinds[block, slot] = _DECODED if is_decoded else _CHUNK
                 self.num_computed[position] += 1
         for (begin, end), past, table in zip(spans, inputs.past_lens, tables, strict=True):
             for offset in range(end - begin):

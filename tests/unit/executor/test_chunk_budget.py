@@ -212,7 +212,7 @@ def test_nothing_waits_without_answers() -> None:
 
 @pytest.mark.parametrize("budget", [4, 5, 9])
 def test_no_split_leaves_a_chunk_of_one_token(budget: int) -> None:
-    """One token alone would be computed as a row, with other last bits; the executor never computes it."""
+    """One token alone would be a decode token, with other last bits; the executor never computes it."""
     for num_tokens in range(2, 4 * budget):
         executor = make_executor(RecordingEngine(64), max_num_tokens=budget)
         answer = run([executor], lambda: executor.complete(request(num_tokens, 1)))

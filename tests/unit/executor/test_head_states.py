@@ -21,7 +21,7 @@ from pipelines.speculation.loop import Round, _UnreadStates, speculate
 from pipelines.speculation.request import MAX_STATES, GenerationRequest, Output
 from pipelines.speculation.watched_draft import WatchedDraft
 from tests.support.recording_engine import (
-    _ROW,
+    _DECODED,
     BLOCK_SIZE,
     NUM_BLOCKS,
     VOCAB_SIZE,
@@ -122,7 +122,7 @@ class Head(RecordingEngine):
             assert given[is_read, 0].tolist() == np.flatnonzero(is_read).tolist()
         assert cached[num_given:, 0].tolist() == cached[num_given - 1 : -1, 3].tolist(), "not its own output"
         text = np.append(int(cached[0, 1]), tokens)
-        return self._logits(text.tobytes() + np.full(len(text), _ROW).tobytes())
+        return self._logits(text.tobytes() + np.full(len(text), _DECODED).tobytes())
 
     def copy_block(self, source: int, destination: int) -> None:
         super().copy_block(source, destination)

@@ -1,6 +1,6 @@
 """Tests of the row rule on a real engine, bit for bit: docs/decisions/exact-rows.md.
 
-A generated position that is computed as a one-token row has exactly the logits of plain decoding, whatever
+A decode token, which is computed as a row of its own, has exactly the logits of plain decoding, whatever
 else the step computes. Controls show that the two forms that the rule avoids do differ, so the comparison can
 fail.
 """
@@ -139,10 +139,10 @@ def plain_decoding(
     return logits
 
 
-@pytest.mark.parametrize("with_rows", [False, True])
+@pytest.mark.parametrize("with_decoding", [False, True])
 @pytest.mark.parametrize("with_chunks", [False, True])
-def test_verification_rows_equal_plain_decoding_to_the_bit(
-    engine: Engine, decoded: Decoded, with_rows: bool, with_chunks: bool
+def test_verified_tokens_equal_plain_decoding_to_the_bit(
+    engine: Engine, decoded: Decoded, with_decoding: bool, with_chunks: bool
 ) -> None:
     steps = Steps(engine, seed=18)
     rng = np.random.default_rng(3)
@@ -156,7 +156,7 @@ def test_verification_rows_equal_plain_decoding_to_the_bit(
         rejected = steps.tokens(int(rng.integers(0, 4)))
         tokens = np.concatenate((accepted, rejected))
         mates = []
-        if with_rows:
+        if with_decoding:
             mates += [
                 steps.piece(mate, steps.tokens(int(rng.integers(1, 6))), 40 + mate, True, 0)
                 for mate in range(1, int(rng.integers(2, 7)))
@@ -202,7 +202,9 @@ def test_control_output_computed_as_a_chunk_has_other_bits(int8_engine: Engine) 
     assert not np.array_equal(logits, np.stack(expected))
 
 
-def test_with_attention_of_our_own_chunks_and_rows_have_the_same_bits(own_engines: list[Engine]) -> None:
+def test_with_attention_of_our_own_chunks_and_decode_tokens_have_the_same_bits(
+    own_engines: list[Engine],
+) -> None:
     """So blocks of an answer may be read as prompt. Contexts cross a cut at 256 positions."""
     for engine in own_engines:
         steps = Steps(engine, seed=17, blocks_each=12)
@@ -295,7 +297,7 @@ def test_steps_of_a_wide_target_are_as_small_as_openvino_is_exact(tmp_path: Path
 
 
 @pytest.mark.parametrize(("most", "expected"), [(128, None), (127, 64), (63, 9), (8, None)])
-def test_rows_are_compared_when_a_target_is_loaded(
+def test_sizes_of_steps_are_compared_when_a_target_is_loaded(
     most: int, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, target = build_tiny_pair(tmp_path, hidden_size=64)
@@ -354,7 +356,7 @@ _BAD_TOKEN = 1999
         ),
     ],
 )
-def test_a_draft_token_that_is_no_number_changes_no_row_before_it(
+def test_a_draft_token_that_is_no_number_changes_no_token_before_it(
     form: str, kind: str, tmp_path: Path
 ) -> None:
     """Nor any later one, if it is rejected."""
