@@ -1,8 +1,8 @@
 """A test engine that detects every mistake an executor can make with the KV cache.
 
 Where a network caches keys and values, it caches the token of each position and whether it was computed in a
-chunk or as a decode token. The logits after a position are a hash of everything its sequence can see, so reading a
-stale block, missing a token or computing a position the other way changes the output.
+chunk or as a decode token. The logits after a position are a hash of everything its sequence can see, so
+reading a stale block, missing a token or computing a position the other way changes the output.
 """
 
 from __future__ import annotations
