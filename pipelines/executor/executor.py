@@ -304,7 +304,7 @@ class Executor:
             InvalidRequestError: See ``generate``.
         """
         asked.validate(self._max_seq_len, self.config.vocab_size)
-        check_draft_tokens(asked, self.limits, self.config, are_translated=self._token_map is not None)
+        check_draft_tokens(asked, self.limits, self.config)
         if asked.bad_words:
             self._completions.of(asked.bad_words)  # computed and cached here instead of between two steps
 

@@ -50,31 +50,16 @@ class ExecutorLimits:
             )
 
 
-def check_draft_tokens(
-    asked: GenerationRequest, limits: ExecutorLimits, engine: EngineConfig, *, are_translated: bool
-) -> None:
-    """Check the draft tokens that a request brings along.
-
-    Args:
-        asked: The request.
-        limits: Limits of the executor.
-        engine: Its engine.
-        are_translated: Whether the engine reads the tokens of another tokenizer.
+def check_draft_tokens(asked: GenerationRequest, limits: ExecutorLimits, engine: EngineConfig) -> None:
+    """Check the number of draft tokens that a request brings along.
 
     Raises:
-        InvalidRequestError: They are too many, or the engine cannot verify any.
+        InvalidRequestError: They are too many for a step, or for the log of recurrent states.
     """
-    num_draft = len(asked.draft_input_ids)
-    if num_draft and are_translated:
-        raise InvalidRequestError(
-            f"the engine '{engine.role}' cannot verify the {num_draft} draft tokens: it reads the tokens of "
-            "another tokenizer, and a draft token may be several of them",
-            "send draft tokens to the target",
-        )
     most = limits.max_num_tokens - 1
     if engine.state_bytes:
         most = min(most, MAX_LOGGED_ROWS - 1)
-    check_range("the number of draft tokens", num_draft, 0, most, "send fewer draft tokens")
+    check_range("the number of draft tokens", len(asked.draft_input_ids), 0, most, "send fewer draft tokens")
 
 
 def check_translated(request: Request, max_seq_len: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import InvalidRequestError, PromptTooLongError
+from pipelines.errors import PromptTooLongError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.speculation.sampling.params import SamplingParams
@@ -191,9 +191,3 @@ def test_a_place_where_the_grammar_allows_only_what_the_draft_lacks_is_passed(us
     ends = np.cumsum([len(part.token_ids) for part in rounds])
     later = [part.num_by_model for part, end in zip(rounds, ends, strict=True) if end > 8]
     assert sum(later) > 4 and watched.num_refusals == 0
-
-
-def test_such_an_engine_verifies_nothing() -> None:
-    draft = draft_executor()
-    with pytest.raises(InvalidRequestError, match="cannot verify"):
-        draft.check(request([1, 2], draft_input_ids=np.array([1], np.int32)))
