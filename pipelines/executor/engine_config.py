@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from pipelines.errors import EngineLoadError
 from pipelines.manifest import EngineFiles
@@ -75,10 +76,9 @@ class EngineConfig:
             document = json.loads(content)
             version = document["format_version"]
             names = [field.name for field in dataclasses.fields(cls) if field.name in document]
-            lists = ("end_ids", "feature_layers")
-            config = cls(
-                **{name: tuple(document[name]) if name in lists else document[name] for name in names}
-            )
+            fields: dict[str, Any] = {name: document[name] for name in names}
+            lists = {name: tuple(fields[name]) for name in ("end_ids", "feature_layers") if name in fields}
+            config = cls(**{**fields, **lists})
         except (ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
                 f"the engine description {path} cannot be read: {error!r}", "run 'draftproof engines'"

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError
-from pipelines.executor.batch_class import BatchClass
+from pipelines.executor.batch_class import BatchClass, ScheduledChunk
 from pipelines.executor.contexts import Contexts, HeadContexts, RecurrentContexts
 from pipelines.executor.engine import StepEngine, load_engine
 from pipelines.executor.grammars import looking_ahead, with_renewed_grammars
@@ -24,7 +24,7 @@ from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.limits import ExecutorLimits, check_draft_tokens, check_states, check_translated
 from pipelines.executor.recurrent_states import StateSlots
 from pipelines.executor.request import AnswerRequest, ProposalRequest, Request
-from pipelines.executor.scheduler import ScheduledChunk, Scheduler
+from pipelines.executor.scheduler import Scheduler
 from pipelines.executor.step import WARM_UP_TOKEN, StepInputs, pack, padded_size
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.draft_length.step_times import StepTimes
