@@ -50,7 +50,7 @@ _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
 # from then on. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
 _LEAST_GAIN = 0.03  # of a logarithm: less is lost again by what no step's time shows, and by errors of times
-_CHUNK = 16  # tokens of the step by which the time to read a prompt is judged
+_CHUNK = 16  # rows of the step by which the time to read a prompt is judged
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Predicts how long a step of an engine takes, by its decode tokens.
+"""Predicts how long a step of an engine takes, by its rows.
 
 The table begins with what a few steps took at start (``Executor.warm_up``), and every step corrects it: the
-time of its own number of tokens by much, and those of all others by little, because other programs or a
-longer context slow them all down. Numbers of tokens that are not in use are wrong by the factor of their
-neighbours that are: with many requests, a step that nobody has tried would look cheap otherwise. Of two in
-use, the greater is taken to be no faster, and the others lie between their neighbours in use.
+time of its own number of rows by much, and those of all others by little, because other programs or a longer
+context slow them all down. Numbers of rows that are not in use are wrong by the factor of their neighbours
+that are: with many requests, a step that nobody has tried would look cheap otherwise. Of two in use, the
+greater is taken to be no faster, and the others lie between their neighbours in use.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-_OWN_SHARE, _MACHINE_SHARE = 0.2, 0.1  # of an error that changes its own number of tokens, and all
+_OWN_SHARE, _MACHINE_SHARE = 0.2, 0.1  # of an error that changes its own number of rows, and all
 _LARGEST_ERROR = 0.7  # of a logarithm, so that a moment without a core does not count as many
-_FORGOTTEN = 0.002  # of the own change with each step of another number of tokens
-_IN_USE = 200  # steps since the last one of a number of tokens
-_MOST_TOKENS = 128  # more are extrapolated
+_FORGOTTEN = 0.002  # of the own change with each step of another number of rows
+_IN_USE = 200  # steps since the last one of a number of rows
+_MOST_ROWS = 128  # more are extrapolated
 
 
 class StepTimes:
     """The time of an engine's step.
 
     Args:
-        timed: Numbers of tokens that were timed, ascending, at least two.
+        rows: Numbers of rows that were timed, ascending, at least two.
         seconds: Time of a step of each. Those between are interpolated, those beyond extrapolated.
     """
 
-    def __init__(self, timed: Sequence[int], seconds: Sequence[float]) -> None:
-        counts = self._counts = np.arange(1, _MOST_TOKENS + 1)
-        slope = max((seconds[-1] - seconds[-2]) / (timed[-1] - timed[-2]), 0.0)
-        self._timed = np.interp(counts, timed, seconds) + slope * np.maximum(counts - timed[-1], 0)
-        self._own = np.zeros(_MOST_TOKENS)  # logarithms of factors
+    def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
+        counts = self._counts = np.arange(1, _MOST_ROWS + 1)
+        slope = max((seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]), 0.0)
+        self._timed = np.interp(counts, rows, seconds) + slope * np.maximum(counts - rows[-1], 0)
+        self._own = np.zeros(_MOST_ROWS)  # logarithms of factors
         self._machine = 0.0
-        self._age = np.where(np.isin(counts, timed), _IN_USE, math.inf)  # steps since the last one
+        self._age = np.where(np.isin(counts, rows), _IN_USE, math.inf)  # steps since the last one
         self._seconds = self._timed
 
-    def seconds(self, num_tokens: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the time of steps with these numbers of tokens, at least 1; float64 of the same shape."""
-        counts = np.asarray(num_tokens)
-        times = self._seconds[np.minimum(counts, _MOST_TOKENS) - 1]
-        return np.asarray(times * np.maximum(counts / _MOST_TOKENS, 1))
+    def seconds(self, rows: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return the time of steps with these numbers of rows, at least 1; float64 of the same shape."""
+        counts = np.asarray(rows)
+        times = self._seconds[np.minimum(counts, _MOST_ROWS) - 1]
+        return np.asarray(times * np.maximum(counts / _MOST_ROWS, 1))
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step."""
-        index = min(num_tokens, _MOST_TOKENS) - 1
-        if math.isinf(self._age[index]):  # an engine prepares a number of tokens at its first step
+        index = min(rows, _MOST_ROWS) - 1
+        if math.isinf(self._age[index]):  # an engine prepares a number of rows at its first step
             self._age[index] = _IN_USE
             return
         error = math.log(seconds / self._timed[index]) - self._machine - self._own[index]

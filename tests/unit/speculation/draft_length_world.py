@@ -16,7 +16,7 @@ from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS
 
 # Measured: Qwen2.5-Coder 1.5B and 0.5B on two cores with AVX2 (docs/results/calibration-published.json).
-TIMED = (1, 2, 4, 8, 16, 32, 72)
+ROWS = (1, 2, 4, 8, 16, 32, 72)
 TARGET_S = (0.0532, 0.0577, 0.0673, 0.1192, 0.2200, 0.4502, 1.2362)
 DRAFT_S = (0.0136, 0.0165, 0.0204, 0.0404, 0.0605, 0.1172, 0.2951)
 OUTSIDE_S = 0.004  # of a step, in this process
@@ -33,7 +33,7 @@ class Machine:
     """What steps take, and what was measured of it at start.
 
     Attributes:
-        target_s: Seconds of a step of the target, by ``TIMED``.
+        target_s: Seconds of a step of the target, by ``ROWS``.
         draft_s: The same of the draft.
         timed_target_s: What the server believes at first.
         timed_draft_s: The same of the draft.
@@ -78,7 +78,7 @@ def play(
 ) -> Played:
     """Play rounds of requests that never end, with the rule or with a fixed length."""
     machine = machine or Machine()
-    draft, target = StepTimes(TIMED, machine.timed_draft_s), StepTimes(TIMED, machine.timed_target_s)
+    draft, target = StepTimes(ROWS, machine.timed_draft_s), StepTimes(ROWS, machine.timed_target_s)
     lengths = DraftLengths(draft, target, MAX_DRAFT_LEN)
     requests: list[DraftLength] = [
         lengths.begin(NO_TOKENS, sees_gaps=sees_gaps) if fixed is None else FixedDraftLength(fixed)
@@ -88,7 +88,7 @@ def play(
     for number in range(num_rounds):
         # All ways of drafting get the same random numbers, so that nothing else differs.
         luck = np.random.default_rng((seed, number)).random((num_requests, MAX_DRAFT_LEN, 2)).tolist()
-        depth, num_verified, num_tokens, seconds = 0, 0, 0, 0.0
+        depth, rows, num_tokens, seconds = 0, 0, 0, 0.0
         for request, draws in zip(requests, luck, strict=True):
             plan = request.next_round(1000)
             position += 100  # tokens never repeat, so there is nothing to look up
@@ -100,18 +100,18 @@ def play(
             own = np.full(1, position + 99, np.int32)
             request.observe(proposal, np.concatenate((proposal.token_ids[:num_accepted], own)))
             depth = max(depth, len(drafted.token_ids))
-            num_verified += 1 + len(proposal.token_ids)
+            rows += 1 + len(proposal.token_ids)
             num_tokens += 1 + num_accepted
         slowdown = 10.0 if number >= machine.slow_draft_from else 1.0
         for step in range(depth):
-            step_s = slowdown * float(np.interp(num_requests, TIMED, machine.draft_s)) + FIRST_S * (step == 0)
+            step_s = slowdown * float(np.interp(num_requests, ROWS, machine.draft_s)) + FIRST_S * (step == 0)
             draft.observe(num_requests, step_s)
             seconds += step_s
-        step_s = float(np.interp(num_verified, TIMED, machine.target_s)) + OUTSIDE_S
-        target.observe(num_verified, step_s)
+        step_s = float(np.interp(rows, ROWS, machine.target_s)) + OUTSIDE_S
+        target.observe(rows, step_s)
         played.tokens.append(num_tokens)
         played.seconds.append(seconds + step_s)
-        played.verified.append(num_verified / num_requests - 1)
+        played.verified.append(rows / num_requests - 1)
     return played
 
 

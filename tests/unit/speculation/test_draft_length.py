@@ -16,8 +16,8 @@ from pipelines.speculation.token_ids import NO_TOKENS, count_accepted
 from tests.unit.speculation.draft_length_world import (
     DRAFT_S,
     MAX_DRAFT_LEN,
+    ROWS,
     TARGET_S,
-    TIMED,
     Machine,
     play,
 )
@@ -27,7 +27,7 @@ SEEDS = range(4)
 
 def lengths_of(num_read: int = 0) -> DraftLengths:
     """Return a controller whose draft has read some tokens of each prompt."""
-    times = StepTimes(TIMED, DRAFT_S), StepTimes(TIMED, TARGET_S)
+    times = StepTimes(ROWS, DRAFT_S), StepTimes(ROWS, TARGET_S)
     return DraftLengths(*times, MAX_DRAFT_LEN, lambda token_ids: min(num_read, len(token_ids)))
 
 
@@ -71,7 +71,7 @@ def test_a_change_of_the_text_is_followed(num_requests: int) -> None:
 @pytest.mark.parametrize("index", range(5))
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_wrong_row_in_the_table_is_corrected(role: str, index: int, factor: float) -> None:
-    """Each size in turn was timed ten times too long or too short."""
+    """Each row in turn was timed ten times too long or too short."""
     times = list(TARGET_S if role == "target" else DRAFT_S)
     times[index] *= factor
     wrong = Machine(timed_target_s=times) if role == "target" else Machine(timed_draft_s=times)
@@ -83,7 +83,7 @@ def test_a_wrong_row_in_the_table_is_corrected(role: str, index: int, factor: fl
 @pytest.mark.parametrize("factor", [3.0, 0.3])
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_machine_that_was_busy_at_start_is_understood(role: str, factor: float) -> None:
-    """With four requests more numbers of tokens have to be tried."""
+    """With four requests more numbers of rows have to be tried."""
     if role == "target":
         machine = Machine(timed_target_s=[factor * each for each in TARGET_S])
     else:
@@ -101,7 +101,7 @@ def test_a_draft_that_becomes_slower_is_given_up_within_ten_rounds() -> None:
 
 
 def test_no_request_is_slowed_down_much_for_another_one() -> None:
-    """A request whose text is looked up could have many tokens, which all the others would wait for."""
+    """A request whose text is looked up could have many rows, which all the others would wait for."""
     lengths = lengths_of()
     sure = lengths.begin(np.tile(np.arange(9, dtype=np.int32), 4))
     alone = len(sure.next_round(100).complete(None).token_ids)
