@@ -77,8 +77,9 @@ class EngineConfig:
             version = document["format_version"]
             names = [field.name for field in dataclasses.fields(cls) if field.name in document]
             fields: dict[str, Any] = {name: document[name] for name in names}
-            lists = {name: tuple(fields[name]) for name in ("end_ids", "feature_layers") if name in fields}
-            config = cls(**{**fields, **lists})
+            lists = (name for name in ("end_ids", "feature_layers") if name in fields)
+            fields.update({name: tuple(fields[name]) for name in lists})
+            config = cls(**fields)
         except (ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
                 f"the engine description {path} cannot be read: {error!r}", "run 'draftproof engines'"
