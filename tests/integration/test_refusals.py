@@ -122,7 +122,7 @@ def test_bad_parameters_are_refused_before_taking_a_place(server: Server, transp
             with pytest.raises(InvalidRequestError) as refused:
                 send(**{"max_tokens": 4, **values})
             assert words in str(refused.value), values
-            assert str(refused.value).count("; ") >= 3, "four parts: what, values, limit, remedy"
+            assert refused.value.what and refused.value.remedy
             assert "Traceback" not in str(refused.value)
         assert wait_until(lambda: is_busy(send))
 

@@ -128,7 +128,7 @@ def check(sent: list[FakeRequest]) -> None:
         assert isinstance(error, (InvalidRequestError, RequestTimeoutError, RequestCancelledError)), message
         assert (last.error.code() == FakeTritonError.INVALID_ARG) == isinstance(error, InvalidRequestError)
         assert "Traceback" not in message and len(message) < 5000
-        assert message.count("; ") >= 3, "four parts"
+        assert "; " in message, "a remedy"
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +181,8 @@ def test_an_engine_model_answers_anything(
     model, executor = engine_model
     model.execute(sent)
     check(sent)
-    counts = executor.counts
-    assert wait_until(lambda: not executor.has_work and counts.num_free_blocks == counts.num_blocks)
+    scheduler = executor.scheduler
+    assert wait_until(lambda: not executor.has_work and scheduler.num_free_blocks == scheduler.num_blocks)
 
 
 def test_the_fuzzer_sees_a_request_that_is_forgotten(text_model: TextModel) -> None:
