@@ -41,10 +41,8 @@ def engine_request(
     num_input = read_scalar(inputs, "input_lengths", int, len(input_ids))
     if num_input != len(input_ids):
         raise InvalidRequestError(
-            "input_lengths does not match input_ids",
-            values=f"input_lengths={num_input}, input_ids has {len(input_ids)} tokens",
-            limit="they must be equal: one request per call, no padding",
-            remedy="send the number of tokens in input_ids",
+            f"input_lengths={num_input}, but input_ids has {len(input_ids)} tokens",
+            "send one request per call, without padding",
         )
     return EngineRequest(
         input_ids=input_ids,

@@ -122,10 +122,8 @@ class Supervisor:
                 restarts = [at_s for at_s in restarts if now_s - at_s < _RESTARTS_WITHIN_S] + [now_s]
                 if len(restarts) > _MAX_RESTARTS:
                     raise ServerStartError(
-                        "Triton keeps crashing",
-                        values=f"{len(restarts)} times in {_RESTARTS_WITHIN_S:g} s",
-                        limit=f"{_MAX_RESTARTS} times",
-                        remedy="read its last lines in the server's log",
+                        f"Triton keeps crashing: {len(restarts)} times in {_RESTARTS_WITHIN_S:g} s",
+                        "read its last lines in the server's log",
                     )
                 self.num_restarts += 1
                 self._process = self._new_process()
@@ -146,12 +144,10 @@ class Supervisor:
         elif not self._is_serving:
             what, remedy = "the server is starting", "send the request again later"
         elif not self._replacing.keys().isdisjoint(self._dependencies.needed_by(model)):
-            what, remedy = "the model is being replaced", "send the request again"
+            what, remedy = f"the model is being replaced: {model}", "send the request again"
         else:
             return
-        raise ServerUnavailableError(
-            what, values=f"model {model}", limit="a server whose models are loaded", remedy=remedy
-        )
+        raise ServerUnavailableError(what, remedy)
 
     async def is_ready(self) -> bool:
         """Whether all models that the server loads at startup answer."""
@@ -237,10 +233,8 @@ class Supervisor:
             _LOG.warning("Triton ended before it was ready: start %d of at most %d", attempt, _MAX_STARTS)
             self._process = self._new_process()
         raise ServerStartError(
-            "Triton ended before it was ready",
-            values=f"exit code {self._process.ended.result()}",
-            limit="every model of the repository must load",
-            remedy="read the lines above; 'draftproof doctor' shows what this machine lacks",
+            f"Triton ended before it was ready, with exit code {self._process.ended.result()}",
+            "read the lines above; 'draftproof doctor' shows what this machine lacks",
         )
 
     async def _watch(self) -> bool:
@@ -304,10 +298,8 @@ class Supervisor:
         triton = self._process
         try:
             error = ProcessEndedError(
-                "the model's process ended during the request",
-                values=f"model {model}: {reason}",
-                limit="it is replaced within seconds",
-                remedy="send the request again",
+                f"the model's process ended during the request: {model}: {reason}",
+                "send the request again: it is replaced within seconds",
             )
             # An ensemble that asks it waits for ever, as Triton does not end its steps either.
             asked = (model, *self._dependencies.ensembles_with(model))
@@ -365,10 +357,9 @@ class Supervisor:
             await asyncio.sleep(_DRAIN_POLL_S)
         self._calls.end_all(
             RequestCancelledError(
-                "the server shut down before the answer was complete",
-                values=f"{self._calls.num_open} requests were open",
-                limit=f"{self._endpoint.drain_s} s for requests in flight",
-                remedy="send the request to another server, or again when this one is back",
+                "the server shut down before the answer was complete: "
+                f"it waits {self._endpoint.drain_s} s for requests in flight",
+                "send the request to another server, or again when this one is back",
             )
         )
 

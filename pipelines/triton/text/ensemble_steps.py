@@ -22,7 +22,6 @@ from pipelines.triton.backend.header import Header
 from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.tensors import Inputs, Tensors, scalar_tensor, text_tensor
-from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.backend.word_list import pack_words
 from pipelines.triton.text.inputs import completion_request
 from pipelines.wire.admission import OpenLimit
@@ -59,7 +58,7 @@ class EnsembleSteps(TritonModel):
 
     def __init__(self, parameters: ModelParameters, backend: Any) -> None:
         # The parameters are the client's, who asks with the names of the text level.
-        super().__init__(TritonWire(backend), _KNOWN, None)
+        super().__init__(backend, _KNOWN, None)
         self._preprocess = parameters.preprocessing()
         self._open = OpenLimit(parameters.integer("max_batch_size") + parameters.integer("max_queue_size"))
         self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")

@@ -71,16 +71,13 @@ def refuse_choices(inputs: Inputs, arm: str) -> None:
     Raises:
         InvalidRequestError: There is such an input.
     """
-    parts = {name: TEXT_INPUTS[name].models for name in inputs if arm}
-    unknown = [name for name, models in parts.items() if models == "draft" and arm == "control"]
-    if "arm" in parts:
-        unknown.append("arm")
-    if unknown:
+    if not arm:
+        return
+    of_draft = [name for name in inputs if TEXT_INPUTS[name].models == "draft" and arm == "control"]
+    if unknown := [*of_draft, *(["arm"] if "arm" in inputs else [])]:
         raise InvalidRequestError(
-            f"the input '{unknown[0]}' has no meaning for this model",
-            values=f"{', '.join(unknown)}; the model is answered by {arm}",
-            limit="generate has no arm, generate_target neither arm nor draft",
-            remedy="leave it out, or send the request to router",
+            f"{', '.join(unknown)} cannot be chosen for this model, which {arm} answers",
+            "leave it out, or send the request to router",
         )
 
 
@@ -88,27 +85,18 @@ def _check_prompt(inputs: Inputs) -> None:
     given = [name for name in ("text_input", "input_ids") if name in inputs]
     if len(given) != 1:
         raise InvalidRequestError(
-            "a request has one prompt, as text or as token ids",
-            values=" and ".join(given) or "neither text_input nor input_ids",
-            limit="exactly one of text_input and input_ids",
-            remedy="send only one of them" if given else "send text_input with a text",
+            f"the request has {' and '.join(given) or 'neither text_input nor input_ids'}, not one prompt",
+            "send only one of them" if given else "send text_input with a text",
         )
     if "input_ids" not in inputs:
         return
     if unused := [name for name in _OF_TEXT if name in inputs]:
         raise InvalidRequestError(
-            f"{unused[0]} has no meaning for token ids",
-            values=f"{', '.join(unused)} with input_ids",
-            limit="only text is tokenized; ids are used as they are",
-            remedy=f"leave {unused[0]} out, or send text_input",
+            f"{' and '.join(unused)} cannot be sent with input_ids, which are used as they are",
+            "leave it out, or send text_input",
         )
     if not inputs["input_ids"].size:
-        raise InvalidRequestError(
-            "the prompt is empty",
-            values="input_ids gives 0 tokens",
-            limit="at least 1 token",
-            remedy="send a prompt",
-        )
+        raise InvalidRequestError("the prompt is empty: input_ids has no token", "send a prompt")
 
 
 def _read_ids(inputs: Inputs, name: str) -> tuple[int, ...]:

@@ -1,0 +1,186 @@
+"""Answers requests with the draft-then-verify loop."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+
+from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
+from pipelines.speculation.draft_length.rule import DraftLengths
+from pipelines.speculation.loop import speculate
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.watched_draft import WatchedDraft
+from pipelines.triton.engine.acceptance_alarm import AcceptanceAlarm
+from pipelines.triton.engine.chunks import ChunkStream
+from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
+from pipelines.triton.engine.in_process_engines import InProcessEngines
+from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
+from pipelines.wire.admission import Admission
+from pipelines.wire.chunk import Chunk, SpeculationCounts
+from pipelines.wire.messages import EngineRequest
+
+MAX_SESSIONS = 4096
+MAX_TOKENS = 4096
+"""Most tokens of answers that are kept of a session: 64 MiB of all sessions together."""
+
+
+class SpeculativeAnswerer:
+    """Answers requests with the draft-then-verify loop.
+
+    Attributes:
+        totals: Counts of all rounds.
+        alarm: Watches whether the draft fits.
+        draft: The draft, as requests call it.
+
+    Args:
+        engines: Draft and target.
+        admission: Limits concurrent requests.
+        setting: Default and maximum of the draft length.
+        lengths: Adapts the draft length to acceptance and load; None for engines that do not tell what their
+            steps cost, which draft as many tokens as they may.
+    """
+
+    def __init__(
+        self,
+        engines: InProcessEngines | TensorRtLlmEngines,
+        admission: Admission,
+        setting: DraftLengthSetting,
+        lengths: DraftLengths | None,
+    ) -> None:
+        self.vocabulary = engines.vocabulary
+        self.end_ids = engines.end_ids
+        self.grammars = engines.grammars
+        self.totals = SpeculationStatistics(setting.max_draft_len)
+        self.alarm = AcceptanceAlarm()
+        self.draft = WatchedDraft(engines.draft)
+        self._engines = engines
+        self._admission = admission
+        self._setting = setting
+        self._lengths = lengths
+        self._sessions = Sessions()
+
+    def check(self, asked: EngineRequest, request: GenerationRequest) -> None:
+        """Refuse a request that cannot be answered."""
+        self._setting.check(asked.num_draft_tokens)
+        self._engines.check(request)
+
+    async def answer(self, asked: EngineRequest, request: GenerationRequest) -> AsyncIterator[Chunk]:
+        """Yield each chunk, with the counts so far."""
+        wanted, used = self._wanted(asked)
+        statistics = SpeculationStatistics(self._setting.max_draft_len)
+        drafted: list[int] = []  # in each round
+        accepted: list[int] = []
+        chunks = ChunkStream(self.vocabulary, request, streaming=asked.streaming)
+        session = self._sessions.of(asked.session_id)
+        said: list[TokenIds] = [request.input_ids[request.num_prompt_tokens :]]  # by another server
+        async with self._admission.slot(request.deadline_s):
+            length = self._length(wanted, asked, request, session)
+            loop = speculate(
+                request,
+                self.draft,
+                self._engines.target,
+                length,
+                stream=self._engines.stream_alone if wanted == 0 else self._engines.stream,
+                use_draft_logits=asked.use_draft_logits,
+            )
+            try:
+                async with aclosing(loop) as rounds:  # type: ignore[type-var]
+                    async for outcome in rounds:
+                        said.append(outcome.token_ids)
+                        if outcome.finish_reason:
+                            session.remember(said)
+                        statistics.add_round(outcome)
+                        self.totals.add_round(outcome)
+                        self.alarm.add(outcome.num_draft_tokens, outcome.num_accepted_tokens)
+                        drafted.append(outcome.num_draft_tokens)
+                        accepted.append(outcome.num_accepted_tokens)
+                        chunk = chunks.push(outcome)
+                        if chunk is None:
+                            continue
+                        is_last = bool(chunk.finish_reason)
+                        yield replace(
+                            chunk,
+                            counts=counts_so_far(statistics),
+                            draft_length=used,
+                            # Rollouts compare pairs by these.
+                            drafted_per_round=tuple(drafted) if is_last else (),
+                            accepted_per_round=tuple(accepted) if is_last else (),
+                        )
+            finally:
+                length.end()
+
+    def _wanted(self, asked: EngineRequest) -> tuple[int | None, str]:
+        """Return a request's draft tokens per round, None to adapt them, and what its answer says of them."""
+        wanted = asked.num_draft_tokens
+        if wanted is None:
+            wanted = self._setting.read()
+        if wanted is None and self._lengths is None:
+            wanted = self._setting.max_draft_len
+        if wanted != 0 and (reason := self._engines.reason_for_target_alone(asked)):
+            return 0, f"off: {reason}"
+        return wanted, "adaptive" if wanted is None else str(wanted)
+
+    def _length(
+        self, wanted: int | None, asked: EngineRequest, request: GenerationRequest, session: Session
+    ) -> DraftLength:
+        if wanted is not None:
+            return FixedDraftLength(wanted)
+        assert self._lengths is not None
+        return self._lengths.begin(
+            request.input_ids,
+            session.answer_ids,
+            np.array(asked.prediction_ids, np.int32),
+            sees_gaps=not asked.use_draft_logits,
+        )
+
+
+def counts_so_far(statistics: SpeculationStatistics) -> SpeculationCounts:
+    """Return the counts of one answer."""
+    num_accepted = statistics.total_accepted_predicted_tokens
+    return SpeculationCounts(
+        num_rounds=statistics.num_rounds,
+        total_draft_tokens=statistics.total_draft_tokens,
+        total_accepted_draft_tokens=statistics.total_accepted_draft_tokens,
+        accepted_per_position=tuple(statistics.accepted_per_position),
+        accepted_prediction_tokens=num_accepted,
+        rejected_prediction_tokens=statistics.total_predicted_tokens - num_accepted,
+    )
+
+
+class Session:
+    """Remembers the answers of a session.
+
+    Attributes:
+        answer_ids: int32 [n], tokens of its latest answers, in which drafts are looked up.
+    """
+
+    def __init__(self) -> None:
+        self.answer_ids = NO_TOKENS
+
+    def remember(self, parts: Sequence[TokenIds]) -> None:
+        """Add an answer, given in parts int32 [n]."""
+        latest = np.concatenate((self.answer_ids, *parts))[-MAX_TOKENS:]
+        self.answer_ids = latest.copy()  # a view would keep all of the answer
+
+
+class Sessions:
+    """Sessions by id. Keeps the most recently used ones."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Session] = OrderedDict()
+
+    def of(self, session_id: str) -> Session:
+        """Return a session; a new one for an unknown or empty id."""
+        if not session_id:
+            return Session()
+        found = self._known.pop(session_id, None) or Session()
+        self._known[session_id] = found
+        if len(self._known) > MAX_SESSIONS:
+            self._known.popitem(last=False)
+        return found
