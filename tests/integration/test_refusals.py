@@ -78,8 +78,8 @@ BAD_PARAMETERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"logit_bias_ids": [3, 3], "logit_bias_values": [1.0, 1.0]}, "given twice"),
     ({"logit_bias_ids": [3], "logit_bias_values": [100.5]}, "logit_bias of token 3=100.5"),
     ({"logit_bias_ids": [3], "logit_bias_values": [math.nan]}, "logit_bias"),
-    ({"logit_bias_ids": [3, 4], "logit_bias_values": [1.0]}, "2 ids, 1 values"),
-    ({"logit_bias_ids": [3, 4]}, "2 ids, 0 values"),
+    ({"logit_bias_ids": [3, 4], "logit_bias_values": [1.0]}, "2 ids and logit_bias_values 1 values"),
+    ({"logit_bias_ids": [3, 4]}, "2 ids and logit_bias_values 0 values"),
     ({"num_log_probs": 2}, "return_log_probs=true"),
     ({"num_log_probs": 2, "return_log_probs": False}, "return_log_probs=true"),
     ({"num_log_probs": 21, "return_log_probs": True}, "num_log_probs=21"),
@@ -122,7 +122,7 @@ def test_bad_parameters_are_refused_before_taking_a_place(server: Server, transp
             with pytest.raises(InvalidRequestError) as refused:
                 send(**{"max_tokens": 4, **values})
             assert words in str(refused.value), values
-            assert str(refused.value).count("; ") >= 3, "four parts: what, values, limit, remedy"
+            assert refused.value.remedy
             assert "Traceback" not in str(refused.value)
         assert wait_until(lambda: is_busy(send))
 

@@ -81,6 +81,7 @@ class DraftLengthSetting:
         except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidRequestError) as error:
             raise InvalidRequestError(
                 f"{self._path} is invalid: {error!r:.200}",
-                "write it with 'draftproof draft-length', or delete it to use the recipe's draft length",
+                "write it with 'draftproof draft-length', as a length from 0 to "
+                f"max_draft_len={self.max_draft_len}, or delete it to use the recipe's draft length",
             ) from error
         return length

@@ -186,8 +186,8 @@ class HttpServer:
     def _check_operator(self, request: web.Request) -> None:
         if not self._is_operator(request):
             raise ForbiddenError(
-                f"only operators may do this: {request.method} {quoted(request.path)} without the server's key",
-                f"send <run directory>/key in the header {KEY_HEADER}",
+                f"only operators may do this: {request.method} {quoted(request.path)}",
+                f"send the server's key, <run directory>/key, in the header {KEY_HEADER}",
             )
 
 

@@ -141,8 +141,8 @@ def _take_input(message: Any, tensor: _Input, rest: memoryview) -> memoryview:
         data, rest = bytes(rest[:size]), rest[size:]
     else:
         raise InvalidRequestError(
-            f"{quoted(tensor.name)} has the binary_data_size {quoted(str(size))}, of {len(rest)} bytes that are left, "
-            f"and {'no' if tensor.data is None else 'other'} data in the JSON",
+            f"{quoted(tensor.name)} has the binary_data_size {quoted(str(size))} of {len(rest)} bytes, and "
+            f"{'no' if tensor.data is None else 'other'} data in the JSON",
             "send the data of an input in the JSON, or its size there and the bytes behind it",
         )
     added = _add_input(message, tensor.name, tensor.datatype, tuple(tensor.shape), data)

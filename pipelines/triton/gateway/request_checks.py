@@ -165,7 +165,7 @@ def _check_shape(name: str, shape: Sequence[int], num_values: int) -> None:
     is_odd = len(shape) > MAX_DIMENSIONS or any(not 0 <= size <= MAX_BODY_BYTES for size in shape)
     if is_odd or math.prod(shape) != num_values:
         raise InvalidRequestError(
-            f"the shape of {quoted(name)} does not fit its values: {list(shape[:MAX_DIMENSIONS])} for {num_values}",
+            f"the shape {list(shape[:MAX_DIMENSIONS])} of {quoted(name)} does not fit {num_values} values",
             f"send at most {MAX_DIMENSIONS} dimensions, whose product is the number of values",
         )
 

@@ -113,7 +113,8 @@ class Supervisor:
         try:
             await self._start()
             while not self._stopping.is_set():
-                if not await self._watch():
+                await self._watch()
+                if self._stopping.is_set():
                     break
                 if self._reloading.is_set():
                     await self._reload()
@@ -193,9 +194,7 @@ class Supervisor:
         self._reloading.clear()
         try:
             await self._drain()
-            self._is_serving = False
-            self._forget_tasks()
-            self._models.clear()
+            self._forget_models()
             await self._process.stop(_STOP_PATIENCE_S)
             while not (self._is_serving or self._stopping.is_set()):
                 try:
@@ -237,19 +236,11 @@ class Supervisor:
             "read the lines above; 'draftproof doctor' shows what this machine lacks",
         )
 
-    async def _watch(self) -> bool:
-        """Supervise the processes.
-
-        Returns:
-            True if Triton has ended or is to load its models again, False if the server is to stop.
-        """
+    async def _watch(self) -> None:
+        """Supervise the processes until Triton has ended, or is to load its models again or to stop."""
         self._heartbeat = Heartbeat(self._triton, self._calls)  # pings to an earlier Triton no longer count
         next_search_s = time.monotonic() + _SEARCH_INTERVAL_S
-        while not self._process.has_ended:
-            if self._stopping.is_set():
-                return False
-            if self._reloading.is_set():
-                return True
+        while not (self._process.has_ended or self._stopping.is_set() or self._reloading.is_set()):
             if time.monotonic() >= next_search_s:
                 self._search()
                 self._heartbeat.beat_triton()
@@ -258,27 +249,29 @@ class Supervisor:
                 _LOG.error("Triton does not answer")
                 self._process.kill()
             self._end_given_up()
-            for model, process in tuple(self._models.items()):
-                if model in self._replacing:
-                    continue
-                if process.is_alive and not self._heartbeat.hangs(model):
-                    self._heartbeat.beat(model)
-                    continue
-                reason = "its process did not answer" if process.is_alive else "its process has ended"
-                process.kill()
-                self._replacing[model] = asyncio.create_task(self._replace(model, reason))
+            self._watch_models()
             # Nothing else is awaited: if the pause lasts longer, this process is late, and no other hangs.
             paused_at_s = time.monotonic()
             await self._pause(LOOK_INTERVAL_S)
             self._heartbeat.excuse(max(0.0, time.monotonic() - paused_at_s - LOOK_INTERVAL_S))
-        exit_code = self._process.ended.result()
-        _LOG.error("Triton ended with exit code %s", exit_code)
-        self._is_serving = False
-        self._calls.end_all(triton_unavailable(f"it ended with exit code {exit_code}"))
-        self._forget_tasks()
-        self._models.clear()
-        await self._process.clear()
-        return True
+        if self._process.has_ended:
+            exit_code = self._process.ended.result()
+            _LOG.error("Triton ended with exit code %s", exit_code)
+            self._calls.end_all(triton_unavailable(f"it ended with exit code {exit_code}"))
+            self._forget_models()
+            await self._process.clear()
+
+    def _watch_models(self) -> None:
+        """Ping the models, and replace those that have ended or hang."""
+        for model, process in tuple(self._models.items()):
+            if model in self._replacing:
+                continue
+            if process.is_alive and not self._heartbeat.hangs(model):
+                self._heartbeat.beat(model)
+                continue
+            reason = "its process did not answer" if process.is_alive else "its process has ended"
+            process.kill()
+            self._replacing[model] = asyncio.create_task(self._replace(model, reason))
 
     def _end_given_up(self) -> None:
         """Kill the processes for whose end Triton waits, so that it says what it could not load."""
@@ -333,17 +326,19 @@ class Supervisor:
                 _LOG.warning("model %s: load %d of at most %d failed: %r", model, attempt, _MAX_LOADS, error)
         self._models.pop(model, None)
 
-    def _forget_tasks(self) -> None:
-        """Cancel what was to be done with a Triton that has ended."""
+    def _forget_models(self) -> None:
+        """Forget the models of a Triton that serves no longer, and what was to be done with them."""
+        self._is_serving = False
         for task in self._replacing.values():
             task.cancel()
         self._replacing.clear()
+        self._models.clear()
 
     async def _end(self, front_door: FrontDoorProcess | None) -> None:
         """Let requests finish, then stop Triton; the remaining requests get an error."""
         self._stopping.set()
         await self._drain(front_door)
-        self._forget_tasks()
+        self._forget_models()
         await self._process.stop(_STOP_PATIENCE_S)
 
     async def _drain(self, front_door: FrontDoorProcess | None = None) -> None:

@@ -137,7 +137,7 @@ def new_tokens(outputs: Mapping[str, npt.NDArray[Any]], request: GenerationReque
     num_input = len(request.input_ids)
     if not np.array_equal(token_ids[:num_input], request.input_ids):
         raise EngineFailedError(
-            f"the engine's answer does not begin with its input: request {request.request_id}, {length} tokens",
+            f"the engine's answer does not begin with its input: {length} tokens for {request.request_id}",
             "render the repository again with 'draftproof repository', with exclude_input_in_output false",
         )
     return np.ascontiguousarray(token_ids[num_input:], dtype=np.int32)

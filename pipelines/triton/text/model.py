@@ -58,7 +58,7 @@ class TextModel(TritonModel):
     def _begin(self, header: Header, inputs: Inputs, responder: Responder[Chunk], number: str) -> None:
         refuse_choices(inputs, header.arm)
         request = completion_request(inputs)
-        streaming = read_scalar(inputs, "stream", bool, False)
+        streaming = read_scalar(inputs, "stream", False)
         responder.follow(self._loop.spawn(self._answer(header, request, streaming, responder)))
 
     async def _answer(

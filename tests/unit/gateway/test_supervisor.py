@@ -214,7 +214,7 @@ async def test_an_ensemble_answers_no_longer_than_its_steps(world: World) -> Non
             await supervisor.opened("ensemble")
             await asyncio.sleep(0)
     await world.replaced()
-    with pytest.raises(ProcessEndedError, match="model speculative"):
+    with pytest.raises(ProcessEndedError, match="speculative"):
         await asked
     assert world.controlled == ["unload speculative", "load speculative"]
     assert await supervisor.is_model_ready("ensemble")
@@ -430,7 +430,7 @@ async def test_open_requests_get_an_error_at_the_end(world: World) -> None:
     asked = world.opened("generate")
     await until(lambda: world.calls.num_open == 1)
     world.stopping.set()
-    with pytest.raises(RequestCancelledError, match="1 requests were open"):
+    with pytest.raises(RequestCancelledError, match="it waits 0 s"):
         await asked
     await until(lambda: world.started[0].has_ended)
 

@@ -15,9 +15,10 @@ import pytest
 
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.triton.backend import gauges
-from pipelines.triton.backend.gauges import Gauges, watch_speculation
+from pipelines.triton.backend.gauges import Gauges
 from pipelines.triton.engine.acceptance_alarm import LEAST_DRAFT_TOKENS, WINDOW_S, AcceptanceAlarm
-from pipelines.triton.engine.token_times import TokenTimes
+from pipelines.triton.engine.answering import TokenTimes
+from pipelines.triton.engine.speculative_model import watch_speculation
 from tests.support.recorded_gauges import RecordedGauges
 
 
