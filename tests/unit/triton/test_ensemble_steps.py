@@ -42,7 +42,7 @@ def steps(parameters: ModelParameters) -> Iterator[EnsembleSteps]:
 
 
 def request_of(text: bytes = b"x") -> FakeRequest:
-    tensors = {"QUERY": text_tensor(text), "REQUEST_OUTPUT_LEN": scalar_tensor(4, np.int32)}
+    tensors = {"text_input": text_tensor(text), "max_tokens": scalar_tensor(4, np.int32)}
     return FakeRequest(tensors, requested=("INPUT_ID",))
 
 
