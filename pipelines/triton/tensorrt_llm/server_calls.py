@@ -32,14 +32,6 @@ DEFAULT_ADDRESS = "127.0.0.1:8001"  # Triton's default port
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-_TYPES: dict[str, str] = {
-    "int32": "INT32",
-    "uint64": "UINT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "bool": "BOOL",
-}
-_DTYPES = {triton: np.dtype(name) for name, triton in _TYPES.items()}
 _UNLIMITED = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -152,6 +144,7 @@ class ServerCalls:
     ) -> Any:
         import grpc
         from tritonclient.grpc import service_pb2, service_pb2_grpc
+        from tritonclient.utils import np_to_triton_dtype
 
         if self._stub is None:
             channel = grpc.aio.insecure_channel(self._address, options=_UNLIMITED)
@@ -159,7 +152,7 @@ class ServerCalls:
         message = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
         message.parameters["triton_enable_empty_final_response"].bool_param = True
         for name, array in tensors.items():
-            message.inputs.add(name=name, datatype=_TYPES[array.dtype.name], shape=array.shape)
+            message.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
             message.raw_input_contents.append(array.tobytes())
         for name in output_names:
             message.outputs.add(name=name)
@@ -186,8 +179,10 @@ def model_error(model_name: str, message: str) -> DraftproofError:
 
 
 def _arrays(response: Any) -> dict[str, npt.NDArray[Any]]:
+    from tritonclient.utils import triton_to_np_dtype
+
     return {
-        output.name: np.frombuffer(raw, _DTYPES[output.datatype]).reshape(tuple(output.shape))
+        output.name: np.frombuffer(raw, triton_to_np_dtype(output.datatype)).reshape(tuple(output.shape))
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
 
