@@ -38,7 +38,7 @@ _DESCRIPTIONS = {
     "draftproof_draft_refusals_total": "Requests that the draft refused and that continued without it",
     "draftproof_draft_available": "1 while the draft works, 0 while requests continue without it",
     "draftproof_expected_draft_tokens": "Draft tokens that the latest round was to have for each request",
-    "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of the last minute",
+    "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of about the last minute",
     "draftproof_max_queue_size": "Capacity of the queue; the server refuses requests beyond it",
     "draftproof_prefix_cache_queries_total": "Tokens of prompts that were looked up in the KV cache",
     "draftproof_prefix_cache_hits_total": "Tokens of prompts that were in the KV cache",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -16,7 +19,6 @@ from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 from pipelines.speculation.watched_draft import WatchedDraft
-from pipelines.triton.engine.acceptance_alarm import AcceptanceAlarm
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
 from pipelines.triton.engine.in_process_engines import InProcessEngines
@@ -24,6 +26,13 @@ from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.wire.admission import Admission
 from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.messages import EngineRequest
+
+_LOG = logging.getLogger(__name__)
+
+MEMORY_S = 60.0  # after which a token counts 1/e in the acceptance rate
+UNFIT_BELOW = 0.3
+FIT_ABOVE = 0.4  # the rate must exceed this before the alarm can be raised again
+LEAST_DRAFT_TOKENS = 500
 
 MAX_SESSIONS = 4096
 MAX_TOKENS = 4096
@@ -77,10 +86,9 @@ class SpeculativeAnswerer:
         drafted: list[int] = []  # in each round
         accepted: list[int] = []
         chunks = ChunkStream(self.vocabulary, request, streaming=asked.streaming)
-        session = self._sessions.of(asked.session_id)
         said: list[TokenIds] = [request.input_ids[request.num_prompt_tokens :]]  # by another server
         async with self._admission.slot(request.deadline_s):
-            length = self._length(wanted, asked, request, session)
+            length = self._length(wanted, asked, request)
             loop = speculate(
                 request,
                 self.draft,
@@ -94,7 +102,7 @@ class SpeculativeAnswerer:
                     async for outcome in rounds:
                         said.append(outcome.token_ids)
                         if outcome.finish_reason:
-                            session.remember(said)
+                            self._sessions.remember(asked.session_id, said)
                         statistics.add_round(outcome)
                         self.totals.add_round(outcome)
                         self.alarm.add(outcome.num_draft_tokens, outcome.num_accepted_tokens)
@@ -126,15 +134,13 @@ class SpeculativeAnswerer:
             return 0, f"off: {reason}"
         return wanted, "adaptive" if wanted is None else str(wanted)
 
-    def _length(
-        self, wanted: int | None, asked: EngineRequest, request: GenerationRequest, session: Session
-    ) -> DraftLength:
+    def _length(self, wanted: int | None, asked: EngineRequest, request: GenerationRequest) -> DraftLength:
         if wanted is not None:
             return FixedDraftLength(wanted)
         assert self._lengths is not None
         return self._lengths.begin(
             request.input_ids,
-            session.answer_ids,
+            self._sessions.answer_ids(asked.session_id),
             np.array(asked.prediction_ids, np.int32),
             sees_gaps=not asked.use_draft_logits,
         )
@@ -153,34 +159,74 @@ def counts_so_far(statistics: SpeculationStatistics) -> SpeculationCounts:
     )
 
 
-class Session:
-    """Remembers the answers of a session.
+class AcceptanceAlarm:
+    """Watches the acceptance rate of about the last minute and warns when the draft does not fit the traffic.
+
+    The loop counts rounds while the thread that publishes gauges reads the rate.
 
     Attributes:
-        answer_ids: int32 [n], tokens of its latest answers, in which drafts are looked up.
+        is_unfit: Whether the alarm is raised.
+
+    Args:
+        clock: Monotonic time in seconds.
     """
 
-    def __init__(self) -> None:
-        self.answer_ids = NO_TOKENS
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_unfit = False
+        self._clock = clock
+        self._drafted_at_s = clock()
+        # Tokens of all rounds, of which older ones count less.
+        self._num_drafted = 0.0
+        self._num_accepted = 0.0
 
-    def remember(self, parts: Sequence[TokenIds]) -> None:
-        """Add an answer, given in parts int32 [n]."""
-        latest = np.concatenate((self.answer_ids, *parts))[-MAX_TOKENS:]
-        self.answer_ids = latest.copy()  # a view would keep all of the answer
+    @property
+    def rate(self) -> float | None:
+        """Accepted over drafted tokens; None if nothing was drafted for a minute."""
+        if not self._num_drafted or self._clock() > self._drafted_at_s + MEMORY_S:
+            return None
+        return self._num_accepted / self._num_drafted
+
+    def add(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Count one round."""
+        if not num_draft_tokens:
+            return
+        now_s = self._clock()
+        weight = math.exp((self._drafted_at_s - now_s) / MEMORY_S)
+        self._drafted_at_s = now_s
+        self._num_accepted = weight * self._num_accepted + num_accepted_tokens
+        self._num_drafted = weight * self._num_drafted + num_draft_tokens
+        if self._num_drafted >= LEAST_DRAFT_TOKENS:
+            self._judge(self._num_accepted / self._num_drafted)
+
+    def _judge(self, rate: float) -> None:
+        if rate > FIT_ABOVE:
+            self.is_unfit = False
+        elif rate < UNFIT_BELOW and not self.is_unfit:
+            self.is_unfit = True
+            _LOG.warning(
+                "the draft does not fit this traffic: about %.0f %% of its tokens of the last minute were "
+                "accepted; below %.0f %% drafting seldom pays. Train or choose a draft closer to the target, or "
+                "set num_draft_tokens: 0 in the recipe",
+                100 * rate,
+                100 * UNFIT_BELOW,
+            )
 
 
 class Sessions:
-    """Sessions by id. Keeps the most recently used ones."""
+    """Keeps the latest answers of the sessions that were used most recently."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._answer_ids: OrderedDict[str, TokenIds] = OrderedDict()
 
-    def of(self, session_id: str) -> Session:
-        """Return a session; a new one for an unknown or empty id."""
+    def answer_ids(self, session_id: str) -> TokenIds:
+        """Return tokens of a session's answers, int32 [n], in which drafts are looked up."""
+        return self._answer_ids.get(session_id, NO_TOKENS)
+
+    def remember(self, session_id: str, parts: Sequence[TokenIds]) -> None:
+        """Add an answer, given in parts int32 [n]; without an id it is forgotten."""
         if not session_id:
-            return Session()
-        found = self._known.pop(session_id, None) or Session()
-        self._known[session_id] = found
-        if len(self._known) > MAX_SESSIONS:
-            self._known.popitem(last=False)
-        return found
+            return
+        latest = np.concatenate((self._answer_ids.pop(session_id, NO_TOKENS), *parts))[-MAX_TOKENS:]
+        self._answer_ids[session_id] = latest.copy()  # a view would keep all of the answer
+        if len(self._answer_ids) > MAX_SESSIONS:
+            self._answer_ids.popitem(last=False)

@@ -12,7 +12,7 @@ import pytest
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
-from pipelines.triton.engine.speculative_answerer import MAX_SESSIONS, MAX_TOKENS, Session, Sessions
+from pipelines.triton.engine.speculative_answerer import MAX_SESSIONS, MAX_TOKENS, Sessions
 
 
 def setting(folder: Path, num_draft_tokens: str = "adaptive", max_draft_len: str = "8") -> DraftLengthSetting:
@@ -101,21 +101,20 @@ def test_a_length_above_the_ceiling_is_refused(tmp_path: Path) -> None:
             adaptive.check(bad)
 
 
-def test_a_session_is_remembered_and_the_oldest_forgotten() -> None:
-    sessions = Sessions()
-    first = sessions.of("a")
-    assert sessions.of("a") is first
-    assert sessions.of("") is not sessions.of("")
-    for number in range(MAX_SESSIONS):
-        sessions.of(f"other {number}")
-    assert sessions.of("a") is not first
+def test_the_sessions_that_were_used_most_recently_are_remembered() -> None:
+    sessions, answer = Sessions(), [np.array([1, 2], np.int32)]
+    for session_id in ("", "a", *(f"other {number}" for number in range(MAX_SESSIONS - 1)), "a"):
+        sessions.remember(session_id, answer)
+    assert sessions.answer_ids("").size == 0 and sessions.answer_ids("a").tolist() == [1, 2, 1, 2]
+    sessions.remember("new", answer)
+    assert sessions.answer_ids("other 0").size == 0 and sessions.answer_ids("a").size == 4
 
 
 def test_of_a_session_the_latest_answers_are_kept() -> None:
-    session = Session()
-    session.remember([np.arange(2, dtype=np.int32), np.arange(2, 5, dtype=np.int32)])
-    session.remember([])
-    assert session.answer_ids.tolist() == [0, 1, 2, 3, 4]
-    session.remember([np.arange(5, MAX_TOKENS + 2, dtype=np.int32)])
-    assert session.answer_ids.tolist() == list(range(2, MAX_TOKENS + 2))
-    assert session.answer_ids.base is None
+    sessions = Sessions()
+    sessions.remember("a", [np.arange(2, dtype=np.int32), np.arange(2, 5, dtype=np.int32)])
+    sessions.remember("a", [])
+    assert sessions.answer_ids("a").tolist() == [0, 1, 2, 3, 4]
+    sessions.remember("a", [np.arange(5, MAX_TOKENS + 2, dtype=np.int32)])
+    assert sessions.answer_ids("a").tolist() == list(range(2, MAX_TOKENS + 2))
+    assert sessions.answer_ids("a").base is None
