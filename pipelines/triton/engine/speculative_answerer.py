@@ -205,8 +205,8 @@ class AcceptanceAlarm:
             self.is_unfit = True
             _LOG.warning(
                 "the draft does not fit this traffic: about %.0f %% of its tokens of the last minute were "
-                "accepted; below %.0f %% drafting seldom pays. Train or choose a draft closer to the target, or "
-                "set num_draft_tokens: 0 in the recipe",
+                "accepted; below %.0f %% drafting seldom pays. Train or choose a draft closer to the target, "
+                "or set num_draft_tokens: 0 in the recipe",
                 100 * rate,
                 100 * UNFIT_BELOW,
             )
