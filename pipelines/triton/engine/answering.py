@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -101,7 +100,7 @@ class Answering:
         self._answerer = answerer
         self._times = times
 
-    def begin(self, asked: EngineRequest, responder: Responder[Chunk], number: str) -> Future[None]:
+    def begin(self, asked: EngineRequest, responder: Responder[Chunk], number: str) -> None:
         """Start answering a request; ``number`` makes its id unique.
 
         Raises:
@@ -117,9 +116,7 @@ class Answering:
                 "leave the guide out, or serve the pair with the embedded runtime",
             )
         answerer.check(asked, request)
-        running = self.loop.spawn(self._answer(asked, request, guide, responder))
-        responder.follow(running)
-        return running
+        responder.follow(self.loop.spawn(self._answer(asked, request, guide, responder)))
 
     def take(self, asked: EngineRequest, outlet: Outlet[Chunk]) -> None:
         """Start answering a request from the socket (``wire.call_server.Begin``)."""

@@ -66,16 +66,17 @@ class EnsembleSteps(TritonModel):
             self._tokenize(completion_request(inputs), responder)
 
     def _tokenize(self, request: CompletionRequest, responder: Responder[Tensors]) -> None:
-        if not self._places.acquire(blocking=False):
-            raise ServerBusyError(
-                "the queue of texts to tokenize is full",
-                "send the request again later, or serve with a larger max_queue_size",
-            )
-        responder.at_end(self._places.release)
         if self._preprocess.is_quick(request):
             self._answer(request, responder)
-        else:
-            responder.follow(self._tokenizing.submit(self._answer, request, responder))
+            return
+        if not self._places.acquire(blocking=False):
+            raise ServerBusyError(
+                "too many long texts wait to be tokenized",
+                "send the request again later, or serve with a larger max_queue_size",
+            )
+        work = self._tokenizing.submit(self._answer, request, responder)
+        work.add_done_callback(lambda _: self._places.release())
+        responder.follow(work)
 
     def _answer(self, request: CompletionRequest, responder: Responder[Tensors]) -> None:
         asked = self._preprocess(request)

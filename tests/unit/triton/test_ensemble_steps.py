@@ -69,7 +69,7 @@ def test_long_texts_wait_in_bounds_and_nobody_waits_for_them(
     steps.execute(long_ones[:2])
     steps.execute([short, *long_ones[2:]])
     assert short.sender.wait()[-1].error is None  # type: ignore[union-attr]
-    steps.execute([busy := request_of()])
+    steps.execute([busy := request_of(LONG)])
     assert isinstance(from_wire(busy.sender.error.message()), ServerBusyError)
     may_go_on.set()
     assert all(each.sender.wait()[-1].error is None for each in long_ones)  # type: ignore[union-attr]
