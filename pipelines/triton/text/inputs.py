@@ -96,7 +96,7 @@ def _check_prompt(inputs: Inputs) -> None:
             "leave it out, or send text_input",
         )
     if not inputs["input_ids"].size:
-        raise InvalidRequestError("the prompt is empty: input_ids has no token", "send a prompt")
+        raise InvalidRequestError("the prompt is empty: input_ids gives 0 tokens", "send a prompt")
 
 
 def _read_ids(inputs: Inputs, name: str) -> tuple[int, ...]:
