@@ -39,7 +39,7 @@ PARTS = (
     Part("text", 1_480, ("pipelines/text/",)),
     Part("wire", 700, ("pipelines/wire/",)),
     Part("router", 3_620, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
-    Part("triton", 3_880, ("pipelines/triton/", "model_repository/")),
+    Part("triton", 3_510, ("pipelines/triton/", "model_repository/")),
     Part("front door", 5_250, ("pipelines/front_door/",)),
     Part("client", 815, ("pipelines/client/",)),
     Part("validation", 4_090, ("pipelines/validation/", "build/reference.py")),

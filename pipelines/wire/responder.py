@@ -47,7 +47,6 @@ class Responder(Generic[Answer]):
         self._request_id = request_id
         self._lock = threading.Lock()
         self._is_closed = False
-        self._on_end: Callable[[], object] | None = None
 
     def follow(self, work: Future[None]) -> None:
         """Cancel the work when the client disconnects, and end the answer when the work ends.
@@ -58,10 +57,6 @@ class Responder(Generic[Answer]):
         """
         self._outlet.watch(work.cancel)
         work.add_done_callback(self._end)
-
-    def at_end(self, on_end: Callable[[], object]) -> None:
-        """Register a callback for the last response; must be set before work begins."""
-        self._on_end = on_end
 
     def send(self, answer: Answer, *, is_final: bool) -> None:
         """Send one response."""
@@ -92,8 +87,6 @@ class Responder(Generic[Answer]):
         with self._lock:
             was_open = not self._is_closed
             self._is_closed |= close
-        if was_open and close and self._on_end is not None:
-            self._on_end()
         return was_open
 
 

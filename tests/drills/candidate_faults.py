@@ -25,7 +25,7 @@ from pipelines.executor.engine import Engine
 from pipelines.router.arms import read_table
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.triton.engine.in_process_engines import InProcessEngines
-from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
+from pipelines.triton.engine.speculative_answerer import SpeculativeAnswerer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
 

@@ -17,7 +17,6 @@ from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.command_line.prompts import Prompt
 from pipelines.command_line.running_server import engine_directories
 from pipelines.errors import (
-    DraftproofError,
     EngineFailedError,
     InvalidRequestError,
     RequestTimeoutError,
@@ -146,10 +145,10 @@ def test_what_rounds_would_forget_the_target_answers_alone_and_it_is_said(
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"min_p": 0.1}, "no such input"),
+        ({"min_p": 0.1}, "has no input"),
         ({"temperature": 1.0, "top_k": 1025}, "clips"),
-        ({"num_log_probs": 0}, "draft_tokens_external computes none"),
-        ({"num_log_probs": 2}, "draft_tokens_external computes none"),
+        ({"num_log_probs": 0}, "which returns zeros"),
+        ({"num_log_probs": 2}, "which returns zeros"),
         ({"max_tokens": MAX_SEQ_LEN}, "max_seq_len"),
         ({"max_tokens": 0}, "max_tokens is out of range"),
         ({"min_tokens": 3}, "with 2 end tokens"),
@@ -233,7 +232,7 @@ def test_an_error_of_the_engine_is_ours_without_a_trace(nvidia: Served, model: s
         pytest.raises(EngineFailedError) as failed,
     ):
         client.generate(CompletionRequest("x", max_tokens=4), model)
-    assert "model 'target' failed; Executor failed process requestId" in str(failed.value)
+    assert "model 'target' failed: Executor failed process requestId" in str(failed.value)
     assert ".cpp" not in str(failed.value) and "0x7f" not in str(failed.value)
 
 
@@ -275,12 +274,6 @@ def test_a_draft_that_hangs_is_waited_for_a_while(nvidia: Served) -> None:
         assert time.monotonic() - began_s >= 5, "the limit of one proposal"
         assert (answer.output_ids, answer.total_draft_tokens) == (expected.output_ids, 0)
         assert wait_until(lambda: client.generate(request).total_draft_tokens > 0)
-
-
-def test_errors_have_four_parts(nvidia: Served) -> None:
-    with grpc_client(nvidia.server) as client, pytest.raises(DraftproofError) as refused:
-        client.generate(CompletionRequest("x", min_p=0.5))
-    assert len(str(refused.value).split("; ")) == 4
 
 
 @pytest.mark.long

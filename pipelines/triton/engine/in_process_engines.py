@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step_loop import StepLoop
+from pipelines.manifest import EngineFiles
 from pipelines.speculation.loop import EngineStream
 from pipelines.speculation.request import GenerationRequest
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.engine_answerer import EngineAnswerer, executor_limits
+from pipelines.triton.engine.answering import TargetAlone
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.wire.messages import EngineRequest
 
@@ -25,7 +27,7 @@ class InProcessEngines:
     that they read no cached block that the loop has written.
 
     Attributes:
-        control: Answers by the target alone, without any code of the loop.
+        control: Answers by the target alone.
         control_class: Its batch class.
 
     Args:
@@ -40,7 +42,13 @@ class InProcessEngines:
         def load(role: str) -> Executor:
             executor = Executor.load(
                 parameters.path(f"{role}_engine_dir"),
-                executor_limits(parameters, role),
+                ExecutorLimits(
+                    max_batch_size=parameters.integer("max_batch_size"),
+                    max_num_tokens=parameters.integer("max_num_tokens"),
+                    max_seq_len=parameters.integer("max_seq_len"),
+                    max_queue_size=parameters.integer("max_queue_size"),
+                    num_kv_blocks=parameters.integer(f"{role}_num_kv_blocks"),
+                ),
                 parameters.text(f"{role}_engine_digest"),
                 parameters.path("socket").parent,
                 _NUM_CLASSES[role],
@@ -56,8 +64,15 @@ class InProcessEngines:
         target = self.executors["target"]
         self.vocabulary = target.vocabulary
         self.end_ids = target.config.end_ids
-        self.grammars: Grammars | None = Grammars.of(parameters, target, role="target_")
-        self.control = EngineAnswerer(target, self.grammars, _CONTROL_CLASS)
+        files = EngineFiles(parameters.path("target_engine_dir"), parameters.text("target_engine_digest"))
+        self.grammars: Grammars | None = Grammars(files, self.vocabulary, target.config.vocab_size)
+        self.control = TargetAlone(
+            self.vocabulary,
+            self.end_ids,
+            target.check,
+            lambda request: target.generate(request, _CONTROL_CLASS),
+            self.grammars,
+        )
         self.control_class = target.scheduler.classes[_CONTROL_CLASS]
         self.draft = self.executors["draft"].complete
         self.target = target.complete

@@ -104,7 +104,7 @@ def test_a_repository_of_before_has_to_be_rendered_again(engine: Path) -> None:
     numbers = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_queue_size", "draft_num_kv_blocks")
     values = {"draft_engine_dir": str(engine), **dict.fromkeys(numbers, "8")}
     parameters = ModelParameters("speculative", values)
-    with pytest.raises(RepositoryError, match=r"'draft_engine_digest' is needed .*'draftproof repository'"):
+    with pytest.raises(RepositoryError, match=r"no parameter 'draft_engine_digest'.*'draftproof repository'"):
         InProcessEngines(parameters)
 
 

@@ -20,9 +20,7 @@ from pipelines.router.arms import Arm
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.suspects import Suspects
 from pipelines.speculation.sampling.params import SamplingParams
-from pipelines.triton.engine.answering import Answering
-from pipelines.triton.engine.engine_answerer import EngineAnswerer
-from pipelines.triton.engine.token_times import TokenTimes
+from pipelines.triton.engine.answering import Answering, TargetAlone, TokenTimes
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
@@ -68,7 +66,8 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     loop.start()
     path = tmp_path / "socket"
     times = TokenTimes(RecordedGauges())  # type: ignore[arg-type]
-    answering = Answering(loop, EngineAnswerer(executor, None), times)
+    alone = TargetAlone(executor.vocabulary, executor.config.end_ids, executor.check, executor.generate)
+    answering = Answering(loop, alone, times)
     server = CallServer(path, answering.take)
     yield path
     loop.stop()
