@@ -55,7 +55,7 @@ class ChatRenderers:
         """
         if self._num_open >= self._max_open:
             raise _busy(
-                f"{self._num_open} conversations are being rendered, and at most {self._max_open} may be"
+                f"{self._num_open} conversations are being rendered, and at most {self._max_open} at a time"
             )
         self._num_open += 1
         try:

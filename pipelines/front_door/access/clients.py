@@ -60,7 +60,7 @@ class Client:
         limit = self.key.max_requests
         if limit is not None and self._num_requests >= limit:
             raise RateLimitError(
-                f"the API key has {self._num_requests} requests in progress, of {limit} at a time",
+                f"the API key has {self._num_requests} requests in progress, {limit} at a time are allowed",
                 "send the request when one of them has ended",
             )
         self._num_requests += 1
@@ -83,14 +83,14 @@ class Client:
         limit = self.key.max_tokens
         if limit is not None and num_tokens > limit:
             raise InvalidRequestError(
-                f"the request is too large for the API key: prompts and longest answers have {num_tokens} "
-                f"tokens, of {limit} at a time",
+                f"the request is too large for the API key: {num_tokens} tokens of prompts and longest "
+                f"answers, and at most {limit} at a time are allowed",
                 "send a shorter prompt, a smaller max_tokens, or fewer prompts and answers",
             )
         if limit is not None and self._num_tokens + num_tokens > limit:
             raise RateLimitError(
-                f"the API key has {self._num_tokens} tokens in progress and this request {num_tokens}, of "
-                f"{limit} at a time, prompts and longest answers together",
+                f"the API key has {self._num_tokens} tokens of prompts and longest answers in progress, this "
+                f"request has {num_tokens}, and at most {limit} at a time are allowed",
                 "send the request when others have ended, or with a smaller max_tokens",
             )
         self._num_tokens += num_tokens

@@ -149,7 +149,7 @@ def _give_to_readers_of(path: Path, made: Path) -> None:
         os.chown(made, state.st_uid, state.st_gid)
     except PermissionError:
         raise InvalidRequestError(
-            f"{path} belongs to another user and must stay theirs: user {state.st_uid}, group {state.st_gid}",
+            f"{path} belongs to another user, as whom servers read it: {state.st_uid}, group {state.st_gid}",
             "run the command as this user, or as root",
         ) from None
     made.chmod(state.st_mode & 0o777)

@@ -158,7 +158,7 @@ class _Writer:
         """Return the item for tool calls with what stands before them."""
         if style.is_bare and content is not None and calling.mode == "auto":
             raise InvalidRequestError(
-                f"response_format stands beside tools: both are bare JSON, as calls are {style.name}",
+                f"response_format and tools cannot be told apart: in {style.name} both are bare JSON",
                 'send tool_choice="required" or "none", or no response_format',
             )
         style.add_rules(self.rules)

@@ -267,8 +267,8 @@ def under_vllms_names(samples: Samples, model_name: str, kv_block_size: int | No
     yield family(GaugeMetricFamily, _KV_USAGE, {(): max(usages)} if usages else {})
     of_target = [number for (_, engine), number in blocks.items() if engine == "target"]
     if of_target and kv_block_size is not None:
-        sizes = {(str(kv_block_size), f"{min(of_target):.0f}"): 1.0}
-        yield family(GaugeMetricFamily, _CACHE_CONFIG, sizes, "block_size", "num_gpu_blocks")
+        sizes: tuple[str, ...] = (str(kv_block_size), f"{min(of_target):.0f}")
+        yield family(GaugeMetricFamily, _CACHE_CONFIG, {sizes: 1}, "block_size", "num_gpu_blocks")
 
 
 def _sums(samples: Sequence[Sample], *labels: str) -> dict[tuple[str, ...], float]:

@@ -191,8 +191,8 @@ def _read_schemas(body: SamplingFields, calls: CallStyle | None) -> tuple[list[t
     """Return the schemas that are tried, and warnings of functions."""
     warnings: list[str] = []
     end_s = time.thread_time() + MOST_READING_S
-    for each in body.functions if calls is not None else ():
-        if len(warnings) < MOST_WARNINGS:
+    for each in body.functions:
+        if calls is not None and len(warnings) < MOST_WARNINGS:
             left_out = calls.unenforced(each, end_s - time.thread_time())
             warnings += [_warning(f"the function {each.name[:64]}", reason) for reason in left_out]
     return [each for each in body.schemas if len(each[1]) <= MAX_GUIDE_BYTES], warnings

@@ -202,7 +202,8 @@ def test_long_chains_of_references_have_a_grammar() -> None:
 def test_warnings_of_a_schema_are_bounded_in_time_and_number(style: CallStyle) -> None:
     slow = Function(name="f", parameters=slow_to_read_function())
     began_s = time.thread_time()
-    assert style.unenforced(slow)[-1].endswith("took too long to read")
+    found = style.unenforced(slow)
     assert time.thread_time() - began_s < 5 * MOST_READING_S
+    assert style is GEMMA_4 or found[-1].endswith("took too long to read"), "Gemma's is read at once"
     named: JsonValue = {f"a{number}": {"type": "string", "maxLength": 3} for number in range(500)}
     assert len(style.unenforced(Function(name="f", parameters={"properties": named}))) == 100
