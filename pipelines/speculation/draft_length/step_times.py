@@ -2,8 +2,9 @@
 
 The table begins with what a few steps took at start (``Executor.warm_up``), and every step corrects it: the
 time of its own number of rows by much, and those of all others by little, because other programs or a longer
-context slow them all down. Of two numbers of rows in use, the greater is taken to be no faster, and the
-others lie between their neighbours in use.
+context slow them all down. A number of rows that is not in use takes as much longer than was timed as any
+smaller one: otherwise what nobody has tried would look cheap. Of two in use, the greater is taken to be no
+faster, and the others lie between their neighbours in use.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class StepTimes:
         if math.isinf(self._age[index]):  # an engine prepares a number of rows at its first step
             self._age[index] = _IN_USE
             return
+        seconds /= max(rows / _MOST_ROWS, 1)
         error = math.log(seconds / self._timed[index]) - self._machine - self._own[index]
         bounded = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
         self._own *= 1 - _FORGOTTEN
@@ -61,7 +63,10 @@ class StepTimes:
         self._age += 1
         self._age[index] = 0
         in_use = self._age < _IN_USE
-        times = self._timed * np.exp(self._machine + self._own)
+        expected = self._timed * math.exp(self._machine)
+        times = expected * np.exp(self._own)
+        slower = expected + np.maximum.accumulate(times - expected)
+        times = np.where(in_use, times, np.maximum(times, slower))
         most = np.minimum.accumulate(np.where(in_use, times, np.inf)[::-1])[::-1]
         least = np.maximum.accumulate(np.where(in_use, most, 0.0))
         self._seconds = np.clip(times, least, most)
