@@ -11,8 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Metric
 
 from pipelines.front_door.fleet.fleet import Fleet
-from pipelines.front_door.observing.metrics import RequestMetrics
-from pipelines.front_door.observing.model_metrics import DESCRIPTIONS
+from pipelines.front_door.observing.metrics import DESCRIPTIONS, RequestMetrics
 from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.upstreams.metrics import UpstreamMetrics
 

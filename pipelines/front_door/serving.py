@@ -18,8 +18,8 @@ from pipelines.atomic_file import version_of
 from pipelines.deploy.front_door import FrontDoorSettings, Tls
 from pipelines.errors import ServerStartError
 from pipelines.front_door.application import FrontDoor
+from pipelines.front_door.observing.exchange import RequestLog
 from pipelines.front_door.observing.metrics import MetricsPage
-from pipelines.front_door.observing.request_log import RequestLog
 from pipelines.front_door.observing.traces import Traces, are_wanted
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
@@ -51,10 +51,8 @@ class TlsContext:
             self.context.load_cert_chain(files.certificate, files.key, password="")
         except (OSError, ssl.SSLError) as error:
             raise ServerStartError(
-                "the certificate cannot be read",
-                values=f"{files.certificate}, {files.key}: {error}",
-                limit="a PEM certificate and its private key, without a password",
-                remedy="correct the files, or their names in the settings of the front door",
+                f"{files.certificate} and {files.key} are no certificate and private key: {error}",
+                "name PEM files without a password in the settings of the front door",
             ) from None
 
     async def watch(self) -> None:

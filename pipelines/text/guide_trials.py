@@ -83,33 +83,32 @@ class GuideTrials:
         if self._num_waiting >= _MOST_WAITING:
             raise _busy(f"{self._num_waiting} guides wait")
         ours, theirs = socket.socketpair()
+        job = self._threads.submit(self._exchange, line, ours, theirs)
         self._num_waiting += 1
         try:
-            running = asyncio.get_running_loop().run_in_executor(
-                self._threads, self._exchange, line, ours, theirs
-            )
-            answer = await within(_LIMIT_S, running)
+            answer = await within(_LIMIT_S, asyncio.wrap_future(job))
         except asyncio.TimeoutError:
             raise _busy(f"it waited {_LIMIT_S:g} s for others") from None
         finally:
             self._num_waiting -= 1
             with suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)  # ends the trial, and the thread that waits for it
-            ours.close()
-            theirs.close()
+            if job.cancelled():  # before it began; otherwise its thread still uses both, and closes them
+                ours.close()
+                theirs.close()
         if not answer or "is_busy" in answer:
             raise _busy("the trial of one was not over in time")
         return answer
 
     def _exchange(self, line: bytes, ours: socket.socket, theirs: socket.socket) -> dict[str, Any]:
         try:
-            with self._lock:
-                self._hand_over(theirs)
-            theirs.close()
-            ours.sendall(line)
-            pieces = []
-            while piece := ours.recv(1 << 16):
-                pieces.append(piece)
+            with ours:
+                with theirs, self._lock:
+                    self._hand_over(theirs)
+                ours.sendall(line)
+                pieces = []
+                while piece := ours.recv(1 << 16):
+                    pieces.append(piece)
             content = b"".join(pieces)
             return {**json.loads(content), "num_passed": len(content) - len(content.lstrip())}
         except (OSError, ValueError):  # nobody waits any more, or the process was killed

@@ -17,9 +17,8 @@ from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.messages.block_document import BlockDocument
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.requests import message_blocks
-from pipelines.front_door.requests.body import with_warnings
-from pipelines.front_door.requests.conversation import Message, chat_prompt
-from pipelines.front_door.requests.message_request import message_request
+from pipelines.front_door.requests.conversation import Message, chat_prompt, message_request
+from pipelines.front_door.requests.fields import with_warnings
 from pipelines.front_door.requests.sampling import PASSED_ON, PassedOn
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
@@ -197,7 +196,7 @@ class _MessageFormat:
             yield from self._message.begin()
         self._output_ids += chunk.output_ids
         self._num_cached = chunk.num_cached
-        for part in self._reader.read(chunk.text) + (self._reader.end() if chunk.finish_reason else []):
+        for part in self._reader.read(chunk.text, is_last=bool(chunk.finish_reason)):
             yield from self._message.add(part)
         if chunk.continued_elsewhere:
             self._message.document["continued_elsewhere"] = True

@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.front_door.messages.answer_format import GuideParts, lark_of
-from pipelines.front_door.messages.arguments import JsonArguments
-from pipelines.front_door.messages.message import CallBegin, Content, Part
+from pipelines.front_door.messages.call_styles.json_calls import JsonArguments, JsonCalls
+from pipelines.front_door.messages.message import CallBegin, Content, Part, Thinking
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.style import HARMONY, HARMONY_MARKS, NAME, MessageStyle, Thinking
-from pipelines.front_door.messages.tools import Calling, Function, schema_of, wrong_choice
+from pipelines.front_door.messages.tools import NAME, Calling, Function, schema_of, wrong_choice
 
+HARMONY_MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>")
 CHANNEL, MESSAGE, END, START, CONSTRAIN, _ = HARMONY_MARKS
+
+HARMONY = JsonCalls(
+    name="harmony",
+    signs=(r"<\|channel\|>", r"functions\.", r"<\|call\|>"),
+    mark="".join(HARMONY_MARKS),
+)
+HARMONY_THOUGHTS = (f"{CHANNEL}analysis{MESSAGE}", END)
 
 
 def harmony_guide(
-    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideParts | None
+    special: Mapping[str, int], thinking: Thinking, calling: Calling | None, content: GuideParts | None
 ) -> GuideParts | None:
     """Return the guide of an answer: any thoughts and remarks, then a text or one call; None without limits.
 
     Args:
-        style: How the model writes messages.
+        special: Ids of the marks.
         thinking: Whether the answer begins with the head of a message, or inside thoughts or a text.
         calling: The functions that it may call; None for none.
         content: The guide of its text; None for free text.
@@ -37,7 +44,7 @@ def harmony_guide(
         raise wrong_choice(calling.mode, "auto or none, where continue_final_message continues a text")
     if thinking is Thinking.NONE or (calling is None and content is None):
         return content
-    channel, message, end, start, constrain, _ = (f"<[{style.special[mark]}]>" for mark in HARMONY_MARKS)
+    channel, message, end, start, constrain, _ = (f"<[{special[mark]}]>" for mark in HARMONY_MARKS)
     answers = []
     if calling is None or calling.mode != "required":
         text = "TEXT?" if content is None else f"({lark_of(content)})"
@@ -87,7 +94,7 @@ class HarmonyReader(MessageReader):
         self._read_more = self._read_thoughts if f"{CHANNEL}analysis" in head else self._read_content
         if (name := re.search(rf" to=functions\.({NAME})", head)) and name[1] in self._functions:
             self._arguments, self._read_more = JsonArguments(), self._read_arguments
-            yield CallBegin(self._new_id(HARMONY), name[1])
+            yield CallBegin(self._new_id(), name[1])
 
     def _read_content(self) -> Iterator[Part]:
         place = self._num_received - len(self._text)
