@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from pipelines.validation.distribution.chi_square import (
     MIN_EXPECTED,
     CellTest,
+    critical_value,
     merge_cells,
     noncentrality_needed,
     outcome_of,
@@ -57,3 +59,11 @@ def fit(
 def samples_needed(total_variation: float, dof: int, alpha: float, power: float) -> int:
     """Compute how many samples detect ``total_variation`` with at least ``power``."""
     return math.ceil(noncentrality_needed(dof, alpha, power) / (2 * total_variation) ** 2)
+
+
+def power(num_samples: float, total_variation: float, dof: int, alpha: float) -> float:
+    """Compute the least probability that a test at ``alpha`` rejects what is ``total_variation`` away."""
+    noncentrality = num_samples * (2 * total_variation) ** 2
+    if noncentrality == 0:
+        return alpha
+    return 1.0 - float(special.chndtr(critical_value(alpha, dof), dof, noncentrality))

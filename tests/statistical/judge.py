@@ -6,12 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.validation.distribution.chi_square import (
-    CellTest,
-    detectable_total_variation,
-    power,
-)
-from tests.statistical.goodness_of_fit import cells_for, fit, samples_needed
+from pipelines.validation.distribution.chi_square import CellTest, detectable_total_variation
+from tests.statistical.goodness_of_fit import cells_for, fit, power, samples_needed
 
 FAMILY_ALPHA = 1e-9
 NUM_TESTS = 40
