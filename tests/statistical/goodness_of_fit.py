@@ -19,15 +19,6 @@ from pipelines.validation.distribution.chi_square import (
 )
 
 
-def cells_for(
-    shares: npt.NDArray[np.float64], num_samples: int, min_expected: float = MIN_EXPECTED
-) -> tuple[int, float]:
-    """Predict ``dof`` and ``pooled_probability`` of a fit, to plan the number of samples."""
-    possible = shares[shares > 0]
-    pool = pool_cells(num_samples * possible, min_expected)
-    return len(merge_cells(possible, pool)) - 1, float(possible[pool].sum())
-
-
 def fit(
     counts: npt.NDArray[np.int64], shares: npt.NDArray[np.float64], min_expected: float = MIN_EXPECTED
 ) -> CellTest:

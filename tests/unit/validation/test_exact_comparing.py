@@ -17,6 +17,7 @@ from pipelines.validation.exact.asking import PRIMING_TOKENS, ask_pass
 from pipelines.validation.exact.comparing import first_difference, margin_of
 from pipelines.validation.exact.plan import ADAPTIVE
 from pipelines.validation.exact.proof import prove
+from pipelines.validation.exact.sections import alone_section
 from pipelines.validation.exact.verdict import Proof
 from tests.unit.client.scripted_client import Change, ScriptedClient, honest
 from tests.unit.validation.scripted_proof import (
@@ -150,6 +151,8 @@ def test_a_target_that_depends_on_its_batch_mates_fails_and_is_named() -> None:
     proof = Proof(prove(PLAN, schedule(PLAN).items(), "nonce", client, on_answer), PLAN.max_rate)
     assert {finding.asked.model for finding in proof.findings} == {TARGET_ALONE}
     assert any("depend on concurrent requests" in reason for reason in proof.failures())
+    section = alone_section(proof)
+    assert section.verdict == "fail" and "depend on the batch" in section.summary
 
 
 ASKED = CompletionRequest("prompt", max_tokens=4, seed=5, num_log_probs=2, return_prompt_log_probs=True)

@@ -152,17 +152,6 @@ def test_the_sections_of_a_proof_that_fails_show_the_differences() -> None:
     assert {length[0] for length, *_ in filter(None, lengths)} == {"1", "2"}, "each says which one was used"
 
 
-def test_a_target_that_depends_on_the_load_fails_a_section_of_its_own() -> None:
-    counter = iter(range(10**6))
-
-    def drift(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        is_reference = model != SPECULATIVE and request.max_tokens == MAX_TOKENS
-        return replace(given, text=f"{next(counter)}") if is_reference else given
-
-    alone = exact(drift)[ALONE]
-    assert alone.verdict == "fail" and "depend on the batch" in alone.summary
-
-
 def fixed(request: CompletionRequest, model: str, given: Generation) -> Generation:
     """Answer as a server whose draft length is set to 2 while it runs, which no parameter of a model says."""
     counts = {"total_draft_tokens": 4, "total_accepted_draft_tokens": 2}
@@ -265,18 +254,6 @@ def test_a_stopped_proof_reports_what_it_has(tmp_path: Path) -> None:
     assert page.is_file()
     num_passes = int(equality["summary"].split(" passes were finished")[0].split()[-1])
     assert 1 < num_passes <= done.stderr.count("] running ")
-
-
-def test_too_few_prompts_for_a_release_are_inconclusive(
-    scripted: Callable[[Change], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scripted(RIGHT)
-    few = ["--num-prompts", "4", "--max-tokens", "9", "--html", str(tmp_path / "page.html")]
-    assert command.main(few) == 3
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[-1].startswith("INCONCLUSIVE; wrote the report to "), "JSON without --json"
-    assert "295 more prompts are needed" in printed
-    assert "Title: PASS" in printed
 
 
 def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
