@@ -1,7 +1,7 @@
 """Tests that answers follow the target's distribution with real noise, behind executors that batch and cache.
 
-``tests/exact`` enumerates every parameter and rule with ideal noise. Samples show faults of the noise and of the
-cache, too.
+``tests/exact`` enumerates every parameter and rule with ideal noise. Samples show faults of the noise and of
+the cache, too.
 """
 
 from __future__ import annotations
