@@ -146,7 +146,7 @@ def excerpt(text: str, start: int) -> str:
 
 def table_of(listed: Sequence[tuple[Difference, str]]) -> Table | None:
     """Show the first differences, each with its kind; None without differences."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for difference, kind in listed[:_NUM_LISTED]:
         margin = difference.margin or Margin(None, "-")
         known = margin.log_prob_difference
@@ -161,5 +161,5 @@ def table_of(listed: Sequence[tuple[Difference, str]]) -> Table | None:
             }
         )
     if num_more := len(listed) - len(rows):
-        rows.append(dict.fromkeys(rows[0], "") | {"prompt": f"and {num_more} more"})
+        rows.append({**dict.fromkeys(rows[0], ""), "prompt": f"and {num_more} more"})
     return Table.of(rows)

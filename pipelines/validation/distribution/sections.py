@@ -166,7 +166,7 @@ def _table(candidate: SampleComparison, itself: SampleComparison) -> Table | Non
         for test, control in zip(candidate.positions, itself.positions, strict=True)
     ]
     together = {"p": candidate.discrepancy_p_value, "p of A/A": itself.discrepancy_p_value}
-    rows.append(dict.fromkeys(rows[0], "") | {"compared": "all tokens together"} | together)
+    rows.append({**dict.fromkeys(rows[0], ""), "compared": "all tokens together", **together})
     return Table.of(rows)
 
 
