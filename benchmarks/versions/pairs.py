@@ -16,8 +16,8 @@ from benchmarks.versions.version import RunningVersion, Version
 from pipelines.bench.measuring import Measurement, run_once
 from pipelines.bench.plan import ADAPTIVE, Cell, ClosedLoop
 from pipelines.bench.prompt_sets import PromptSet
+from pipelines.bench.workers import Ask, Workers
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.workers import Ask, Workers
 from pipelines.deploy.ports import HOST
 
 BEFORE, AFTER = "before", "after"

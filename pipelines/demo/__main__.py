@@ -184,7 +184,7 @@ def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list
 
 def _one_line(pair: Pair) -> str:
     spent = pair.speculative
-    equal = "equal" if pair.divergence is None else "DIFFERENT"
+    equal = "equal" if pair.difference is None else "DIFFERENT"
     return (
         f"-- {spent.total_accepted_draft_tokens} of {spent.total_draft_tokens} draft tokens accepted, "
         f"{spent.e2e_latency_s:.2f} s, target alone {pair.target.e2e_latency_s:.2f} s, {equal}"

@@ -10,9 +10,10 @@ from typing import Any
 from pipelines.bench.blocks import Blocks, Interval
 from pipelines.bench.figures import pooled
 from pipelines.client import Chunk, Client, CompletionRequest, Generation
-from pipelines.client.comparison import Divergence, first_divergence
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
+from pipelines.validation.differences import Difference
+from pipelines.validation.exact.comparing import first_difference
 
 _WORTH = 1.1  # ratio; a smaller gain hardly pays for the memory of a draft
 
@@ -36,9 +37,9 @@ class Pair:
     speculative: Generation
 
     @property
-    def divergence(self) -> Divergence | None:
+    def difference(self) -> Difference | None:
         """Return where the answers first differ; None if they are equal."""
-        return first_divergence(self.target, self.speculative)
+        return first_difference(self.prompt.prompt_id, self.target, self.speculative)
 
 
 def ask_pair(
@@ -206,7 +207,7 @@ class Verdict:
 
 def verdict_of(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict on all pairs."""
-    different = [pair for pair in pairs if pair.divergence is not None]
+    different = [pair for pair in pairs if pair.difference is not None]
     tokens = sum(pair.target.num_output_tokens for pair in pairs)
     drafted = sum(pair.speculative.total_draft_tokens for pair in pairs)
     accepted = sum(pair.speculative.total_accepted_draft_tokens for pair in pairs)
@@ -215,7 +216,7 @@ def verdict_of(pairs: Sequence[Pair]) -> Verdict:
         return Verdict(
             False,
             f"{len(different)} of {len(pairs)} answers differ from the target's own; first: prompt "
-            f"{first.prompt.prompt_id}, T={first.temperature:g}: {first.divergence}",
+            f"{first.prompt.prompt_id}, T={first.temperature:g}: {first.difference}",
         )
     if not tokens:
         return Verdict(False, f"{len(pairs)} answers without a token, so nothing was compared")
@@ -240,13 +241,9 @@ def as_document(pairs: Sequence[Pair]) -> dict[str, Any]:
         "tokens_compared": sum(pair.target.num_output_tokens for pair in pairs),
         "accepted_draft_tokens": sum(pair.speculative.total_accepted_draft_tokens for pair in pairs),
         "answers_that_differ": [
-            {
-                "prompt_id": pair.prompt.prompt_id,
-                "temperature": pair.temperature,
-                "divergence": asdict(pair.divergence),
-            }
+            asdict(pair.difference) | {"temperature": pair.temperature}
             for pair in pairs
-            if pair.divergence is not None
+            if pair.difference is not None
         ],
         "figures": [asdict(each) for each in figures_of(pairs)],
     }

@@ -22,8 +22,9 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
-from pipelines.validation.exact.run import read_limits, run_exact
-from pipelines.validation.exact.sections import COVERED, EQUALITY
+from pipelines.validation.exact.plan import Limits, ProofPlan
+from pipelines.validation.exact.sections import EQUALITY, PASSES
+from pipelines.validation.own import prove_equality
 from pipelines.validation.size import Size
 from tests.integration.conftest import (
     grpc_client,
@@ -281,13 +282,14 @@ def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     prompts = tuple(Prompt(str(number), f"class C{number}") for number in range(4))
     size = Size(num_prompts=4, max_tokens=8, is_quick=True)
     with grpc_client(nvidia.server) as client:
-        limits = read_limits(client.model_parameters("speculative"), str(MAX_DRAFT_LEN))
+        limits = Limits.of(client.model_parameters("speculative"), str(MAX_DRAFT_LEN))
         few = replace(limits, max_draft_len=2, max_requests=5)
-        report = run_exact(size, math.inf, prompts, few, client, None, "nonce")
-    sections = {section.title: section for section in report.sections}
+        plan = ProofPlan.of(prompts, few, is_quick=True)
+        found = prove_equality(plan, size, math.inf, "nonce", client)
+    sections = {section.title: section for section in found}
     assert sections[EQUALITY].document["failures"] == []
     assert sections[EQUALITY].document["tokens_compared"] > 0
-    assert "this server does not draft for these" in sections[COVERED].summary
+    assert "this server does not draft for these" in sections[PASSES].summary
 
 
 def test_reports_say_what_engines_they_were_made_with(nvidia: Served) -> None:

@@ -30,8 +30,8 @@ from benchmarks.peers.protocol import (
 )
 from benchmarks.peers.running_peers import ensure_environment, running_peers
 from pipelines.bench.reporting.conditions import conditions
+from pipelines.bench.workers import Workers
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.workers import Workers
 from pipelines.errors import PeerError
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.tiny_engines import write_tokenizer

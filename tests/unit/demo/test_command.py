@@ -215,7 +215,7 @@ def test_the_verdict_needs_equal_answers_and_accepted_tokens() -> None:
     assert "1 of 4 answers differ" in str(failed) and "prompt p0" in str(failed)
     document = json.loads(json.dumps(as_document(WITH_A_DIFFERENCE)))
     assert document["verdict"] == "fail"
-    assert document["answers_that_differ"][0]["divergence"]["position"] == 2
+    assert document["answers_that_differ"][0]["place"] == "token 2"
 
 
 @pytest.mark.parametrize(

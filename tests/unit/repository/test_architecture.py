@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("building", "executor", "speculation", "time_left", "available_resources", "engine_memory"),
     },
     "validation": {
-        *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
+        *("errors", "program", "client", "command_line", "bench", "atomic_file", "deploy"),
         *("building", "time_left", "openai_stream"),
     },
     "canary": {
@@ -93,7 +93,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "demo": {
         *("errors", "program", "client", "text", "deploy", "command_line", "bench", "atomic_file"),
-        "building",
+        *("building", "validation"),
     },
 }
 

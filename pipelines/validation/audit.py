@@ -1,5 +1,8 @@
 """The first-divergence audit for servers whose kernels depend on the batch.
 
+The control answers one request at a time (the reference), then concurrent requests (A/A), whose differences
+are the noise of such kernels. The candidate has the same load.
+
 There even the target alone does not always return the same tokens, so equality is too strict. Instead each
 first difference is classified as a tie if the margin between its two tokens is as small as those at which
 the target alone differs from itself (``noise_floor``). An unknown margin is never a tie. A candidate
@@ -10,7 +13,7 @@ the target alone differs from itself (``noise_floor``). An unknown margin is nev
   difference is none of tokens, such as an error;
 - is inconclusive otherwise; the report then says how many prompts would decide.
 
-If nothing depends on the batch, ``judge_exact`` requires equality.
+Where nothing depends on the batch, equality can be required: then each difference fails.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipelines.bench.reporting.rates import detection_probability, lower_bound, upper_bound
-from pipelines.bench.reporting.section import Section, Table, Verdict
-from pipelines.validation.audit.arms import Arm, Audit, Difference
-from pipelines.validation.audit.noise_floor import (
+from pipelines.bench.reporting.section import Section, Verdict
+from pipelines.validation.differences import Comparison, Difference, table_of
+from pipelines.validation.noise_floor import (
     LARGEST_ROUNDING,
     rate_difference_bounds,
     surprise,
@@ -31,7 +34,7 @@ from pipelines.validation.audit.noise_floor import (
 )
 
 ALPHA = 1e-3
-"""Probability that a correct candidate fails, over all arms and reasons of a report."""
+"""Probability that a correct candidate fails, over all comparisons and reasons of a report."""
 CONFIDENCE = 0.95
 NON_TIE_LIMIT = 0.01
 """Limit of the share of prompts with a non-tie, which 299 prompts without one show."""
@@ -42,12 +45,24 @@ _NUM_AUDITS = 2  # of plain answers and of features; they share ALPHA
 _NUM_REASONS = 3  # to fail by chance
 
 _KINDS = ("non-tie", "unknown", "tie")
-_NUM_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All comparisons of an audit.
+
+    Attributes:
+        noise: The control under the load of the candidate.
+        candidates: The candidate, once for each load.
+    """
+
+    noise: Comparison
+    candidates: tuple[Comparison, ...]
 
 
 @dataclass(frozen=True)
 class _Count:
-    """Counts of the prompts that could be compared both in an arm and in the noise arm."""
+    """Counts of the prompts that could be compared both for a candidate and for the noise."""
 
     num_prompts: int
     by_kind: Mapping[str, list[Difference]]
@@ -58,64 +73,35 @@ class _Count:
         return len(self.by_kind[kind])
 
 
-def known_margins(arm: Arm) -> list[float]:
-    """Return the absolute margins of an arm's differences that are known and finite."""
-    sizes = [difference.size for difference in arm.differences if difference]
+def known_margins(compared: Comparison) -> list[float]:
+    """Return the absolute margins of differences that are known and finite."""
+    sizes = [difference.size for difference in compared.found]
     return [size for size in sizes if size is not None and math.isfinite(size)]
 
 
-def judge(audit: Audit) -> list[Section]:
+def judge(audit: Audit, *, exact: bool = False) -> list[Section]:
     """Judge every candidate against the noise floor.
+
+    Args:
+        audit: What was compared.
+        exact: Whether every difference fails, however small its margin.
 
     Returns:
         The noise floor, which is not judged, and one section for each candidate.
     """
-    noise_margins = known_margins(audit.noise)
-    limit = tie_limit(noise_margins)
+    noise = audit.noise
+    if exact:  # as if the target alone never differed from itself
+        noise = Comparison(noise.name, (None,) * len(noise.differences), frozenset())
     alpha = ALPHA / (_NUM_REASONS * len(audit.candidates) * _NUM_AUDITS)  # Bonferroni's
-    return [
-        _noise_section(audit.noise, noise_margins, limit),
-        *(
-            _judge(arm, _count(arm, audit.noise, limit), noise_margins, limit, alpha)
-            for arm in audit.candidates
-        ),
-    ]
+    judged = [_judge(each, noise, alpha, exact) for each in audit.candidates]
+    return [_noise_section(audit.noise), *judged]
 
 
-def judge_exact(audit: Audit) -> list[Section]:
-    """Judge by equality; the noise of the target is shown, but excuses nothing."""
-    margins = known_margins(audit.noise)
-    sections = [_noise_section(audit.noise, margins, tie_limit(margins))]
-    for arm in audit.candidates:
-        differences = [difference for difference in arm.differences if difference]
-        num_prompts = len(arm.differences) - len(arm.missing)
-        upper = upper_bound(len(differences), num_prompts, CONFIDENCE)
-        faults = [f"{len(differences)} answers differ from the target's own"] if differences else []
-        faults += _drafting_faults(arm)
-        doubts = _missing(arm)
-        if upper > NON_TIE_LIMIT:
-            needed = _prompts_for(0)
-            doubts.append(
-                f"{num_prompts} prompts show a rate below {upper:.2%}, {needed} would show the limit"
-            )
-        verdict: Verdict = "fail" if faults else "inconclusive" if doubts else "pass"
-        summary = (
-            f"{'; '.join(faults or doubts or ['all equal'])}. {num_prompts} prompts compared; rate of "
-            f"differences below {upper:.2%} ({CONFIDENCE:.0%} confidence, limit {NON_TIE_LIMIT:.2%})."
-        )
-        document = {"prompts": num_prompts, "differ": len(differences), "upper_bound": upper}
-        table = _table([(difference, "differs") for difference in differences])
-        sections.append(
-            Section(f"Equality: {arm.name}", verdict, summary, table, _power(num_prompts), document)
-        )
-    return sections
-
-
-def _count(arm: Arm, noise: Arm, limit: float) -> _Count:
+def _count(compared: Comparison, noise: Comparison, limit: float) -> _Count:
     by_kind: dict[str, list[Difference]] = {kind: [] for kind in _KINDS}
     num_prompts = num_tie_here_only = num_noise_only = 0
-    for index, (difference, noisy) in enumerate(zip(arm.differences, noise.differences, strict=True)):
-        if index in arm.missing or index in noise.missing:
+    for index, (difference, noisy) in enumerate(zip(compared.differences, noise.differences, strict=True)):
+        if index in compared.missing or index in noise.missing:
             continue
         num_prompts += 1
         is_tie = False
@@ -134,9 +120,12 @@ def _kind(difference: Difference, limit: float) -> str:
     return "tie" if difference.size <= limit else "non-tie"
 
 
-def _judge(arm: Arm, count: _Count, noise_margins: list[float], limit: float, alpha: float) -> Section:
+def _judge(compared: Comparison, noise: Comparison, alpha: float, exact: bool) -> Section:
+    noise_margins = known_margins(noise)
+    limit = tie_limit(noise_margins)
+    count = _count(compared, noise, limit)
     num_prompts = count.num_prompts
-    title = f"First-divergence audit: {arm.name}"
+    title = f"{'Equality' if exact else 'First-divergence audit'}: {compared.name}"
     if not num_prompts:
         return Section(title, "inconclusive", "no prompt could be compared")
     num_suspect = count.num("non-tie") + count.num("unknown")
@@ -144,7 +133,9 @@ def _judge(arm: Arm, count: _Count, noise_margins: list[float], limit: float, al
     upper = upper_bound(num_suspect, num_prompts, CONFIDENCE)
     pair = count.num_tie_here_only, count.num_noise_only, num_prompts
     _, rise = rate_difference_bounds(*pair, CONFIDENCE)
-    faults = _drafting_faults(arm)
+    faults = ["nothing was drafted, so nothing was tested"] if compared.num_drafted == 0 else []
+    if exact and compared.found:
+        faults.append(f"{len(compared.found)} answers differ from the target's own")
     sizes = [difference.size or 0.0 for difference in count.by_kind["non-tie"]]
     if num_certain := sum(size > LARGEST_ROUNDING for size in sizes):
         faults.append(f"{num_certain} of {num_prompts} answers differ by more than any rounding")
@@ -157,7 +148,7 @@ def _judge(arm: Arm, count: _Count, noise_margins: list[float], limit: float, al
     chance = surprise(worst, noise_margins)
     if chance * max(1, len(sizes)) <= alpha:
         faults.append(f"a margin of {worst:.3g} is beyond what noise explains (p = {chance:.1g})")
-    doubts = _missing(arm)
+    doubts = [f"{len(compared.missing)} prompts could not be compared"] if compared.missing else []
     if upper > NON_TIE_LIMIT:
         needed = _prompts_for(num_suspect)
         doubts.append(f"about {needed} prompts without a further non-tie would bound their rate")
@@ -177,24 +168,16 @@ def _judge(arm: Arm, count: _Count, noise_margins: list[float], limit: float, al
         "ties": count.num("tie"),
         "non_ties": count.num("non-tie"),
         "unknown": count.num("unknown"),
-        "missing": len(arm.missing),
+        "missing": len(compared.missing),
         "tie_limit": limit,
         "non_tie_rate_upper_bound": upper,
         "tie_rise_upper_bound": rise,
-        "draft_tokens": arm.num_drafted,
+        "draft_tokens": compared.num_drafted,
         "alpha": ALPHA,
         "confidence": CONFIDENCE,
     }
     listed = [(difference, kind) for kind in _KINDS for difference in count.by_kind[kind]]
-    return Section(title, verdict, summary, _table(listed), _power(num_prompts), document)
-
-
-def _drafting_faults(arm: Arm) -> list[str]:
-    return ["nothing was drafted, so nothing was tested"] if arm.num_drafted == 0 else []
-
-
-def _missing(arm: Arm) -> list[str]:
-    return [f"{len(arm.missing)} prompts could not be compared"] if arm.missing else []
+    return Section(title, verdict, summary, table_of(listed), _power(num_prompts), document)
 
 
 def _prompts_for(num_events: int) -> int:
@@ -217,15 +200,16 @@ def _tie_prompts_needed(count: _Count) -> str:
 def _power(num_prompts: int) -> str:
     rates = (0.003, 0.01, 0.03)
     seen = ", ".join(f"{rate:.1%}: {detection_probability(rate, num_prompts):.3f}" for rate in rates)
-    smallest = 1 - math.exp(math.log1p(-CONFIDENCE) / num_prompts) if num_prompts else 1.0
+    smallest = upper_bound(0, num_prompts, CONFIDENCE)
     return (
         f"Probability that {num_prompts} prompts detect a fault that affects a share of prompts: {seen}. "
         f"Smallest share detected with {CONFIDENCE:.0%}: {smallest:.2%}."
     )
 
 
-def _noise_section(noise: Arm, margins: list[float], limit: float) -> Section:
-    differences = [difference for difference in noise.differences if difference]
+def _noise_section(noise: Comparison) -> Section:
+    margins = known_margins(noise)
+    limit = tie_limit(margins)
     rule = (
         f"a tie is a margin of at most {limit:.4g} (natural log), from {len(margins)} known margins"
         if margins
@@ -234,25 +218,8 @@ def _noise_section(noise: Arm, margins: list[float], limit: float) -> Section:
     )
     num_prompts = len(noise.differences) - len(noise.missing)
     summary = (
-        f"{noise.name} differs from single requests in {len(differences)} of {num_prompts} prompts; {rule}."
+        f"{noise.name} differs from single requests in {len(noise.found)} of {num_prompts} prompts; {rule}."
     )
-    document = {"prompts": num_prompts, "differ": len(differences), "margins": margins, "tie_limit": limit}
-    table = _table([(difference, "noise") for difference in differences])
+    document = {"prompts": num_prompts, "differ": len(noise.found), "margins": margins, "tie_limit": limit}
+    table = table_of([(difference, "noise") for difference in noise.found])
     return Section("Noise floor: the target alone twice", "info", summary, table, document=document)
-
-
-def _table(listed: list[tuple[Difference, str]]) -> Table | None:
-    if not listed:
-        return None
-    rows = []
-    for difference, kind in listed[:_NUM_LISTED]:
-        margin = "-"
-        if difference.margin:
-            known = difference.margin.log_prob_difference
-            margin = difference.margin.why_unknown if known is None else f"{known:.4g}"
-        rows.append(
-            (difference.prompt_id, kind, difference.place, difference.expected, difference.actual, margin)
-        )
-    if len(listed) > _NUM_LISTED:
-        rows.append((f"and {len(listed) - _NUM_LISTED} more", "", "", "", "", ""))
-    return Table(("prompt", "kind", "position", "target alone", "this answer", "margin"), tuple(rows))

@@ -57,8 +57,8 @@ def rate_difference_bounds(
     """Compute bounds of the first rate less the second; each holds with ``confidence``.
 
     Args:
-        num_first_only: Number of trials with the event in the first arm alone.
-        num_second_only: Number of trials with the event in the second arm alone.
+        num_first_only: Number of trials with the event in the first sample alone.
+        num_second_only: Number of trials with the event in the second sample alone.
         num_trials: Number of trials, at least 1.
         confidence: One-sided confidence.
     """

@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pipelines.client.client import Client
-from pipelines.client.generation import Generation
+from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.errors import DraftproofError
-from pipelines.wire.request import CompletionRequest
 
 Ask = Callable[[CompletionRequest, str], Generation]
 """Sends one request to one model and returns its answer; raises DraftproofError."""
