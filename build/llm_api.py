@@ -87,13 +87,13 @@ def _model(recipe: Recipe, role: str) -> str:
         CheckpointError: Its ``config.json`` cannot be read.
     """
     engine: EngineRecipe = getattr(recipe, role)
-    if not read_model_config(engine.unpack_checkpoint()).is_hugging_face:
+    if not read_model_config(engine.checkpoint_directory()).is_hugging_face:
         raise RecipeError(
             f"the LLM API cannot load the {role} of recipe {recipe.name}: {engine.checkpoint} is a "
             "TensorRT-LLM checkpoint",
             "use the Hugging Face directory; ModelOpt's export_hf_checkpoint writes a quantized one",
         )
-    return str(engine.unpack_checkpoint())
+    return str(engine.checkpoint_directory())
 
 
 def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def write_recipe(
     checkpoints = [
         _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
     ]
-    directories = [EngineRecipe(checkpoint).unpack_checkpoint() for checkpoint in checkpoints]
+    directories = [EngineRecipe(checkpoint).checkpoint_directory() for checkpoint in checkpoints]
     opened = open_settings(directories[0], max_seq_len or 1)
     configs = [opened.config, open_settings(directories[1], max_seq_len or 1, opened).config]
     target_size, draft_size = (sum(num_parameters(config)) for config in configs)

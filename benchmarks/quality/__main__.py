@@ -144,7 +144,7 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     about = conditions("benchmarks.quality", command_line)
     files: dict[str, dict[str, Any]] = {}
     for file in options.files:
-        checkpoint = EngineRecipe(str(file.resolve())).unpack_checkpoint()
+        checkpoint = EngineRecipe(str(file.resolve())).checkpoint_directory()
         windows = _windows(checkpoint)
         references: dict[str, Found] = {}
         engines = files[file.name] = {}

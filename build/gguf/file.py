@@ -20,6 +20,7 @@ import numpy as np
 
 from build.checkpoints.settings import Settings, did_you_mean
 from build.checkpoints.tensor_file import AnyArray
+from pipelines.atomic_file import version_of
 from pipelines.errors import CheckpointError
 
 
@@ -79,12 +80,14 @@ class StoredTensor:
         type: Its type.
         shape: Dimensions, outermost first.
         path: The file.
+        version: That of the file when it was opened (``version_of``).
         offset: Its first byte there.
     """
 
     type: StoredType
     shape: tuple[int, ...]
     path: Path
+    version: tuple[int, ...] | None
     offset: int
 
     @property
@@ -100,11 +103,15 @@ class StoredTensor:
         return math.prod(self.shape[:-1]), self.shape[-1] // self.type.block * self.type.num_bytes
 
     def read(self) -> AnyArray:
-        """Return its numbers or bytes, of ``stored_shape``; raises CheckpointError if the file has shrunk."""
+        """Return its numbers or bytes, of ``stored_shape``.
+
+        Raises:
+            CheckpointError: The file has changed since it was opened.
+        """
         count = self.num_bytes // self.type.dtype.itemsize
         data = np.fromfile(self.path, self.type.dtype, count, offset=self.offset)
-        if len(data) < count:
-            raise changed(self.path)
+        if len(data) < count or version_of(self.path) != self.version:
+            raise CheckpointError(f"{self.path}: the file changed while it was read", "run the command again")
         return data.reshape(self.stored_shape)
 
 
@@ -156,13 +163,6 @@ class GgufFile:
 def _refusal(path: Path, what: str, values: str, limit: str, remedy: str = "") -> CheckpointError:
     another = "use a file of another quantization, or the checkpoint that the file was made from"
     return CheckpointError(f"{path}: {what}; {values}; {limit}", remedy or another)
-
-
-def changed(path: Path) -> CheckpointError:
-    """Return the error of a file that is not what it was when it was opened."""
-    return _refusal(
-        path, "the file changed while it was read", "another size or time", "a file that stays", "try again"
-    )
 
 
 _PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -355,9 +355,9 @@ class _Reader:
 def _placed(path: Path, entries: Sequence[_Entry], begin: int, alignment: int) -> dict[str, StoredTensor]:
     """Return the tensors of whole blocks that do not overlap."""
     tensors = dict[str, StoredTensor]()
-    end = begin
+    end, version = begin, version_of(path)
     for entry in sorted(entries, key=lambda each: each.offset):
-        tensor = StoredTensor(TYPES[entry.type], entry.shape, path, begin + entry.offset)
+        tensor = StoredTensor(TYPES[entry.type], entry.shape, path, version, begin + entry.offset)
         where = f"{entry.name:.80}: {tensor.type.name} {list(entry.shape)} at byte {tensor.offset}"
         if entry.name in tensors:
             raise _DamagedError(f"{entry.name:.80} is there twice")

@@ -11,12 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from build.checkpoints.settings import Settings
-from build.checkpoints.tensor_file import STORAGE, AnyArray, Float32Array
+from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
 from build.gguf.blocks import ENGINE_BITS, dequantized
 from build.gguf.file import GgufFile, StoredTensor
 from build.networks.network import Rotary, RotaryScaling
@@ -282,28 +283,8 @@ def _divisors(file: GgufFile, name: str, size: int) -> Float32Array:
     return values
 
 
-@dataclass(frozen=True)
-class NamedTensor:
-    """A tensor to be written; its numbers are read when they are asked for.
-
-    Attributes:
-        dtype: See ``Tensor``.
-        shape: See ``Tensor``.
-        read: Returns them.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    read: Callable[[], AnyArray]
-
-    @property
-    def data(self) -> AnyArray:
-        """Return the numbers."""
-        return np.ascontiguousarray(self.read(), STORAGE[self.dtype])
-
-
-def tensors_of(file: GgufFile) -> dict[str, NamedTensor]:
-    """Return the tensors under their names in transformers.
+def tensors_of(file: GgufFile) -> dict[str, Tensor]:
+    """Return the tensors under their names in transformers; they are read when their numbers are asked for.
 
     A quantized projection keeps its blocks, under a name that ends with the type, such as
     ``model.layers.0.mlp.up_proj.q4_k``. So does the output head, also where it is tied to the embedding. A
@@ -332,7 +313,7 @@ def _engine_bits(file: GgufFile) -> float:
     return float(np.average([ENGINE_BITS.get(tensor.type.name, 8) for tensor in layers], weights=sizes))
 
 
-def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:
+def _translated(file: GgufFile) -> Iterator[tuple[str, Tensor]]:
     architecture, settings = _architecture(file), file.settings()
     count = settings.integer("block_count")
     layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
@@ -363,18 +344,18 @@ def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:
             yield _named(_WHOLE[_HEAD], stored, None, 0)  # for products, which read blocks
 
 
-def _named(
-    name: str, stored: StoredTensor, num_heads: int | None, norm_offset: float
-) -> tuple[str, NamedTensor]:
+def _named(name: str, stored: StoredTensor, num_heads: int | None, norm_offset: float) -> tuple[str, Tensor]:
     kind = stored.type.name
     if name.endswith("norm.weight") and norm_offset:
         offset = np.float32(norm_offset)
-        return name, NamedTensor("F32", stored.shape, lambda: dequantized(kind, stored.read()) - offset)
+        return name, Tensor("F32", stored.shape, lambda: dequantized(kind, stored.read()) - offset)
+    if name == _WHOLE[_EMBEDDING]:  # used more than once
+        if stored.type.is_float:
+            return name, Tensor(kind, stored.shape, cache(stored.read))
+        return name, Tensor("F16", stored.shape, cache(lambda: dequantized(kind, stored.read(), np.float16)))
     if stored.type.is_float:
-        return name, NamedTensor(kind, stored.shape, lambda: _unpaired(stored.read(), num_heads))
-    if name == _WHOLE[_EMBEDDING]:
-        return name, NamedTensor("F16", stored.shape, lambda: dequantized(kind, stored.read(), np.float16))
-    blocks = NamedTensor("U8", stored.stored_shape, lambda: _unpaired(stored.read(), num_heads))
+        return name, Tensor(kind, stored.shape, lambda: _unpaired(stored.read(), num_heads))
+    blocks = Tensor("U8", stored.stored_shape, lambda: _unpaired(stored.read(), num_heads))
     return f"{name.removesuffix('.weight')}.{kind.lower()}", blocks
 
 

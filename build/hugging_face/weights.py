@@ -1,4 +1,4 @@
-"""Find the safetensors files of a Hugging Face checkpoint, and map their tensors into memory."""
+"""Find the safetensors files of a Hugging Face checkpoint, or the GGUF file, and its tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pathlib import Path
 
 from build.checkpoints.settings import Settings, read_json
 from build.checkpoints.tensor_file import FLOATS, Tensor, read_tensors
+from build.gguf.file import open_gguf
+from build.gguf.network import tensors_of
 from pipelines.errors import CheckpointError
+
+GGUF_LINK = "gguf-weights"
+"""Begin of the names of the links to a GGUF file, or its parts, in the directory that stands for it."""
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth")
@@ -16,12 +21,14 @@ _IGNORED = (".rotary_emb.inv_freq",)
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
-    """Return the safetensors files of a checkpoint.
+    """Return the safetensors files of a checkpoint, or the parts of its GGUF file.
 
     Raises:
         CheckpointError: One is missing, or the weights are pickles.
     """
     names = [path.name for path in directory.iterdir()]
+    if parts := sorted(name for name in names if name.startswith(GGUF_LINK)):
+        return tuple(directory / name for name in parts)
     return tuple(directory / name for name in weight_names(directory, str(directory), names))
 
 
@@ -76,10 +83,10 @@ def _indexed(index: Path, where: str, present: Collection[str]) -> tuple[str, ..
 
 
 class Weights:
-    """The tensors of a checkpoint by name, memory-mapped.
+    """The tensors of a checkpoint by name, memory-mapped; those of a GGUF file are read when they are used.
 
     Args:
-        directory: Directory with ``model.safetensors``, or shards and their index.
+        directory: Directory with ``model.safetensors``, shards and their index, or links to a GGUF file.
 
     Raises:
         CheckpointError: A file is missing or damaged, or a shard lacks a tensor.
@@ -88,8 +95,12 @@ class Weights:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._tensors: dict[str, Tensor] = {}
-        for shard in weight_files(directory):
-            self._tensors.update(read_tensors(shard))
+        files = weight_files(directory)
+        if files[0].name.startswith(GGUF_LINK):
+            self._tensors = tensors_of(open_gguf(files[0]))
+        else:
+            for shard in files:
+                self._tensors.update(read_tensors(shard))
         self._unread = set(self._tensors)
 
     def __contains__(self, name: str) -> bool:

@@ -114,11 +114,11 @@ class Linear:
     def bytes_per_step(self) -> int:
         """Return the bytes that a step reads; the CPU plugin expands all types but integers to float32."""
         if not self.is_integer or self.scale is None:
-            return 4 * self.weight.data.size
+            return 4 * self.weight.size
         zeros = 0 if self.zero_point is None else self.zero_point.size
         units, levels = self.short_scales()
         scales = units.nbytes + (0 if levels is None else levels.nbytes)
-        return (self.weight.data.size + zeros) * self.bits // 8 + scales
+        return (self.weight.size + zeros) * self.bits // 8 + scales
 
     def short_scales(self) -> tuple[AnyArray, npt.NDArray[np.int8] | None]:
         """Return scales, and offsets if there are any, in the fewest bytes that keep their values.

@@ -1,4 +1,4 @@
-"""Read the blocks of GGUF, as ``build/gguf`` unpacks them: each projection has a type of its own."""
+"""Read the blocks of GGUF, under the names of ``build/gguf``: each projection has a type of its own."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_openvinos_attention_is_refused_and_try_writes_ours(tmp_path: Path) -> N
 @needs_compiler
 def test_a_recipe_that_is_written_has_attention_of_ours_for_the_target(tmp_path: Path) -> None:
     recipe, lines = hybrid_recipe(tmp_path), list[str]()
-    checkpoints = (str(each.unpack_checkpoint()) for each in (recipe.target, recipe.draft))
+    checkpoints = (str(each.checkpoint_directory()) for each in (recipe.target, recipe.draft))
     path = write_recipe(*checkpoints, tmp_path / "pair.yaml", "int8", 256, 20e9, lines.append)
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert written["target"]["attention"] == "draftproof" and "attention" not in written["draft"]

@@ -203,7 +203,7 @@ def test_another_version_of_modelopt_or_none_is_refused(
 def test_the_recipes_of_the_repository_need_no_quantizing(tmp_path: Path) -> None:
     recipe = load_recipe("demo")
     found = quantize.quantize_recipe(recipe, tmp_path / "engines", lambda line: None)
-    assert found["target"] == recipe.target.unpack_checkpoint() and not (tmp_path / "engines").exists()
+    assert found["target"] == recipe.target.checkpoint_directory() and not (tmp_path / "engines").exists()
 
 
 def run(recipe: Recipe, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

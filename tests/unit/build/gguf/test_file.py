@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from build.gguf.file import GgufFile, open_gguf
 from build.gguf.network import config_of
 from build.gguf.tokenizer import tokenizer_of
-from build.gguf.unpack import unpack
+from build.gguf.translate import translate
+from build.networks.source import open_network
 from pipelines.errors import CheckpointError
 from tests.golden.families import save_family
 from tests.support.gguf_files import Stored, byte_pairs, convert, entry_of, header_of, write_gguf
@@ -165,10 +166,10 @@ def test_all_parts_of_a_file_are_read_by_the_name_of_any(tmp_path: Path) -> None
         found: GgufFile = open_gguf(path)
         assert config_of(found) == config_of(whole)
         assert found.tensors.keys() == whole.tensors.keys()
-    unpacked = {unpack(path, tmp_path / "cache") for path in paths}
-    assert len(unpacked) == 1
-    wanted = (unpack(tmp_path / "whole.gguf", tmp_path / "cache") / "model.safetensors").stat().st_size
-    assert (unpacked.pop() / "model.safetensors").stat().st_size == wanted
+    (directory,) = {translate(path, tmp_path / "cache") for path in paths}
+    of_whole = translate(tmp_path / "whole.gguf", tmp_path / "cache")
+    one, other = (open_network(each).read().layer(1) for each in (directory, of_whole))
+    assert np.array_equal(one.proj.to_float32(), other.proj.to_float32())
 
 
 def test_a_missing_or_foreign_part_is_refused(tmp_path: Path) -> None:
@@ -190,32 +191,27 @@ def test_a_missing_or_foreign_part_is_refused(tmp_path: Path) -> None:
         open_gguf(short[0])
 
 
-def test_a_file_is_unpacked_again_only_when_it_has_changed(
+def test_a_file_is_translated_again_only_when_it_has_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_family("qwen2", tmp_path / "checkpoint")
     path = convert(tmp_path / "checkpoint", tmp_path / "network.gguf")
-    first = unpack(path, tmp_path / "cache")
-    assert "network.gguf: unpacking qwen2, weights by type: F32 2.0 million" in capsys.readouterr().out
-    assert unpack(path, tmp_path / "cache") == first and not capsys.readouterr().out
+    first = translate(path, tmp_path / "cache")
+    assert "network.gguf: qwen2, weights by type: F32 2.0 million" in capsys.readouterr().out
+    assert translate(path, tmp_path / "cache") == first and not capsys.readouterr().out
     os.utime(path, (1, 1))
-    second = unpack(path, tmp_path / "cache")
+    second = translate(path, tmp_path / "cache")
     assert second != first and second.is_dir() and not first.exists()
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     save_family("qwen2", tmp_path / "checkpoint")
     path = convert(tmp_path / "checkpoint", tmp_path / "network.gguf")
-    file = open_gguf(path)
+    network = open_network(translate(path, tmp_path / "cache")).read()
+    os.utime(path, (1, 1))
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        network.layer(0)
+    network = open_network(translate(path, tmp_path / "cache")).read()
     os.truncate(path, path.stat().st_size - 4)
     with pytest.raises(CheckpointError, match="changed while it was read"):
-        [tensor.read() for tensor in file.tensors.values()]
-    convert(tmp_path / "checkpoint", path)
-
-    def write_and_change(*_: Any) -> None:
-        path.write_bytes(path.read_bytes())
-
-    monkeypatch.setattr("build.gguf.unpack.write_tensors", write_and_change)
-    with pytest.raises(CheckpointError, match="changed while it was read"):
-        unpack(path, tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("[!.]*"))
+        network.layer(0)

@@ -13,7 +13,7 @@ import pytest
 from build.gguf.blocks import dequantized, linear_of
 from build.gguf.file import STORED_TYPES, open_gguf
 from build.gguf.network import config_of
-from build.gguf.unpack import unpack
+from build.gguf.translate import translate
 from build.networks.network import Network, NetworkConfig
 from build.networks.source import open_network
 from pipelines.errors import CheckpointError
@@ -71,7 +71,7 @@ def test_a_converted_family_is_the_network_that_it_was(name: str, tmp_path: Path
     save_family(name, tmp_path / "checkpoint")
     change_config(tmp_path / "checkpoint", **FAMILIES[name])
     path = convert(tmp_path / "checkpoint", tmp_path / "network.gguf")
-    mine = open_network(unpack(path, tmp_path / "cache"), 256).read()
+    mine = open_network(translate(path, tmp_path / "cache"), 256).read()
     theirs = open_network(tmp_path / "checkpoint", 256).read()
     assert _settings(mine.config) == _settings(theirs.config)
     arrays, wanted = _arrays(mine), _arrays(theirs)
@@ -130,7 +130,7 @@ def test_blocks_stay_blocks_and_their_rows_are_put_back(tmp_path: Path) -> None:
         tensors[name] = Stored(kind, shape, data.tobytes())
     metadata = {**whole.metadata}
     path = write_gguf(tmp_path / "mixed.gguf", metadata, tensors)
-    network = open_network(unpack(path, tmp_path / "cache"), 256).read()
+    network = open_network(translate(path, tmp_path / "cache"), 256).read()
     raw = open_gguf(path).tensors
     rows = dequantized("Q8_0", raw["blk.0.attn_q.weight"].read())
     heads = rows.reshape(8, 16, 2, 256)  # 8 heads of 16 pairs
@@ -173,7 +173,7 @@ def test_a_network_that_is_not_computed_is_refused(
     with pytest.raises(CheckpointError, match=words):
         config_of(open_gguf(path))
     with pytest.raises(CheckpointError, match=words):
-        unpack(path, tmp_path / "cache")
+        translate(path, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("[!.]*"))
 
 
@@ -184,7 +184,7 @@ def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
     tensors["blk.0.ffn_gate_inp.weight"] = tensors["blk.0.attn_norm.weight"]
     path = write_gguf(tmp_path / "other.gguf", whole.metadata, tensors)
     with pytest.raises(CheckpointError, match=r"has no place in the network; 'blk\.0\.ffn_gate_inp\.weight"):
-        unpack(path, tmp_path / "cache")
+        open_network(translate(path, tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(("layers", "scalar"), [(46, 32), (26, 64)])
