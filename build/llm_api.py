@@ -197,7 +197,7 @@ def exported_quantization(directory: Path) -> str:
         return "none"
     name = section.get(key, "none") if section is not None and key in section.names else None
     if not isinstance(name, str):
-        raise whole.fail(f"no name in {part}", f"{part}.{key}, a text", "export the checkpoint again")
+        raise whole.fail(f"{part}.{key} must be a text", "export the checkpoint again")
     return name
 
 

@@ -112,7 +112,5 @@ class ExpertReader:
     def _stacked(self, block: str, experts: list[Linear]) -> Linear:
         stacked = stack(experts)
         if len(stacked) > 1:
-            raise self._weights.fail(
-                f"{block}experts have {len(stacked)} forms", "one form for all of a layer"
-            )
+            raise self._weights.fail(f"{block}experts have {len(stacked)} forms, not one for all")
         return stacked[0]

@@ -209,7 +209,7 @@ class LayerReader:
             return read
         bias = self._weights.take(f"{name}.bias", (projection.outputs,)).to_float32()
         if not has_bias and bias.any():
-            raise self._weights.fail(f"{name}.bias is not zero", "config.json asks for no bias")
+            raise self._weights.fail(f"{name}.bias is not zero, and config.json asks for no bias")
         return lambda: replace(read(), bias=bias if has_bias else None)
 
 

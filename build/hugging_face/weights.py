@@ -67,9 +67,7 @@ def _indexed(index: Path, where: str, present: Collection[str]) -> tuple[str, ..
     listed = settings.part("weight_map")
     files = () if listed is None else listed.values.values()
     if not files or not all(isinstance(name, str) for name in files):
-        raise settings.fail(
-            "no names of files in weight_map", "an object with weight_map", "download it again"
-        )
+        raise settings.fail("weight_map names no files", "download it again")
     names = sorted({Path(name).name for name in files})
     missing = [name for name in names if name not in present]
     if missing:
@@ -129,11 +127,10 @@ class Weights:
         tensor = self._tensors.get(name)
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         if tensor is None:
-            raise self.fail(f"missing {name}", f"config.json asks for it, of shape {wanted}")
+            raise self.fail(f"missing {name}, of shape {wanted}")
         if tensor.shape not in shapes or tensor.dtype not in dtypes:
-            raise self.fail(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}", f"{' or '.join(dtypes)} {wanted}"
-            )
+            found = f"{name} is {tensor.dtype} {list(tensor.shape)}"
+            raise self.fail(f"{found}, not {' or '.join(dtypes)} {wanted}")
         self._unread.discard(name)
         return tensor
 
@@ -150,13 +147,11 @@ class Weights:
         )
         if left:
             more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-            raise self.fail(
-                f"not used: {', '.join(left[:4])}{more}", "only tensors that config.json asks for"
-            )
+            raise self.fail(f"not asked for: {', '.join(left[:4])}{more}")
 
-    def fail(self, values: str, limit: str) -> CheckpointError:
+    def fail(self, what: str) -> CheckpointError:
         """Return the error that refuses the weights."""
         return CheckpointError(
-            f"the weights in {self._directory} do not fit its config.json: {values}; {limit}",
+            f"the weights in {self._directory} do not fit its config.json: {what}",
             "download the checkpoint again; a whole one needs a feature that is not implemented",
         )

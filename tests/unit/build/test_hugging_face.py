@@ -238,7 +238,7 @@ def test_weights_have_to_be_what_the_settings_ask_for(tmp_path: Path) -> None:
 
     assert "missing lm_head.weight" in refused(tie_word_embeddings=False)
     assert "missing model.layers.4.self_attn.q_proj.weight" in refused(num_hidden_layers=5)
-    assert "not used: model.layers.3." in refused(num_hidden_layers=3)
+    assert "not asked for: model.layers.3." in refused(num_hidden_layers=3)
     assert "[384, 256]" in refused(intermediate_size=400)
     assert "q_proj.bias" in refused(attention_bias=True)
 

@@ -44,7 +44,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "byte 0 of 0"),
     "foreign": (b"PK\3\4" + b"\0" * 64, "does not begin with GGUF"),
     "first version": (b"GGUF" + struct.pack("<III", 1, 0, 0), "version 1"),
-    "newer": (header_of({}, [], version=4), "version 4;"),
+    "newer": (header_of({}, [], version=4), "version 4"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648, in the other byte order"),
     "truncated": (_with([])[:40], "bytes are wanted"),
     "many tensors": (_counts(HUGE, 0), f"{HUGE} items"),
@@ -73,7 +73,10 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "overlapping": (_with([entry_of("t", (16,), 0, 0), entry_of("u", (8,), 0, 32)]), "u: .*overlaps"),
     "crooked": (_with([entry_of("t", (8,), 0, 8)]), "not at a multiple of 32"),
     "tensor twice": (_with([entry_of("t", (8,), 0, 0), entry_of("t", (8,), 0, 32)]), "t is there twice"),
-    "refused types": (_with([entry_of("t", (256,), 10, 0), entry_of("u", (256,), 23, 96)]), "IQ4_XS, Q2_K;"),
+    "refused types": (
+        _with([entry_of("t", (256,), 10, 0), entry_of("u", (256,), 23, 96)]),
+        "not read: IQ4_XS, Q2_K;",
+    ),
     "unknown type": (_with([entry_of("t", (256,), 99, 0)]), "type 99; supported: F32"),
 }
 
@@ -90,7 +93,7 @@ def test_an_unreadable_file_is_refused_before_anything_is_allocated(name: str, t
         assert tracemalloc.get_traced_memory()[1] < 8_000_000
     finally:
         tracemalloc.stop()
-    assert len(str(caught.value).split("; ")) >= 4 and str(path) in str(caught.value)
+    assert caught.value.remedy and str(path) in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -123,7 +126,7 @@ def test_a_file_that_lost_its_layers_is_refused(small: Path, tmp_path: Path) -> 
     content[8] = 1  # the number of tensors
     path = tmp_path / "lost.gguf"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="the layers have no weights; 0 tensors"):
+    with pytest.raises(CheckpointError, match="the layers have no weights"):
         config_of(open_gguf(path))
 
 
@@ -177,17 +180,17 @@ def test_a_missing_or_foreign_part_is_refused(tmp_path: Path) -> None:
     second = paths[1].read_bytes()
     paths[1].write_bytes(paths[2].read_bytes())
     with pytest.raises(
-        CheckpointError, match=r"not the part that its name says; split\.no=2, split\.count=3"
+        CheckpointError, match=r"not the part that its name says: split\.no=2, split\.count=3"
     ):
         open_gguf(paths[0])
     paths[1].unlink()
     with pytest.raises(CheckpointError, match=r"part-00002-of-00003\.gguf does not exist; 1 of 3"):
         open_gguf(paths[2])
     paths[1].write_bytes(second)
-    with pytest.raises(CheckpointError, match=r"not the part that its name says; split\.no=1"):
+    with pytest.raises(CheckpointError, match=r"not the part that its name says: split\.no=1"):
         open_gguf(paths[1].rename(tmp_path / "alone.gguf"))
     short = _split(tmp_path / "short", 2, **{"split.tensors.count": 1000})
-    with pytest.raises(CheckpointError, match=r"tensors are missing; \d+; split\.tensors\.count=1000"):
+    with pytest.raises(CheckpointError, match=r"split\.tensors\.count=1000, and the parts have \d+ tensors"):
         open_gguf(short[0])
 
 

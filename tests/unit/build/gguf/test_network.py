@@ -147,21 +147,21 @@ def test_blocks_stay_blocks_and_their_rows_are_put_back(tmp_path: Path) -> None:
     ("family", "changes", "words"),
     [
         ("llama", {}, "positions are scaled by an unknown table"),
-        ("qwen2", {"general.architecture": "mamba"}, "architecture is not supported.*'mamba'.*llama, qwen2"),
-        ("qwen2", {"general.architecture": None}, "architecture is not supported"),
+        ("qwen2", {"general.architecture": "mamba"}, "general.architecture='mamba'; supported: llama, qwen2"),
+        ("qwen2", {"general.architecture": None}, "general.architecture=''; supported"),
         ("qwen2", {"general.architecture": 7}, "general.architecture=7"),
-        ("qwen2", {"qwen2.expert_count": 8}, "settings that are not read; expert_count=8"),
+        ("qwen2", {"qwen2.expert_count": 8}, "settings that are not read: expert_count=8"),
         ("qwen2", {"qwen2.block_count": 0}, "block_count=0"),
-        ("qwen2", {"qwen2.block_count": np.array([1, 2], np.int32)}, "layers differ in a setting; block_co"),
+        ("qwen2", {"qwen2.block_count": np.array([1, 2], np.int32)}, "layers differ in block_count"),
         ("qwen2", {"qwen2.rope.scaling.type": "longrope", "qwen2.rope.scaling.factor": 2.0}, "'longrope'"),
         ("qwen2", {"qwen2.attention.value_length": 16}, "value_length=16"),
         (
             "qwen2",
             {"tokenizer.ggml.tokens": ["a", "b"]},
-            "does not belong to the network; 2 tokens; 512 rows",
+            "has 2 tokens, and token_embd.weight 512 rows",
         ),
         ("qwen3", {"qwen3.rope.dimension_count": 32}, "rope.dimension_count=32"),
-        ("olmo2", {"olmo2.attention.sliding_window": 64}, "not read; attention.sliding_window=64"),  # OLMo 3
+        ("olmo2", {"olmo2.attention.sliding_window": 64}, "not read: attention.sliding_window=64"),  # OLMo 3
         ("gemma3_text", {"gemma3.attention.sliding_window": None}, "attention.sliding_window"),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
     tensors = {name: tensor.read() for name, tensor in whole.tensors.items()}
     tensors["blk.0.ffn_gate_inp.weight"] = tensors["blk.0.attn_norm.weight"]
     path = write_gguf(tmp_path / "other.gguf", whole.metadata, tensors)
-    with pytest.raises(CheckpointError, match=r"has no place in the network; 'blk\.0\.ffn_gate_inp\.weight"):
+    with pytest.raises(CheckpointError, match=r"'blk\.0\.ffn_gate_inp\.weight' has no place"):
         open_network(translate(path, tmp_path / "cache"))
 
 

@@ -143,7 +143,7 @@ def test_another_file_is_another_engine(pair: tuple[Path, Path], tmp_path: Path)
 
 def test_tensorrt_llm_reads_no_gguf_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
     recipe = load_recipe(write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY))
-    with pytest.raises(CheckpointError, match="a GGUF file; TensorRT-LLM reads none"):
+    with pytest.raises(CheckpointError, match="a GGUF file, and TensorRT-LLM reads none"):
         read_model_config(recipe.target.checkpoint_directory())
 
 
