@@ -88,7 +88,6 @@ class Arm:
         return f"{self.engine} {length}"
 
 
-OURS_ALONE = Arm(OURS, 0)
 OURS_ADAPTIVE = Arm(OURS, None)
 
 

@@ -119,8 +119,8 @@ def check_growth(config: NetworkConfig, growth: Growth) -> None:
         if not _is_pure(kept, total):
             old, new = sizes[name]
             raise _growth_error(
-                f"original and new features of {name} {old} -> {new}, head size {config.head_size}, would share "
-                f"a scale in groups of {_GROUP}"
+                f"{name} {old} -> {new}, heads of {config.head_size}: original and new features would share a "
+                f"scale in groups of {_GROUP}"
             )
 
 

@@ -17,7 +17,7 @@ from benchmarks.peers import __main__ as command
 from benchmarks.peers.figures import ArmFigures, Spread, figures_of, first_token_table, table
 from benchmarks.peers.measuring import Measurement, Plan, Schedule, TokenizedPrompt, num_requests
 from benchmarks.peers.models import PeerModels
-from benchmarks.peers.peers import OURS_ADAPTIVE, OURS_ALONE, PEERS, Arm, Peer
+from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, PEERS, Arm, Peer
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.protocol import (
     Loaded,
@@ -36,6 +36,7 @@ from pipelines.errors import PeerError
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.tiny_engines import write_tokenizer
 
+OURS_ALONE = Arm(OURS, 0)
 ALONE, SHORT, LONG = Arm("other", 0), Arm("other", 2), Arm("other", 4)
 PROMPTS = tuple(TokenizedPrompt(f"text {index}", (index, index)) for index in range(16))
 LOAD = LoadRequest("target", "draft", 4, 2, 8, 1024, 512, (999, 998), {"NUM_STREAMS": "1"})
