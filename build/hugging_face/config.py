@@ -88,7 +88,6 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
     settings.refuse_unless("rope_interleaved", False)
     heads, kv_heads, hidden, head_size = head_sizes(settings, "head_dim")
     attention_scale = settings.number("query_pre_attn_scalar", head_size) ** -0.5
-    is_granite = family.architectures[0].startswith("Granite")
     rotary = rotary_of(settings, "full_attention", head_size, max_seq_len)
     return NetworkConfig(
         architecture=(whole.items("architectures", str) or family.architectures)[0],
@@ -110,7 +109,7 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         rounds_activations=form is not None and form.rounds_activations,
         biases=_biases(settings, family),
         activation="clamped_swiglu" if family.clamps else _ACTIVATIONS[family.activation],
-        attention_scale=settings.number("attention_multiplier", 1.0) if is_granite else attention_scale,
+        attention_scale=settings.number("attention_multiplier", attention_scale),
         attention_softcap=_number_or_none(settings, "attn_logit_softcapping"),
         has_sinks=family.has_sinks,
         embedding_multiplier=hidden**0.5
@@ -172,7 +171,7 @@ def _layers(
     if settings.get("rope_local_base_freq") is not None:
         local = rotary_of(settings, "sliding_attention", head_size, max_seq_len)
     has_rotary = settings.get("no_rope_layers")  # 1 for layers that have it
-    if family.architectures != ("SmolLM3ForCausalLM",):
+    if not family.skips_rotary:
         has_rotary = [1] * len(windows)
     elif has_rotary is None:
         interval = settings.integer("no_rope_layer_interval", 4)
@@ -204,9 +203,9 @@ def _windows(settings: Settings, family: Family) -> list[int | None]:
     """Return the attention window of each layer."""
     count = settings.integer("num_hidden_layers")
     width = settings.get("sliding_window")
-    if family.architectures[0] in ("SmolLM3ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"):
+    if family.windows == "refused":
         settings.refuse_unless("use_sliding_window", False)
-    if width is None or family.windows == "none":
+    if width is None or family.windows in ("none", "refused"):
         return [None] * count
     window = settings.integer("sliding_window")
     if family.windows == "all":

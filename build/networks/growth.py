@@ -119,7 +119,7 @@ def check_growth(config: NetworkConfig, growth: Growth) -> None:
         if not _is_pure(kept, total):
             old, new = sizes[name]
             raise _growth_error(
-                f"{name} {old} -> {new}, heads of {config.head_size}: original and new features would share a "
+                f"{name} {old} -> {new}, heads of {config.head_size}: old and new features would share a "
                 f"scale in groups of {_GROUP}"
             )
 
