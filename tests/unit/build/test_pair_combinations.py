@@ -37,7 +37,7 @@ PAIRS = {
     "hybrid draft": ("small", "hybrid"),
     "hybrid with its own module": ("mtp", "mtp"),
 }
-NO_GGUF = (CheckpointError, "the architecture is not supported; general.architecture=")
+NO_GGUF = (CheckpointError, "general.architecture=.*; supported: llama")
 REFUSED: dict[tuple[str, str, str], tuple[type[DraftproofError], str]] = {
     ("trained head", "short", "directory"): (RecipeError, "trained head, .* draft.lm_head_rows"),
     ("trained head", "short", "gguf"): (RecipeError, "trained head, .* draft.lm_head_rows"),
