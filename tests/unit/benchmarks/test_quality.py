@@ -82,7 +82,7 @@ def test_predictions_are_compared_by_hand() -> None:
     assert beside([first], [first], [[0, 0, 1]]).kl == 0
 
 
-def test_greedy_texts_part_where_a_margin_is_known() -> None:
+def test_greedy_texts_part_where_a_gap_is_known() -> None:
     def model(turn: int) -> Greedy:
         def logits(ids: list[int], start: int) -> np.ndarray:
             best = 1 if start + len(ids) == turn else 0
@@ -91,7 +91,7 @@ def test_greedy_texts_part_where_a_margin_is_known() -> None:
         return Greedy.of(logits, [5, 5])
 
     parted = model(7).first_difference(model(0))
-    assert parted is not None and (parted.position, parted.margin, parted.reference_margin) == (5, 0.25, 2)
+    assert parted == {"position": 5, "gap": 0.25, "reference_gap": 2}
     assert model(7).first_difference(model(7)) is None
 
 
