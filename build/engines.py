@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,18 +278,18 @@ def build_engines(
     built = []
     digests = checkpoint_digests(sources.values(), report)
     chosen, plans = dict[str, EngineRecipe](), dict[str, EnginePlan]()
+
+    def planned(role: str, engine: EngineRecipe) -> EnginePlan:
+        identity = engine_identity(role, engine, sources[role], vocab_size, digests)
+        return plan_engine(engines / recipe.name, role, identity)
+
     for role, source in sources.items():
-
-        def plan_of(engine: EngineRecipe, role: str = role, source: EngineSource = source) -> EnginePlan:
-            identity = engine_identity(role, engine, source, vocab_size, digests)
-            return plan_engine(engines / recipe.name, role, identity)
-
+        plan_of = partial(planned, role)
         chosen[role], plans[role] = _for_this_machine(getattr(recipe, role), source, plan_of, report)
     recipe = dataclasses.replace(recipe, draft=chosen["draft"], target=chosen["target"])
     missing = [role for role, plan in plans.items() if not plan.is_built()]
-    if any(
-        chosen[role].attention == "draftproof" or sources[role].network.config.experts for role in missing
-    ):
+    has_experts = {role: source.network.config.experts is not None for role, source in sources.items()}
+    if any(chosen[role].attention == "draftproof" or has_experts[role] for role in missing):
         check_compiler()
     check_space(
         Need(f"the {role}'s engine", engines, engine_memory(getattr(recipe, role), sources[role]).weights)
