@@ -15,7 +15,6 @@ from pipelines.errors import RecipeError
 
 COMMANDS = (
     "build.engines",
-    "build.llm_api",
     "benchmarks.peer_models.__main__",
     "build.preflight",
     "build.quantize",
