@@ -31,7 +31,7 @@ BASELINE = Baseline(
     ),
     plain=Answers(
         _QUESTIONS,
-        (_OWN, ServerBusyError("busy", values="429").to_wire()),
+        (_OWN, ServerBusyError("busy", "ask again later").to_wire()),
         (),
         Arm("noise", (Difference("a", "token 1", "1", "2", Margin(math.inf)), None), frozenset({1})),
     ),

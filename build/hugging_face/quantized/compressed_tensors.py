@@ -212,7 +212,7 @@ def _scheme(group: Settings, layout: str | None) -> Scheme:
     weights.refuse_unless("actorder", "weight", "static", False)
     kind = weights.get("type", "int")
     weights.refuse_unless("num_bits", *((4, 8) if kind == "int" else (8,)))
-    is_symmetric = weights.flag("symmetric") if weights.get("symmetric") is not None else True
+    is_symmetric = weights.flag("symmetric", default=True)
     layout = group.get("format", layout)
     if layout not in (_INT_FORMATS if kind == "int" else _FLOAT_FORMATS):
         limit = ", ".join(_INT_FORMATS if kind == "int" else _FLOAT_FORMATS)

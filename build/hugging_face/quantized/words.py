@@ -139,7 +139,7 @@ def read_gptq(settings: Settings) -> Gptq:
     return Gptq(
         bits=settings.integer("bits"),
         groups=read_groups(settings, "group_size", 128),
-        is_symmetric=settings.flag("sym") if settings.get("sym") is not None else True,
+        is_symmetric=settings.flag("sym", default=True),
         has_order=settings.flag("desc_act"),
         zeros_less_one=settings.get("checkpoint_format", settings.get("format", "gptq")) == "gptq",
         borrows=meta is not None and "gptqmodel" in str(meta.get("quantizer")),
