@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness import markdown
 from benchmarks.peers.measuring import Measurement
 from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, Arm
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median, minimum and maximum over repetitions."""
-
-    median: float
-    low: float
-    high: float
+from pipelines.bench.figures import Spread, spread
 
 
 @dataclass(frozen=True)
@@ -69,10 +61,10 @@ def _figures(key: _Key, groups: Mapping[_Key, Mapping[int, Measurement]]) -> Arm
         arm=arm,
         prompt_set=prompt_set,
         num_at_once=num_at_once,
-        output_tokens_per_s=_spread(map(_rate, entries.values())),
-        ratio_to_alone=_spread(to_alone) if to_alone else None,
-        ours_to_this=_spread(
-            _rate(ours[index]) / _rate(entry) for index, entry in entries.items() if index in ours
+        output_tokens_per_s=spread([_rate(entry) for entry in entries.values()]),
+        ratio_to_alone=spread(to_alone) if to_alone else None,
+        ours_to_this=spread(
+            [_rate(ours[index]) / _rate(entry) for index, entry in entries.items() if index in ours]
         ),
         num_answers=sum(len(entry.answers) for entry in entries.values()),
         num_different=sum(
@@ -85,11 +77,6 @@ def _figures(key: _Key, groups: Mapping[_Key, Mapping[int, Measurement]]) -> Arm
 
 def _rate(entry: Measurement) -> float:
     return max(entry.num_output_tokens, 1) / entry.wall_s
-
-
-def _spread(values: Iterable[float]) -> Spread:
-    known = list(values)
-    return Spread(statistics.median(known), min(known), max(known))
 
 
 def _num_different(answers: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> int:

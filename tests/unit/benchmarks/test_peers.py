@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.figures import ArmFigures, Spread, figures_of, first_token_table, table
+from benchmarks.peers.figures import ArmFigures, figures_of, first_token_table, table
 from benchmarks.peers.measuring import Measurement, Plan, Schedule, TokenizedPrompt, num_requests
 from benchmarks.peers.models import PeerModels
 from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, PEERS, Arm, Peer
@@ -29,6 +29,7 @@ from benchmarks.peers.protocol import (
     write_request,
 )
 from benchmarks.peers.running_peers import ensure_environment, running_peers
+from pipelines.bench.figures import Spread
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Workers
