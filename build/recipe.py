@@ -26,7 +26,7 @@ from pipelines.wire.request import CompletionRequest
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 RECIPES = Path(__file__).resolve().parent / "recipes"
-UNPACKED = Path(os.environ.get("DRAFTPROOF_CACHE") or REPOSITORY_ROOT / ".cache") / "gguf"
+TRANSLATED = Path(os.environ.get("DRAFTPROOF_CACHE") or REPOSITORY_ROOT / ".cache") / "gguf"
 GGUF_SUFFIX = ".gguf"
 
 Runtime = Literal["embedded", "tensorrt_llm"]
@@ -142,10 +142,8 @@ class EngineRecipe:
         """Return ``quantization``; for ``auto`` INT8, which keeps integers that are as small."""
         return "int8" if self.quantization == "auto" else self.quantization
 
-    def unpack_checkpoint(self) -> Path:
-        """Return the directory of the checkpoint, after gigabytes of a GGUF file have been unpacked into one.
-
-        A file that has been unpacked before, and has not changed since, is only found again.
+    def checkpoint_directory(self) -> Path:
+        """Return the directory of the checkpoint; a GGUF file is translated into one first.
 
         Raises:
             CheckpointError: It has to be downloaded first, or the GGUF file cannot be used.
@@ -154,9 +152,9 @@ class EngineRecipe:
         path = REPOSITORY_ROOT / self.checkpoint if on_hub is None else on_hub.directory
         if path.suffix != GGUF_SUFFIX:
             return path
-        from build.gguf.unpack import unpack  # which needs recipes itself
+        from build.gguf.translate import translate  # which needs recipes itself
 
-        return unpack(path, UNPACKED)
+        return translate(path, TRANSLATED)
 
 
 @configuration.strict

@@ -34,7 +34,6 @@ FURTHER: dict[str, tuple[str, str]] = {
     "repository": ("build.repository", "render a Triton model repository, engines first"),
     "package": ("build.package", "write a compiled pair as a package that any machine can serve"),
     "quantize": ("build.quantize", "quantize the checkpoints of a recipe with ModelOpt"),
-    "llm-api": ("build.llm_api", "render a pair for TensorRT-LLM's LLM API"),
     "run": (_DEPLOY, "be a server, in the foreground: what a container runs"),
     "front-door": ("pipelines.front_door.fleet.__main__", "serve OpenAI's API with the servers of a fleet"),
     "upstreams": (

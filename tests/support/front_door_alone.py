@@ -96,8 +96,6 @@ def _wait_healthy(door: FrontDoorAlone) -> None:
 
 def _failure(what: str, log: Path) -> ServerStartError:
     return ServerStartError(
-        f"a front door {what}",
-        values=log.read_text()[-3000:],
-        limit=f"within {_STARTS_WITHIN_S:.0f} s",
-        remedy="fix the error in its log",
+        f"a front door {what} within {_STARTS_WITHIN_S:.0f} s: {log.read_text()[-3000:]}",
+        "fix the error in its log",
     )

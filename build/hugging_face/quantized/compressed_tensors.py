@@ -85,7 +85,7 @@ class Scheme:
             stored = weights.take(f"{name}.weight_packed", (outputs, -(-inputs // per_word)), dtypes=("I32",))
             shape = weights.take(f"{name}.weight_shape", (2,), dtypes=("I32", "I64")).data.tolist()
             if shape != [outputs, inputs]:
-                raise weights.fail(f"{name}.weight_shape is {shape}", f"{[outputs, inputs]}")
+                raise weights.fail(f"{name}.weight_shape is {shape}, not {[outputs, inputs]}")
         else:
             stored = weights.take(f"{name}.weight", (outputs, inputs), dtypes=("I8",))
         zeros = None if self.is_symmetric else self._zero_point(weights, name, outputs, inputs, per_word)
@@ -149,13 +149,13 @@ class CompressedTensors:
             for scheme in self.schemes:
                 if scheme.matches(name, by_class=by_class):
                     return scheme.read(weights, name, outputs, inputs)
-        raise weights.fail(f"{name} is quantized", "a projection that a target of config_groups names")
+        raise weights.fail(f"{name} is quantized, and no target of config_groups names it")
 
 
 def _refuse_others(settings: Settings, *known: str) -> None:
     for key in settings.names:
         if key not in known and settings.get(key) not in (None, False, {}, []):
-            raise settings.fail(f"{key}={settings.get(key)!r:.200}", f"known: {', '.join(known)}")
+            raise settings.fail(f"{key}={settings.get(key)!r:.200}; known: {', '.join(known)}")
 
 
 def _blocks(weights: Settings) -> Blocks:
@@ -199,10 +199,10 @@ def _scheme(group: Settings, layout: str | None) -> Scheme:
         try:
             re.compile(target[3:] if target.startswith("re:") else "")
         except (re.error, OverflowError, RecursionError) as error:
-            raise group.fail(f"targets={target!r:.80}: {error}", "names, patterns and classes") from None
+            raise group.fail(f"targets={target!r:.80} is no pattern: {error}") from None
     weights = group.part("weights")
     if weights is None:
-        raise group.fail("weights=None", "quantized weights")
+        raise group.fail("weights=None, so nothing is quantized")
     _refuse_others(
         weights,
         *("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "actorder"),
@@ -212,11 +212,11 @@ def _scheme(group: Settings, layout: str | None) -> Scheme:
     weights.refuse_unless("actorder", "weight", "static", False)
     kind = weights.get("type", "int")
     weights.refuse_unless("num_bits", *((4, 8) if kind == "int" else (8,)))
-    is_symmetric = weights.flag("symmetric") if weights.get("symmetric") is not None else True
+    is_symmetric = weights.flag("symmetric", default=True)
     layout = group.get("format", layout)
     if layout not in (_INT_FORMATS if kind == "int" else _FLOAT_FORMATS):
         limit = ", ".join(_INT_FORMATS if kind == "int" else _FLOAT_FORMATS)
-        raise group.fail(f"format={layout!r}, weights of type {kind}", f"supported: {limit}")
+        raise group.fail(f"format={layout!r} for weights of type {kind}; supported: {limit}")
     return Scheme(
         targets=tuple(targets),
         bits=weights.integer("num_bits", 8) if kind == "int" else None,
@@ -240,11 +240,11 @@ def read_compressed_tensors(settings: Settings) -> CompressedTensors:
         sparsity.refuse_unless("format", "dense")
     groups = settings.part("config_groups")
     if groups is None:
-        raise settings.fail("config_groups=None", "at least one group")
+        raise settings.fail("config_groups=None, so nothing is quantized")
     schemes = []
     for key in groups.names:
         group = groups.part(key)
         if group is None:
-            raise groups.fail(f"{key}={groups.get(key)!r:.80}", "an object with targets and weights")
+            raise groups.fail(f"{key}={groups.get(key)!r:.80} must be an object with targets and weights")
         schemes.append(_scheme(group, settings.get("format")))
     return CompressedTensors(tuple(schemes))

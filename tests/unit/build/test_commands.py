@@ -15,7 +15,6 @@ from pipelines.errors import RecipeError
 
 COMMANDS = (
     "build.engines",
-    "build.llm_api",
     "benchmarks.peer_models.__main__",
     "build.preflight",
     "build.quantize",
@@ -54,7 +53,7 @@ def raises(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (RecipeError("a thing", values="x=1", limit="2", remedy="do"), 1, "error: a thing; x=1; 2; do\n"),
+        (RecipeError("a thing is x=1", "do"), 1, "error: a thing is x=1; do\n"),
         (
             OSError(errno.ENOSPC, "No space left on device"),
             1,
