@@ -30,6 +30,8 @@ _IS_OPEN: dict[str, Callable[[Judgement], bool]] = {
 
 HOOKS = tuple(_IS_OPEN)
 
+_CORRECT_THE_URL = "correct the URL in the configuration of the rollout tool"
+
 
 async def serve(
     read: Callable[[], RolloutRecord],
@@ -84,10 +86,8 @@ class _Gates:
         candidates = request.query.getall("candidate", [""])
         if request.query.keys() - {"candidate"} or len(candidates) > 1:
             raise InvalidRequestError(
-                "the query is invalid",
-                values=request.query_string[:80],
-                limit="at most one candidate=<recipe>",
-                remedy="correct the URL in the configuration of the rollout tool",
+                f"the query is more than one candidate=<recipe>: {request.query_string[:80]}",
+                _CORRECT_THE_URL,
             )
         return await asyncio.to_thread(self._judge_now, candidates[0])
 
@@ -116,15 +116,13 @@ async def _refuse_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as refusal:
         status, allowed = refusal.status, {"Allow": refusal.headers.get("Allow", "")}
         error = InvalidRequestError(
-            refusal.reason,
-            values=f"{request.method} {request.path[:80]}",
-            limit=f"GET /verdict; POST /gate/{', /gate/'.join(HOOKS)}; {MAX_BODY_BYTES} bytes",
-            remedy="correct the URL in the configuration of the rollout tool",
+            f"{refusal.reason}: {request.method} {request.path[:80]} is neither GET /verdict nor POST "
+            f"/gate/{', /gate/'.join(HOOKS)} with at most {MAX_BODY_BYTES} bytes",
+            _CORRECT_THE_URL,
         )
     except DraftproofError as refusal:
         statuses = ((InvalidRequestError, 400), (ForbiddenError, 403), (DraftproofError, 503))
         status = next(found for kind, found in statuses if isinstance(refusal, kind))
         error = refusal
-    parts = ("code", "what", "values", "limit", "remedy")
-    document = {"error": {part: getattr(error, part) for part in parts}}
+    document = {"error": {"code": error.code, "message": error.message, "remedy": error.remedy}}
     return web.json_response(document, status=status, headers=allowed)

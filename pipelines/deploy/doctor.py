@@ -149,7 +149,7 @@ def _triton() -> Finding:
     try:
         TritonInstall.find()
     except DraftproofError as error:
-        return Finding("Triton", f"{error.what}: {error.values}", error.remedy, NEEDS_SERVER)
+        return Finding("Triton", error.message, error.remedy, NEEDS_SERVER)
     return Finding("Triton", f"2.51.0 in nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}")
 
 
@@ -167,7 +167,7 @@ def _free_ports(ports: Ports) -> Finding:
     try:
         ports.check_free()
     except DraftproofError as error:
-        return Finding("Ports", f"{error.what}: {error.values}", error.remedy, ("serve",))
+        return Finding("Ports", error.message, error.remedy, ("serve",))
     return Finding("Ports", f"{value} are free")
 
 

@@ -65,8 +65,8 @@ def gpu_findings(root: Path = Path("/")) -> list[Finding]:
 
 def _absent(error: DraftproofError, root: Path) -> Finding:
     if shutil.which("nvidia-smi") is not None:
-        remedy = next((text for said, text in _REMEDIES.items() if said in error.values), _ELSE)
-        return Finding(_NO_GPU, error.values, f"{remedy}; the embedded runtime needs no GPU")
+        remedy = next((text for said, text in _REMEDIES.items() if said in error.message), _ELSE)
+        return Finding(_NO_GPU, error.message, f"{remedy}; the embedded runtime needs no GPU")
     if (root / "proc/driver/nvidia/version").exists():
         remedy = "start the container with --gpus all and NVIDIA's toolkit, or install the driver's programs"
         return Finding(_NO_GPU, "nvidia-smi is absent, but the driver is loaded", remedy)

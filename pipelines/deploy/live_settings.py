@@ -30,10 +30,8 @@ def set_draft_length(run_directory: Path, wanted: str) -> Path:
     limit = int(rendered_parameters(run_directory, LOOP)["max_draft_len"])
     if wanted not in (ADAPTIVE, *map(str, range(limit + 1))):
         raise InvalidRequestError(
-            "the draft length is invalid",
-            values=f"num_draft_tokens={wanted!r}",
-            limit=f"'{ADAPTIVE}', or 0 to max_draft_len={limit}",
-            remedy="use one of these; 0 switches speculation off",
+            f"num_draft_tokens={wanted!r} is neither '{ADAPTIVE}' nor 0 to max_draft_len={limit}",
+            "use one of these; 0 switches speculation off",
         )
     path = run_directory / "draft_length.json"
     document = {"num_draft_tokens": None if wanted == ADAPTIVE else int(wanted)}

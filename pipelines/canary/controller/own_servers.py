@@ -64,11 +64,10 @@ def render(source: PairSource, run_directory: Path, options: Sequence[str] = ())
     done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
+        why = said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"
         raise CanaryError(
-            "the candidate could not be rendered",
-            values=said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}",
-            limit="a package, or a recipe that can be built here",
-            remedy="correct what is named; the pair in service answers as before",
+            f"the candidate could not be rendered: {why}",
+            "correct what is named; the pair in service answers as before",
         )
 
 
@@ -127,10 +126,8 @@ class OwnServers(RouterFiles):
         while self.listener(self._stable_socket) in (None, before) or not server.is_ready():
             if time.monotonic() - began_s > launch.ready_timeout_s:
                 raise CanaryError(
-                    "the server in service has not loaded the new pair",
-                    values=f"{launch.ready_timeout_s:.0f} s, log {server.log}",
-                    limit="the second server answers until it has",
-                    remedy="fix what the log names",
+                    f"the server in service has not loaded the new pair in {launch.ready_timeout_s:.0f} s",
+                    f"fix what {server.log} names; the second server answers meanwhile",
                 )
             time.sleep(_POLL_S)
         pair = served_pair(self._run)

@@ -203,19 +203,15 @@ class Store:
 
     def _unreadable(self, seen: str) -> CanaryError:
         return CanaryError(
-            "the state of the rollouts cannot be read",
-            values=f"{self._path}: {seen}",
-            limit=f"a file of version {VERSION}, written by this program",
-            remedy="continue with the version that wrote it, or move the file away; traffic is unchanged",
+            f"{self._path} is no state of rollouts of version {VERSION}: {seen}",
+            "continue with the version that wrote it, or move the file away; traffic is unchanged",
         )
 
     def _failed(self, error: sqlite3.Error) -> CanaryError:
         return CanaryError(
-            "the state of the rollouts cannot be read or written",
-            values=f"{self._path}: {error}",
-            limit="an undamaged SQLite file that no other program locks, on a disk with free space",
-            remedy="correct what is named and run the same command again; without a controller the stable "
-            "pair gets all requests once the lease ends",
+            f"the state of the rollouts cannot be read or written: {self._path}: {error}",
+            "correct what is named and run the same command again; without a controller the stable pair gets "
+            "all requests once the lease ends",
         )
 
     @contextlib.contextmanager
@@ -247,12 +243,10 @@ class Store:
             raise self._failed(error) from None
 
 
-def _no_rollout(values: str) -> CanaryError:
+def _no_rollout(why: str) -> CanaryError:
     return CanaryError(
-        "there is no rollout",
-        values=values,
-        limit="a rollout that was started",
-        remedy="start one with 'draftproof canary start --candidate <recipe>', or name its --recipe",
+        f"there is no rollout: {why}",
+        "start one with 'draftproof canary start --candidate <recipe>', or name its --recipe",
     )
 
 
