@@ -125,16 +125,12 @@ def read_together(plan_file: Path) -> tuple[Plan, Limits]:
     """
     plan = read_plan(plan_file)
     limits = read_limits(plan_file.parent / plan.limits if plan.limits else DEFAULT)
-    _check_together(plan, limits)
-    return plan, limits
-
-
-def _check_together(plan: Plan, limits: Limits) -> None:
     if plan.max_pairs < limits.min_requests:
         raise CanaryError(
             f"no candidate could ever pass: max_pairs={plan.max_pairs}, min_requests={limits.min_requests}",
             "raise max_pairs in the plan or lower min_requests in the limits; nothing was started",
         )
+    return plan, limits
 
 
 def _check_same(state: Path, rollout: Rollout, candidate: str) -> None:

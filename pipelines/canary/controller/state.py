@@ -18,12 +18,12 @@ from typing import Any, cast
 from pipelines.canary.controller.evidence import Collected
 from pipelines.canary.controller.phases import Order, Position
 from pipelines.canary.controller.rollout import Progress, Rollout, from_text, to_text, weights_at
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
+from pipelines.router.observation import Observation
 
-VERSION = 7
+VERSION = 8
 APPLICATION = 0x64726166  # "draf", identifies the file as one of Draftproof
 BUSY_S = 10.0
 _OWN = 0o600  # the file contains prompts and answers
@@ -152,9 +152,9 @@ class Store:
         )
         return (rows[0][0], cast(Order, rows[0][1])) if rows else None
 
-    def requests(self, rollout: Rollout) -> list[ObservedRequest]:
+    def requests(self, rollout: Rollout) -> list[Observation]:
         """Return all requests so far, including those before which others may still be missing."""
-        return [from_text(ObservedRequest, text) for text in self._documents("request", rollout)]
+        return [from_text(Observation, text) for text in self._documents("request", rollout)]
 
     def samples(self, rollout: Rollout) -> list[Sample]:
         """Return all samples in the order of time."""
@@ -176,17 +176,12 @@ class Store:
             transitions = self._documents("transition", rollout)
             divergences = self._documents("divergence", rollout)
         return RolloutRecord(
-            rollout.canary_id,
-            rollout.recipe_stable,
-            rollout.recipe_candidate,
-            rollout.began_at_s,
+            rollout,
             progress.position.phase,
             tuple(from_text(Transition, text) for text in transitions),
             tuple(each for each in requests if each.arrived_at_s < progress.complete_until_s),
             tuple(samples),
             tuple(json.loads(text) for text in divergences),
-            rollout.limits,
-            rollout.plan.slo,
         )
 
     def _claim(self) -> None:

@@ -12,8 +12,8 @@ from pipelines.canary.judge.e_values import adjusted
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.measures import Bounds, bounds, trials_lacking
 from pipelines.canary.judge.metrics import Metric, metrics_of
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
+from pipelines.router.observation import Observation
 
 Word = Literal["pass", "fail", "inconclusive"]
 Action = Literal["promote", "roll_back", "hold", "go_on"]
@@ -125,12 +125,13 @@ class Analysis:
 
 
 def analyse(
-    requests: Sequence[ObservedRequest], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
+    requests: Sequence[Observation], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
 ) -> Analysis:
     """Judge a candidate by all requests since the rollout began; may be called at any time.
 
     Args:
-        requests: Requests of all arms, without gaps (``ObservedRequest``).
+        requests: Requests of all arms without gaps: all that arrived before the last of them. Those that are
+            still running are the slow ones.
         limits: Limits of the candidate's regressions.
         slo: Service-level objective of a good request.
         samples: Memory and CPU time, as for ``metrics_of``.
