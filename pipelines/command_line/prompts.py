@@ -117,8 +117,9 @@ class Prompts:
         """
         drawn = self.all[:most]
         if len(drawn) < least:
+            seen = "; ".join((f"{self.source} has {len(drawn)}", *self.notes))
             raise InvalidRequestError(
-                "; ".join((f"{self.source} has {len(drawn)} prompts of at least {least}", *self.notes)),
+                f"there are too few prompts, {least} are needed: {seen}",
                 "add prompts (in *.txt one a line, or separated by lines ---), or request fewer",
             )
         chosen = {prompt.prompt_id for prompt in drawn}

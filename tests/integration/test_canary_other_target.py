@@ -194,7 +194,7 @@ def test_a_pair_with_another_target_takes_over_and_the_first_one_comes_back(
         assert {each.answer for each in record.requests if each.is_replay and not each.failure} == {"equal"}
         check(listener, record, right)
         assert (served_pair(run).name, model_of(server)) == (SECOND, FIRST)
-        with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {SECOND}"):
+        with pytest.raises(CanaryError, match=f"the candidate, recipe {SECOND}, is the pair in service"):
             rollouts.roll_out(SECOND)
         with traffic(server) as listener:
             record = rollouts.roll_out(FIRST, {"step/1": "promote"})

@@ -289,7 +289,7 @@ def test_the_repository_of_a_running_server_is_not_rendered_again(
     scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def runs(directory: Path) -> None:
-        raise ServerStartError("a server of this recipe is running already", values=str(directory))
+        raise ServerStartError(f"a server of this recipe is running already: {directory}")
 
     monkeypatch.setattr(command.Server, "check_none_runs", runs)
     assert command.main([]) == 1
