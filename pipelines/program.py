@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.errors import DraftproofError, InternalError
 
@@ -20,12 +20,13 @@ EXIT_FAIL = 1
 EXIT_INCONCLUSIVE = 3
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
 
+Verdict = Literal["pass", "fail", "inconclusive"]
+
 EXIT_CODES: Mapping[str, int] = {
     "pass": EXIT_PASS,
     "fail": EXIT_FAIL,
     "inconclusive": EXIT_INCONCLUSIVE,
 }
-"""Verdict -> exit code."""
 
 
 class ProgramFailedError(DraftproofError):

@@ -24,7 +24,8 @@ from typing import Any, Literal
 
 from pipelines.canary.controller.plan import Plan, Step
 from pipelines.canary.controller.world import Outcome
-from pipelines.canary.judge.verdict import Analysis, Word
+from pipelines.canary.judge.verdict import Analysis
+from pipelines.program import Verdict
 
 Order = Literal["pause", "resume", "promote", "abort"]
 
@@ -260,7 +261,7 @@ def _roll_back(
     position: Position,
     facts: Facts,
     reason: str,
-    verdict: Word = "inconclusive",
+    verdict: Verdict = "inconclusive",
     evidence: dict[str, Any] | None = None,
     is_abort: bool = False,
 ) -> Decision:

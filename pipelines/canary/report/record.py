@@ -8,7 +8,8 @@ from typing import Any
 from pipelines import configuration
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.judge.resources import Sample
-from pipelines.canary.judge.verdict import Action, Analysis, Word, analyse
+from pipelines.canary.judge.verdict import Action, Analysis, analyse
+from pipelines.program import Verdict
 from pipelines.router.observation import Observation
 
 PROMOTING = ("promoting", "settling", "retiring", "promoted")
@@ -17,7 +18,7 @@ PROMOTING = ("promoting", "settling", "retiring", "promoted")
 LEAVING = ("rolling_back", "rolled_back", "aborted")
 """Phases after the decision to roll the candidate back."""
 
-_DECIDED: tuple[tuple[tuple[str, ...], Word, Action], ...] = (
+_DECIDED: tuple[tuple[tuple[str, ...], Verdict, Action], ...] = (
     (PROMOTING, "pass", "promote"),
     (LEAVING, "fail", "roll_back"),
 )
@@ -88,7 +89,7 @@ class Judgement:
         reason: Reason in a sentence.
     """
 
-    verdict: Word
+    verdict: Verdict
     action: Action
     still_needed: int | None
     phase: str

@@ -19,7 +19,8 @@ import numpy as np
 from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
-from pipelines.canary.judge.verdict import Word, judge
+from pipelines.canary.judge.verdict import judge
+from pipelines.program import Verdict
 from pipelines.router.arms import Arm
 from pipelines.router.observation import Observation
 from tests.unit.canary.faults import Fault, with_rounds
@@ -37,7 +38,7 @@ class Run:
     ``verdict``: first verdict other than ``inconclusive``, or ``inconclusive`` if there was none.
     """
 
-    verdict: Word
+    verdict: Verdict
     num_pairs: int
 
 
