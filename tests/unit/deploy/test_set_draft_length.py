@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy import __main__ as command_line
-from pipelines.deploy.live_settings import set_draft_length
+from pipelines.deploy.__main__ import set_draft_length
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
 
