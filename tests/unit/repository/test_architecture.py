@@ -161,7 +161,7 @@ NEWER_THAN_3_10 = re.compile(
 )
 
 SMALL_FILE_LINES = 60
-SMALL_FILES_WITH_ONE_IMPORTER = 4  # on the way to none; lower it with every step
+SMALL_FILES_WITH_ONE_IMPORTER = 3  # on the way to none; lower it with every step
 
 
 def _sources(*folders: str) -> list[str]:
