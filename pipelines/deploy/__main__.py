@@ -16,7 +16,7 @@ from typing import Any
 
 from pipelines.atomic_file import write_whole
 from pipelines.building import build_recipe, package_arguments, run_build
-from pipelines.deploy.doctor import examine, print_findings
+from pipelines.deploy.doctor import examine, print_checks
 from pipelines.deploy.pair_source import PairSource
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
 from pipelines.deploy.served_files import ServedFiles
@@ -214,7 +214,7 @@ def set_draft_length(directory: Path, wanted: str) -> Path:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    return print_findings(examine(_ports(options)))
+    return print_checks(examine(_ports(options)))
 
 
 def _run(options: argparse.Namespace) -> int:

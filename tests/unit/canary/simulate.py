@@ -33,7 +33,7 @@ Pools = dict[str, dict[Arm, list[Observation]]]
 
 @dataclass(frozen=True)
 class Run:
-    """Outcome of one simulated rollout.
+    """One simulated rollout.
 
     ``verdict``: first verdict other than ``inconclusive``, or ``inconclusive`` if there was none.
     """

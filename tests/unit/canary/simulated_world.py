@@ -24,7 +24,7 @@ from pipelines.canary.controller.phases import Order
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
-from pipelines.canary.controller.world import Outcome
+from pipelines.canary.controller.world import PhaseResult
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.resources import Sample, Taken
 from pipelines.canary.report.record import RolloutRecord
@@ -139,17 +139,17 @@ class SimulatedWorld:
 
     # Called by a controller.
 
-    def preflight(self) -> Outcome:
+    def preflight(self) -> PhaseResult:
         if "preflight" in self.broken:
-            return Outcome(False, "the tokenizer is another one", {"tokenizer": "differs"})
-        return Outcome(True, "all checks pass", {"checks": 5})
+            return PhaseResult(False, "the tokenizer is another one", {"tokenizer": "differs"})
+        return PhaseResult(True, "all checks pass", {"checks": 5})
 
-    def load(self) -> Outcome:
+    def load(self) -> PhaseResult:
         if "load" in self.broken:
             raise RepositoryError("the pair could not be loaded")
         self._remember(is_loaded=True)
         sockets = {"socket": CANDIDATE, "control_socket": CANDIDATE_CONTROL}
-        return Outcome(True, "loaded in 4.0 s", {**sockets, "same_target": True})
+        return PhaseResult(True, "loaded in 4.0 s", {**sockets, "same_target": True})
 
     def unload(self) -> str:
         if "unload" in self.broken:
@@ -158,14 +158,16 @@ class SimulatedWorld:
         self._remember(is_loaded=False)
         return "the second server has ended"
 
-    def settle(self) -> Outcome:
+    def settle(self) -> PhaseResult:
         if "settle" in self.broken and not self.state["has_failed"]:
             self._remember(has_failed=True)
             raise RepositoryError("the repository could not be rendered")
         candidate = self.table.candidate
         assert candidate is not None and candidate.weight == 1, "restarted while requests go there"
         self._remember(is_settled=True)
-        return Outcome(True, "the new pair is loaded", {"socket": SETTLED, "control_socket": SETTLED_CONTROL})
+        return PhaseResult(
+            True, "the new pair is loaded", {"socket": SETTLED, "control_socket": SETTLED_CONTROL}
+        )
 
     def write(self, table: ArmTable) -> None:
         write_table(self._arms, table)
