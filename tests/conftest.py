@@ -27,13 +27,10 @@ from tests.support.fake_triton import SERVER_KEY
 REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 COROUTINE_WITHIN_S = 180.0
 
-QUARANTINE = {
-    "tests/unit/text/test_guide_trials.py::test_a_killed_process_is_started_again": (
-        "issue 63: failed once beside others and passed alone; why is not known"
-    ),
-}
-"""Tests that have failed without a change of the code -> issue and what is known. They run, and the summary
-prints how they ended and why that counts for nothing. Whoever finds the cause takes the test out."""
+QUARANTINE: dict[str, str] = {}
+"""Test that has failed without a change of the code (``tests/unit/test_a.py::test_b``) -> its issue and what is
+known. It runs, and the summary prints how it ended and why that counts for nothing, until somebody finds the
+cause."""
 
 # For models that tests run in this process; a real server draws its own key.
 os.environ["DRAFTPROOF_KEY"] = SERVER_KEY
