@@ -28,9 +28,8 @@ REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 COROUTINE_WITHIN_S = 180.0
 
 QUARANTINE: dict[str, str] = {}
-"""Test that has failed without a change of the code (``tests/unit/test_a.py::test_b``) -> its issue and what is
-known. It runs, and the summary prints how it ended and why that counts for nothing, until somebody finds the
-cause."""
+"""Test that has failed without a change of the code (``tests/unit/test_a.py::test_b``) -> its issue, and what
+is known. It runs, and the summary prints how it ended, and why that counts for nothing."""
 
 # For models that tests run in this process; a real server draws its own key.
 os.environ["DRAFTPROOF_KEY"] = SERVER_KEY
