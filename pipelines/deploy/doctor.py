@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.available_resources import has_avx2_alone, processor_flags
+from pipelines.available_resources import available_bytes, has_avx2_alone, processor_flags
 from pipelines.deploy.check import Check
 from pipelines.deploy.gpu_doctor import gpu_checks
 from pipelines.deploy.ports import Ports
@@ -78,7 +78,7 @@ def _glibc() -> Check:
 
 
 def _processor() -> Check:
-    lines = _read("/proc/cpuinfo").splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     flags = processor_flags()
     known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
@@ -93,8 +93,7 @@ def _processor() -> Check:
 
 
 def _memory() -> Check:
-    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
-    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024
+    available = available_bytes()
     value = f"{available / 2**30:.1f} GiB available"
     if available >= MIN_MEMORY_BYTES:
         return Check("Memory", value)
@@ -167,10 +166,3 @@ def _free_ports(ports: Ports) -> Check:
     except DraftproofError as error:
         return Check("Ports", error.message, error.remedy, ("serve",))
     return Check("Ports", f"{value} are free")
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
