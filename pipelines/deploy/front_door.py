@@ -167,6 +167,8 @@ class FrontDoorSettings:
         wrong += [each for each in self.servers if self.servers.count(each) > 1]
         if wrong:
             raise ServerStartError(
-                f"{path}: servers or server_name has {wrong[0]!r}, not host:port of a gRPC port, each once",
-                _REMEDY,
+                f"{path}: an address of servers cannot be used",
+                values=f"servers or server_name has {wrong[0]!r}",
+                limit="host:port of a server's gRPC port, each once",
+                remedy=_REMEDY,
             )
