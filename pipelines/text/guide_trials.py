@@ -95,7 +95,8 @@ class GuideTrials:
                 ours.shutdown(socket.SHUT_RDWR)  # ends the trial, and the thread that waits for it
             asked.cancel()
             # Not before: a thread that found them closed would take the process for dead, and end it.
-            asked.add_done_callback(lambda _: (ours.close(), theirs.close()))
+            asked.add_done_callback(lambda _: ours.close())
+            asked.add_done_callback(lambda _: theirs.close())
         if not answer or "is_busy" in answer:
             raise _busy("the trial of a guide was not over in time", "15 s")
         return answer
