@@ -83,20 +83,20 @@ class GuideTrials:
         if self._num_waiting >= _MOST_WAITING:
             raise _busy(f"{self._num_waiting} guides wait", f"at most {_MOST_WAITING}")
         ours, theirs = socket.socketpair()
-        asked = self._threads.submit(self._exchange, line, ours, theirs)
         self._num_waiting += 1
         try:
-            answer = await within(_LIMIT_S, asyncio.wrap_future(asked))
+            running = asyncio.get_running_loop().run_in_executor(
+                self._threads, self._exchange, line, ours, theirs
+            )
+            answer = await within(_LIMIT_S, running)
         except asyncio.TimeoutError:
             raise _busy(f"it waited {_LIMIT_S:g} s for others", f"{_NUM_AT_ONCE} at a time") from None
         finally:
             self._num_waiting -= 1
             with suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)  # ends the trial, and the thread that waits for it
-            asked.cancel()
-            # Not before: a thread that found them closed would take the process for dead, and end it.
-            asked.add_done_callback(lambda _: ours.close())
-            asked.add_done_callback(lambda _: theirs.close())
+            ours.close()
+            theirs.close()
         if not answer or "is_busy" in answer:
             raise _busy("the trial of a guide was not over in time", "15 s")
         return answer

@@ -155,19 +155,6 @@ async def test_few_guides_wait_and_others_are_told_at_once(
     await asyncio.gather(*crowd, return_exceptions=True)
 
 
-async def test_a_client_that_leaves_before_its_guide_is_handed_over_ends_nothing(trials: GuideTrials) -> None:
-    await trials.ask({"kind": "regex", "text": "[gh]+"}, "guide")
-    before = processes_below(os.getpid())
-    with trials._lock:
-        asked = asyncio.ensure_future(trials.ask({"kind": "regex", "text": "[hi]+"}, "guide"))
-        await asyncio.sleep(0.2)  # by then a thread waits for the lock
-        asked.cancel()
-        with suppress(asyncio.CancelledError):
-            await asked
-    await trials.ask({"kind": "regex", "text": "[ij]+"}, "guide")
-    await until(lambda: processes_below(os.getpid()) == before)
-
-
 async def test_a_killed_process_is_started_again(trials: GuideTrials) -> None:
     (program, *_) = processes_below(os.getpid())
     os.kill(program, 9)
