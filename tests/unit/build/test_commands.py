@@ -58,7 +58,7 @@ def raises(error: BaseException) -> Any:
         (
             OSError(errno.ENOSPC, "No space left on device"),
             1,
-            "No space left on device; needs free disk space",
+            "No space left on device; free disk space or grant access",
         ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],

@@ -96,7 +96,7 @@ def test_a_manifest_that_leaves_a_file_out_does_not_make_it_trusted(engine: Path
     manifest = json.loads((engine / "manifest.json").read_text())
     del manifest["files"]["engine.bin"]
     (engine / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(EngineLoadError, match=r"engine\.bin among them"):
+    with pytest.raises(EngineLoadError, match=r"engine\.bin is not among its files"):
         Executor.load(engine, LIMITS)
 
 
