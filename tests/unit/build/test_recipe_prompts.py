@@ -49,7 +49,7 @@ def test_conversations_for_a_base_target_leave_no_recipe(pair: tuple[str, str], 
 
 def test_what_the_template_refuses_is_named(pair: tuple[str, str], tmp_path: Path) -> None:
     give_template(pair[0])
-    with pytest.raises(RecipeError, match="prompt chat-0001: TemplateError: no system messages"):
+    with pytest.raises(RecipeError, match=r"prompt chat-0001: .*TemplateError: no system"):
         write_recipe(
             *pair, tmp_path / "mine.yaml", "int8", 512, MEMORY, prompts=conversation(tmp_path, "system")
         )
