@@ -107,10 +107,8 @@ class FrontDoorSettings:
             listening = socket.create_server((self.address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ServerStartError(
-                "the port for OpenAI's API cannot be listened on",
-                values=f"{self.address}:{port}: {error}",
-                limit="it must be free, and the address of this machine",
-                remedy="choose another one with OPENAI_PORT, --openai-port or --port, or change the address",
+                f"the front door cannot listen on {self.address}:{port}: {error}",
+                "choose another port with --openai-port or --port, or change the address in the settings",
             ) from None
         # What a client does not read stays small, and is dropped after a while.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
@@ -154,17 +152,13 @@ class FrontDoorSettings:
             is_loopback = ipaddress.ip_address(self.address).is_loopback
         except ValueError:
             raise ServerStartError(
-                f"{path}: address is not an IP address",
-                values=f"address={self.address!r}",
-                limit="such as 127.0.0.1, 0.0.0.0 or ::",
-                remedy=_REMEDY,
+                f"{path}: address={self.address!r} is not an IP address such as 127.0.0.1, 0.0.0.0 or ::",
+                _REMEDY,
             ) from None
         if not (is_loopback or self.keys):
             raise ServerStartError(
-                f"{path}: everybody could use this server",
-                values=f"address={self.address}, no keys",
-                limit="any address but loopback needs API keys",
-                remedy="make one with 'draftproof api-key', and name its file as keys",
+                f"{path}: everybody could use this server: address={self.address} and no keys",
+                "make one with 'draftproof api-key', and name its file as keys",
             )
 
     def _check_servers(self, path: Path) -> None:

@@ -115,6 +115,13 @@ class Observation:
     num_common_tokens: int | None = None
     divergence: Divergence | None = None
 
+    @property
+    def itl_s(self) -> float | None:
+        """Mean time per output token after the first, as ``Generation.itl_s``."""
+        if self.ttft_s is None or self.e2e_latency_s is None or self.num_output_tokens < 2:
+            return None
+        return (self.e2e_latency_s - self.ttft_s) / (self.num_output_tokens - 1)
+
     def to_line(self) -> bytes:
         """Return one line of JSON with its newline; a lone surrogate becomes a question mark.
 

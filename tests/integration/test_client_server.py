@@ -22,7 +22,7 @@ from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
 from pipelines.demo.__main__ import Settings, converse
 from pipelines.demo.summary import figures_of, verdict_of
-from pipelines.deploy.live_settings import set_draft_length
+from pipelines.deploy.__main__ import set_draft_length
 from pipelines.deploy.server import Server
 from pipelines.errors import RequestTimeoutError, ServerUnavailableError
 from pipelines.text.vocabulary import Vocabulary

@@ -6,12 +6,13 @@ Source: compressed-tensors 0.20.0, ``compressors/pack_quantized``, ``compressors
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from build.checkpoints.settings import Settings
 from build.checkpoints.tensor_file import Tensor
@@ -25,6 +26,7 @@ _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 # How the scales were found, or what a writer adds for information.
 _ARGUMENTS_ALONE = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 _ALONE = ("quant_method", "ignore", "global_compression_ratio", "version")
+_PATTERN = "re:"
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,14 @@ class Scheme:
     blocks: Blocks
     activations: str
 
-    def matches(self, name: str, *, by_class: bool) -> bool:
+    def matches(self, weights: Weights, name: str, *, by_class: bool) -> bool:
         """Return whether a target is this projection's name, or the class of all projections."""
         if by_class:
             return "Linear" in self.targets
         return any(
-            re.match(target[3:], name) if target.startswith("re:") else target == name
+            _begins(weights, name, target.removeprefix(_PATTERN))
+            if target.startswith(_PATTERN)
+            else target == name
             for target in self.targets
         )
 
@@ -116,6 +120,22 @@ class Scheme:
         return self.blocks.take(weights, name, outputs, inputs, ("I8",))
 
 
+def _begins(weights: Weights, name: str, pattern: str) -> bool:
+    """Return whether a name begins with what a pattern matches, as ``re.match`` does.
+
+    Python's engine may take for ever. That of tokenizers, Oniguruma, gives up after ten million steps.
+
+    Raises:
+        CheckpointError: It has given up.
+    """
+    try:
+        return not Split(Regex(rf"\A(?={pattern}).+"), "removed").pre_tokenize_str(name)
+    except BaseException as error:  # a panic
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise weights.fail(f"re:{pattern:.80} for {name}: {error!s:.200}", "ten million steps") from None
+
+
 @dataclass(frozen=True)
 class CompressedTensors:
     """compressed-tensors.
@@ -147,7 +167,7 @@ class CompressedTensors:
         """See ``Form``."""
         for by_class in (False, True):
             for scheme in self.schemes:
-                if scheme.matches(name, by_class=by_class):
+                if scheme.matches(weights, name, by_class=by_class):
                     return scheme.read(weights, name, outputs, inputs)
         raise weights.fail(f"{name} is quantized, and no target of config_groups names it")
 
@@ -197,8 +217,8 @@ def _scheme(group: Settings, layout: str | None) -> Scheme:
     targets = group.items("targets", str)
     for target in targets:
         try:
-            re.compile(target[3:] if target.startswith("re:") else "")
-        except (re.error, OverflowError, RecursionError) as error:
+            Regex(target.removeprefix(_PATTERN) if target.startswith(_PATTERN) else "")
+        except Exception as error:  # the package raises nothing more specific
             raise group.fail(f"targets={target!r:.80} is no pattern: {error}") from None
     weights = group.part("weights")
     if weights is None:

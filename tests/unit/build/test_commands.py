@@ -57,7 +57,7 @@ def raises(error: BaseException) -> Any:
         (
             OSError(errno.ENOSPC, "No space left on device"),
             1,
-            "No space left on device; needs free disk space",
+            "No space left on device; free disk space or grant access",
         ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
@@ -83,7 +83,7 @@ def test_a_defect_of_ours_is_a_line_and_its_traceback_is_in_a_file(
     printed, (log,) = capsys.readouterr(), list(tmp_path.iterdir())
     assert printed.out == "" and printed.err.count("\n") == 1 and str(log) in printed.err
     name = type(error).__name__
-    assert f"a defect of ours; {name}: " in printed.err and "please report it" in printed.err
+    assert f"a defect of ours: {name}: " in printed.err and "please report it" in printed.err
     assert "raise error" in log.read_text() and name in log.read_text()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     assert run_command(raises(error)) == 1 and "raise error" in capsys.readouterr().err, "it is nowhere else"

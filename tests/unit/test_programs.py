@@ -93,16 +93,16 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 1), ({}, 1), ({"verdict": "inconclusive"}, 3)])
-def test_an_error_is_its_four_parts_on_standard_error(
+def test_an_error_is_its_two_parts_on_standard_error(
     result: dict[str, str] | None, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def work() -> int:
-        raise ServerBusyError("the queue is full", values="8 wait", limit="8", remedy="wait")
+        raise ServerBusyError("the queue is full: 8 wait", "wait")
 
     assert run_program(work, result, code) == code
     shown = capsys.readouterr()
-    assert shown.err == "error: the queue is full; 8 wait; 8; wait\n"
-    expected = None if result is None else {**result, "error": "the queue is full; 8 wait; 8; wait"}
+    assert shown.err == "error: the queue is full: 8 wait; wait\n"
+    expected = None if result is None else {**result, "error": "the queue is full: 8 wait; wait"}
     assert (json.loads(shown.out) if shown.out else None) == expected
 
 
