@@ -27,8 +27,8 @@ from pipelines.errors import CanaryError, DraftproofError
 from pipelines.front_door.serving import listen
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
 from pipelines.router.arms import ArmSetting, ArmTable, LiveArms, read_table
+from pipelines.router.observation import unix_time_s
 from pipelines.router.observation_log import ObservationLog
-from pipelines.router.open_requests import OpenRequests, unix_time_s
 from pipelines.router.routing import Routing
 from pipelines.upstreams.application import Application
 from pipelines.upstreams.metrics import UpstreamMetrics, Weights
@@ -96,7 +96,7 @@ class Service:
             log = ObservationLog(observations_file(self._run))
             stack.callback(log.close)
             metrics = UpstreamMetrics(self._weights, lambda: self._latest_rollout()[1])
-            routing: Routing[Piece] = Routing(self._arms, log, OpenRequests(), metrics.count)
+            routing: Routing[Piece] = Routing(self._arms, log, metrics.count)
             stack.push_async_callback(routing.close)
             application = Application(routing, upstreams, front_door, metrics, new_key(self._run))
             await stack.enter_async_context(listen(application.application(), front_door, listening))
@@ -155,10 +155,8 @@ class Service:
         table, now_s = self._arms.read(), time.time()
         if table.stable.socket == candidate:
             raise CanaryError(
-                "the candidate is the server in service",
-                values=candidate,
-                limit="another server",
-                remedy="make it stable in the settings; nothing was changed",
+                f"the candidate {candidate} is the server in service",
+                "make it stable in the settings; nothing was changed",
             )
         return Rollout(
             canary_id=canary_id_at(now_s),
@@ -202,10 +200,8 @@ class Service:
         named = {setting.socket for setting in read_table(table_file).settings.values()}
         if missing := sorted(named - self._endpoints.keys()):
             raise CanaryError(
-                f"{path}: a server that gets requests is missing",
-                values=f"{', '.join(missing)} in {table_file}",
-                limit=f"the settings name {', '.join(self._endpoints)}",
-                remedy="name it as stable or candidate, or remove that file to begin with the stable server",
+                f"{path} does not name {', '.join(missing)}, which gets requests by {table_file}",
+                "name it as stable or candidate, or remove that file to begin with the stable server",
             )
 
 

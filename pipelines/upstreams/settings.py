@@ -67,10 +67,7 @@ class UpstreamsSettings:
         settings = configuration.read_yaml(cls, path, CanaryError, _REMEDY)
         if settings.candidate is not None and settings.candidate.name == settings.stable.name:
             raise CanaryError(
-                f"{path}: both servers have the same name",
-                values=f"name={settings.stable.name}",
-                limit="a name of its own for each server",
-                remedy=_REMEDY,
+                f"{path}: both servers have the name {settings.stable.name}", "give each a name of its own"
             )
         return settings
 

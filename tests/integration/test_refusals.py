@@ -72,7 +72,7 @@ BAD_PARAMETERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"presence_penalty": 2.5}, "presence_penalty=2.5"),
     ({"frequency_penalty": -2.5}, "frequency_penalty=-2.5"),
     ({"min_tokens": -1}, "min_tokens=-1"),
-    ({"min_tokens": 5}, "min_tokens=5, max_tokens=4"),
+    ({"min_tokens": 5}, "min_tokens=5 exceeds max_tokens=4"),
     ({"logit_bias_ids": [VOCAB_SIZE], "logit_bias_values": [1.0]}, f"id {VOCAB_SIZE}"),
     ({"logit_bias_ids": [-1], "logit_bias_values": [1.0]}, "id -1"),
     ({"logit_bias_ids": [3, 3], "logit_bias_values": [1.0, 1.0]}, "given twice"),
@@ -122,7 +122,7 @@ def test_bad_parameters_are_refused_before_taking_a_place(server: Server, transp
             with pytest.raises(InvalidRequestError) as refused:
                 send(**{"max_tokens": 4, **values})
             assert words in str(refused.value), values
-            assert str(refused.value).count("; ") >= 3, "four parts: what, values, limit, remedy"
+            assert refused.value.remedy
             assert "Traceback" not in str(refused.value)
         assert wait_until(lambda: is_busy(send))
 

@@ -68,10 +68,8 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
     settings = FrontDoorSettings.read(path)
     if not settings.has_fleet:
         raise ServerStartError(
-            f"{path}: no server is named",
-            values="neither servers nor server_name",
-            limit="at least one of both",
-            remedy="name the servers, or use 'draftproof serve' for a server with its own front door",
+            f"{path}: no server is named, neither by servers nor by server_name",
+            "name the servers, or use 'draftproof serve' for a server with its own front door",
         )
     if settings.keys:
         KeyRing(Path(settings.keys))  # a file that cannot be used is refused now
@@ -148,10 +146,7 @@ def _waiting(settings: FrontDoorSettings) -> web.Application:
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise ServerUnavailableError(
-            "no server of the fleet has answered yet",
-            values="this front door has just started",
-            limit="at least one that is ready",
-            remedy="send the request again later",
+            "no server of the fleet has answered yet", "send the request again later"
         )
 
     application = openai_application(settings, open_paths=())

@@ -83,10 +83,9 @@ class Placement:
         found = [server for server in ready if server.num_open < self.max_open]
         if not found:
             raise ServerBusyError(
-                "the servers of the fleet are full",
-                values=f"{len(ready)} servers are ready",
-                limit=f"max_requests_per_server={self.max_open} of this front door",
-                remedy="send the request again later",
+                f"the servers of the fleet are full: {len(ready)} are ready, each with "
+                f"max_requests_per_server={self.max_open} of this front door",
+                "send the request again later",
             )
         return found
 

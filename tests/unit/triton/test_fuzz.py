@@ -128,7 +128,7 @@ def check(sent: list[FakeRequest]) -> None:
         assert isinstance(error, (InvalidRequestError, RequestTimeoutError, RequestCancelledError)), message
         assert (last.error.code() == FakeTritonError.INVALID_ARG) == isinstance(error, InvalidRequestError)
         assert "Traceback" not in message and len(message) < 5000
-        assert message.count("; ") >= 3, "four parts"
+        assert "; " in message, "a message and a remedy"
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ GOOD_TEXT = {"text_input": np.array([[b"def main("]], np.object_), "max_tokens":
 def test_a_text_model_answers_anything(text_model: TextModel, sent: list[FakeRequest]) -> None:
     text_model.execute(sent)
     check(sent)
-    assert wait_until(lambda: text_model._router._open_limit._num_open == 0)
+    assert wait_until(lambda: text_model._router.routing.num_open == 0)
 
 
 @pytest.fixture(scope="module")

@@ -99,8 +99,8 @@ def test_models_are_those_of_the_server_in_service(pair: Pair) -> None:
         httpx.post(f"{pair.service.url}/v1/{path}", json={}, trust_env=False)
         for path in ("embeddings", "messages")
     )
-    assert (unknown.status_code, unknown.json()["error"]["what"]) == (404, "this path is not passed on")
-    assert blocks.json()["type"] == "error" and "OpenAI's API" in blocks.json()["error"]["remedy"]
+    assert (unknown.status_code, blocks.json()["type"]) == (404, "error")
+    assert "is not passed on" in unknown.json()["error"]["what"]
     assert unknown.json()["error"]["type"] == "invalid_request_error"
 
 

@@ -33,7 +33,7 @@ def test_the_defaults_fit_together() -> None:
 
 
 def test_two_servers_have_two_names(tmp_path: Path) -> None:
-    with pytest.raises(CanaryError, match="both servers have the same name"):
+    with pytest.raises(CanaryError, match="both servers have the name old"):
         UpstreamsSettings.read(write(tmp_path, candidate=OLD))
 
 
@@ -47,7 +47,7 @@ def test_the_server_in_service_must_be_named(tmp_path: Path) -> None:
     }
     (state / "arms.json").write_text(json.dumps(table))
     path = write(tmp_path, candidate=NEW)
-    with pytest.raises(CanaryError, match="a server that gets requests is missing; promoted"):
+    with pytest.raises(CanaryError, match="does not name promoted, which gets requests"):
         Service(UpstreamsSettings.read(path), path, state, again=False)
 
 
