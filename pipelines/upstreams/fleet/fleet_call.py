@@ -13,8 +13,8 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.front_door.fleet.server import FleetServer
 from pipelines.router.breaker import Outcome
+from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.chunk_parts import continued
 from pipelines.wire.request import CompletionRequest

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipelines.errors import ServerBusyError
-from pipelines.front_door.fleet.placement import Placement
-from pipelines.front_door.fleet.server import FleetServer
+from pipelines.upstreams.fleet.placement import Placement
+from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.request import CompletionRequest
 
 PLACEMENT = Placement(prefix_tokens=32)

@@ -21,12 +21,12 @@ from pipelines.errors import (
     ServerStartError,
     ServerUnavailableError,
 )
-from pipelines.front_door.fleet.fleet import Fleet
-from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget
 from pipelines.front_door.router_calls import generate_all
+from pipelines.upstreams.fleet.fleet import Fleet
+from pipelines.upstreams.fleet.fleet_call import FleetCall, RetryBudget
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
-from tests.unit.front_door.fleet_world import OWN, PLACEMENT, StandInServer, answer_of, fleet_of
+from tests.unit.upstreams.fleet_world import OWN, PLACEMENT, StandInServer, answer_of, fleet_of
 
 REQUEST = CompletionRequest(prompt_ids=(3, 5), max_tokens=20, seed=11, temperature=1.0, session_id="one")
 ALONE = replace(REQUEST, session_id="")  # goes to the server with the least work

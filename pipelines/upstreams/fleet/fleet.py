@@ -14,12 +14,12 @@ from prometheus_client.registry import Collector
 
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import InvalidRequestError, ServerStartError, ServerUnavailableError
-from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget
-from pipelines.front_door.fleet.placement import Placement
-from pipelines.front_door.fleet.server import FleetServer, GatewayCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.failover import answer_over
+from pipelines.upstreams.fleet.addresses import Addresses
+from pipelines.upstreams.fleet.fleet_call import FleetCall, RetryBudget
+from pipelines.upstreams.fleet.placement import Placement
+from pipelines.upstreams.fleet.server import FleetServer, GatewayCalls
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.chunk_parts import joined
 from pipelines.wire.request import CompletionRequest

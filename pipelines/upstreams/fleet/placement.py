@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.errors import ServerBusyError
-from pipelines.front_door.fleet.server import FleetServer
+from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.request import CompletionRequest
 
 _MOST_OF_MEAN = 1.25

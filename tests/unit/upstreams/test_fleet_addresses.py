@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.router_calls import generate_all
-from tests.unit.front_door.fleet_world import OWN, StandInServer, fleet_of
-from tests.unit.front_door.test_fleet import ALONE, all_of, check, rest_of
+from pipelines.upstreams.fleet.addresses import Addresses
+from pipelines.upstreams.fleet.fleet import Fleet
+from tests.unit.upstreams.fleet_world import OWN, StandInServer, fleet_of
+from tests.unit.upstreams.test_fleet import ALONE, all_of, check, rest_of
 
 NAME = "servers.example"
 

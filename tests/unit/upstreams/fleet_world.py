@@ -15,9 +15,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from pipelines.client.grpc_transport import tensor_values
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import DraftproofError
-from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet import Fleet
-from pipelines.front_door.fleet.placement import Placement
+from pipelines.upstreams.fleet.addresses import Addresses
+from pipelines.upstreams.fleet.fleet import Fleet
+from pipelines.upstreams.fleet.placement import Placement
 from pipelines.wire.request import CompletionRequest
 
 OWN = ServerIdentity("demo", "0" * 64, "embedded", "some processor", 2)
