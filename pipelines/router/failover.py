@@ -285,6 +285,7 @@ class _Failures(Generic[Arm, Chunk]):
         has_waited = self._waits_since_s is not None or bool(self._lost and self.speaker)
         if isinstance(error, ServerBusyError) and has_waited:  # the queue of a process that was replaced
             self._gone.append(attempt.arm)
+            self.error = self.error or error
             return
         if attempt is self.speaker or not (self.speaker or isinstance(self.error, ServerBusyError)):
             self.error = error

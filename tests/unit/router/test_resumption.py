@@ -42,12 +42,9 @@ CASES: dict[str, EngineRequest] = {
         (3, 1, 4, 1, 5, 9), MAX_TOKENS, sampling=others.pop("sampling", SamplingParams()), **others
     )
     for name, others in {
-        "greedy": {},
-        "sampled": {"sampling": SAMPLED},
         "penalties": {
             "sampling": SamplingParams(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3)
         },
-        "min_tokens": {"sampling": replace(SAMPLED, min_tokens=9, logit_bias=((0, 3.0),))},
         "stop words": {"sampling": SAMPLED, "end_id": -1, "stop": words([1, 2], [5, 6], [9, 10], [3, 3])},
         "stop words after min_tokens": {
             "sampling": replace(SAMPLED, min_tokens=7),

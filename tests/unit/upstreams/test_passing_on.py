@@ -110,7 +110,7 @@ def test_models_are_those_of_the_server_in_service(pair: Pair) -> None:
 def test_a_response_that_needs_what_one_server_keeps_is_refused(kept: dict[str, Any], pair: Pair) -> None:
     before = len(pair.old.requests) + len(pair.new.requests)
     answer = pair.service.ask("hello", RESPONSES, **kept)
-    assert (answer.status_code, answer.json()["error"]["values"]) == (400, next(iter(kept)))
+    assert answer.status_code == 400 and next(iter(kept)) in answer.json()["error"]["message"]
     assert len(pair.old.requests) + len(pair.new.requests) == before
 
 
