@@ -64,7 +64,7 @@ class Call(Protocol[AskedArm, Chunk]):
         """Note that the client gets a chunk."""
 
 
-Arm = TypeVar("Arm", bound=str)
+AnyArm = TypeVar("AnyArm", bound=str)
 
 RETURNS_WITHIN_S = 60.0
 """Time for which a request waits for the process of an arm, if no other arm is left: as long as the gateway
@@ -80,8 +80,8 @@ _CLIENTS_OWN = (InvalidRequestError, RequestTimeoutError, RequestCancelledError)
 
 
 async def answer_over(
-    arms: list[Arm], call: Call[Arm, Chunk], slow_after_s: float, *, streaming: bool = True
-) -> AsyncGenerator[tuple[Arm, Chunk], None]:
+    arms: list[AnyArm], call: Call[AnyArm, Chunk], slow_after_s: float, *, streaming: bool = True
+) -> AsyncGenerator[tuple[AnyArm, Chunk], None]:
     """Answer one request.
 
     Args:
@@ -107,7 +107,7 @@ async def answer_over(
             last arm if none produced any.
     """
     attempts = _Attempts(call, slow_after_s)
-    failures: _Failures[Arm, Chunk] = _Failures()
+    failures: _Failures[AnyArm, Chunk] = _Failures()
     try:
         attempts.begin(arms.pop(0))
         while attempts.running:
@@ -151,7 +151,7 @@ async def answer_over(
 
 
 @dataclass(eq=False)
-class _Attempt(Generic[Arm, Chunk]):
+class _Attempt(Generic[AnyArm, Chunk]):
     """A request to one arm.
 
     Attributes:
@@ -163,7 +163,7 @@ class _Attempt(Generic[Arm, Chunk]):
         held: Chunks that the client does not have yet.
     """
 
-    arm: Arm
+    arm: AnyArm
     note: Callable[[Outcome], None]
     heard_at_s: float
     is_late: bool = False
@@ -171,7 +171,7 @@ class _Attempt(Generic[Arm, Chunk]):
     held: list[Chunk] = field(default_factory=list)
 
 
-class _Attempts(Generic[Arm, Chunk]):
+class _Attempts(Generic[AnyArm, Chunk]):
     """The arms that were asked for one answer.
 
     Attributes:
@@ -184,40 +184,40 @@ class _Attempts(Generic[Arm, Chunk]):
         slow_after_s: That time.
     """
 
-    def __init__(self, call: Call[Arm, Chunk], slow_after_s: float) -> None:
-        self.running: list[_Attempt[Arm, Chunk]] = []
-        self.events: asyncio.Queue[tuple[_Attempt[Arm, Chunk], Chunk | Exception | None]] = asyncio.Queue()
+    def __init__(self, call: Call[AnyArm, Chunk], slow_after_s: float) -> None:
+        self.running: list[_Attempt[AnyArm, Chunk]] = []
+        self.events: asyncio.Queue[tuple[_Attempt[AnyArm, Chunk], Chunk | Exception | None]] = asyncio.Queue()
         self._call = call
         self._slow_after_s = slow_after_s
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[_Attempt[Arm, Chunk], asyncio.Task[None]] = {}
-        self._timers: dict[_Attempt[Arm, Chunk], asyncio.TimerHandle] = {}
+        self._tasks: dict[_Attempt[AnyArm, Chunk], asyncio.Task[None]] = {}
+        self._timers: dict[_Attempt[AnyArm, Chunk], asyncio.TimerHandle] = {}
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: AnyArm) -> None:
         """Ask an arm."""
-        attempt = _Attempt[Arm, Chunk](arm, self._call.begin(arm), self._loop.time())
+        attempt = _Attempt[AnyArm, Chunk](arm, self._call.begin(arm), self._loop.time())
         self.running.append(attempt)
         self._tasks[attempt] = self._loop.create_task(self._read(attempt, self._call.ask(arm)))
         self.watch(attempt)
 
-    def watch(self, attempt: _Attempt[Arm, Chunk]) -> None:
+    def watch(self, attempt: _Attempt[AnyArm, Chunk]) -> None:
         """Let ``events`` have None when the arm has been silent for too long, and again if it still is."""
         left_s = self._left_s(attempt)
         wait_s = left_s if left_s > 0 else self._slow_after_s
         self._timers[attempt] = self._loop.call_later(wait_s, self.events.put_nowait, (attempt, None))
 
-    def is_silent(self, attempt: _Attempt[Arm, Chunk]) -> bool:
+    def is_silent(self, attempt: _Attempt[AnyArm, Chunk]) -> bool:
         """Whether the arm has been silent for too long; chunks may wait while the client takes none."""
         return self._left_s(attempt) <= 0
 
-    def end(self, attempt: _Attempt[Arm, Chunk], outcome: Outcome) -> None:
+    def end(self, attempt: _Attempt[AnyArm, Chunk], outcome: Outcome) -> None:
         """End an attempt; it is cancelled if it has not ended itself."""
         self.running.remove(attempt)
         self._tasks[attempt].cancel()
         self._timers[attempt].cancel()
         attempt.note(outcome)
 
-    def end_others(self, attempt: _Attempt[Arm, Chunk]) -> list[Arm]:
+    def end_others(self, attempt: _Attempt[AnyArm, Chunk]) -> list[AnyArm]:
         """End all attempts but the one that is ahead; returns their arms, which may be asked again."""
         others = [other for other in self.running if other is not attempt]
         for other in others:
@@ -233,10 +233,10 @@ class _Attempts(Generic[Arm, Chunk]):
             self.end(attempt, "cancelled")
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _left_s(self, attempt: _Attempt[Arm, Chunk]) -> float:
+    def _left_s(self, attempt: _Attempt[AnyArm, Chunk]) -> float:
         return attempt.heard_at_s + self._slow_after_s - self._loop.time()
 
-    async def _read(self, attempt: _Attempt[Arm, Chunk], answer: AsyncGenerator[Chunk, None]) -> None:
+    async def _read(self, attempt: _Attempt[AnyArm, Chunk], answer: AsyncGenerator[Chunk, None]) -> None:
         error: Exception = EngineFailedError(
             f"the arm {attempt.arm} ended an answer early, with neither a last chunk nor an error",
             "the server's log has the cause; send the request again",
@@ -252,7 +252,7 @@ class _Attempts(Generic[Arm, Chunk]):
             self.events.put_nowait((attempt, error))
 
 
-class _Failures(Generic[Arm, Chunk]):
+class _Failures(Generic[AnyArm, Chunk]):
     """What went wrong with the attempts at one answer.
 
     Attributes:
@@ -262,18 +262,18 @@ class _Failures(Generic[Arm, Chunk]):
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self.speaker: _Attempt[Arm, Chunk] | None = None
-        self._lost: set[Arm] = set()  # arms whose process ended since the latest chunk of any arm
-        self._gone: list[Arm] = []  # arms that may be asked again when no other is left
+        self.speaker: _Attempt[AnyArm, Chunk] | None = None
+        self._lost: set[AnyArm] = set()  # arms whose process ended since the latest chunk of any arm
+        self._gone: list[AnyArm] = []  # arms that may be asked again when no other is left
         self._waits_since_s: float | None = None
         self._num_deaths = 0  # processes that ended while they had the request
 
-    def outcome(self, attempt: _Attempt[Arm, Chunk], error: Exception) -> Outcome:
+    def outcome(self, attempt: _Attempt[AnyArm, Chunk], error: Exception) -> Outcome:
         """Return the outcome of an attempt that failed; the end of a process counts once against an arm."""
         is_known = isinstance(error, ProcessEndedError) and attempt.arm in self._lost
         return "unreached" if is_known else outcome_of(error)
 
-    def add(self, attempt: _Attempt[Arm, Chunk], error: Exception) -> None:
+    def add(self, attempt: _Attempt[AnyArm, Chunk], error: Exception) -> None:
         """Note that an attempt failed.
 
         Raises:
@@ -308,7 +308,7 @@ class _Failures(Generic[Arm, Chunk]):
         has_hope = bool(self._gone) and not isinstance(self.error, ServerBusyError)
         return has_hope and is_time_left and self._num_deaths < _MOST_DEATHS
 
-    def take_gone(self) -> list[Arm]:
+    def take_gone(self) -> list[AnyArm]:
         """Return the arms that are asked again."""
         gone, self._gone = self._gone, []
         return gone

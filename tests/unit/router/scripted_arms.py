@@ -46,7 +46,9 @@ def ends(*ids: int) -> Chunk:
 
 def after(num_tokens: int, steps: Sequence[Step]) -> list[Step]:
     """Return what an arm does that goes on after so many tokens, which take it no time."""
-    for number, step in enumerate(steps if num_tokens else ()):
+    if not num_tokens:
+        return list(steps)
+    for number, step in enumerate(steps):
         if isinstance(step, Chunk):
             rest, num_tokens = step.ids[num_tokens:], max(0, num_tokens - len(step.ids))
             if rest or step.finish:
@@ -55,7 +57,7 @@ def after(num_tokens: int, steps: Sequence[Step]) -> list[Step]:
                 return list(steps[number + 1 :])
         elif isinstance(step, BaseException) or step == FOR_EVER_S:
             return [step]
-    return list(steps)
+    return []
 
 
 @dataclass
