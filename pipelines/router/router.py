@@ -2,7 +2,7 @@
 
 If the client sends no seed, the router draws one and sends it to every arm. So arms with the same target give
 the same answer: a fallback can take over in mid-stream, and a replay on the candidate can be compared token
-by token. An arm with another target continues from the tokens that the client has.
+by token. Whichever arm takes over continues after the tokens that the client has.
 """
 
 from __future__ import annotations
