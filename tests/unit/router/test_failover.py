@@ -82,9 +82,9 @@ RACES = {
     ),
     "a late arm is asked again if all others fail": Race(
         {"candidate": [3.0, ends(1, 2)], "stable": [0.5, says(1), 0.5, DOWN], "control": [0.25, DOWN]},
-        "stable 1 at 2.5; candidate 2 at 3.25",
+        "stable 1 at 2.5; candidate 2 at 3",
         "candidate timeout; stable error; control error; candidate answered",
-        asked="candidate at 0; stable at 2; control at 3; candidate at 3.25",
+        asked="candidate at 0; stable at 2; control at 3; candidate at 3",
     ),
     "an arm that fails while its helper runs calls no second one": Race(
         {"candidate": [2.5, DOWN], "stable": [1.0, ends(1)], "control": [ends(1)]},
