@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,8 +19,7 @@ DEFAULT_PLAN = Path(__file__).with_name("plan.yaml")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 _LABEL = "[A-Za-z0-9_-]{1,63}"  # of a name in DNS: the resolver fails on empty and longer ones
-_ADDRESS = rf"{_LABEL}(\.{_LABEL})*\.?:[0-9]{{1,5}}|\[[0-9a-fA-F:]+\]:[0-9]{{1,5}}"
-Address = Annotated[str, Field(pattern=f"^({_ADDRESS})$")]
+_ADDRESS = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?:[0-9]{{1,5}}|\[[0-9a-fA-F:]+\]:[0-9]{{1,5}}")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class UpstreamSetting:
     model: str = ""
     key_file: str = ""
     key_variable: str = ""
-    servers: tuple[Address, ...] = ()
-    server_name: Annotated[str, Field(pattern=f"^({_ADDRESS})?$")] = ""
+    servers: tuple[str, ...] = ()
+    server_name: str = ""
     max_requests_per_server: PositiveInt | None = None
     prefix_tokens: PositiveInt = 32  # a block of the cache; what is shorter is cached nowhere
 
@@ -82,7 +82,7 @@ class UpstreamsSettings:
 
         Raises:
             CanaryError: It cannot be read, a key is unknown or missing, both have one name, or one has
-                neither an address nor servers.
+                neither an address nor servers, or one that is none.
         """
         settings = configuration.read_yaml(cls, path, CanaryError, _REMEDY)
         if settings.candidate is not None and settings.candidate.name == settings.stable.name:
@@ -93,6 +93,10 @@ class UpstreamsSettings:
             if bool(each.url) == each.is_fleet:
                 what = "both url and servers" if each.url else "neither url nor servers nor server_name"
                 raise CanaryError(f"{path}: {each.name} has {what}", _REMEDY)
+            for address in filter(None, (*each.servers, each.server_name)):
+                if not _ADDRESS.fullmatch(address):
+                    what = f"servers or server_name of {each.name} has {address!r}, which is no host:port"
+                    raise CanaryError(f"{path}: {what}", _REMEDY)
         return settings
 
     @property
