@@ -89,8 +89,8 @@ class Service:
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         stable = self._settings.stable
         with self._front_door.listen(port) as listening:
-            print(f"listening on {self._front_door.url(listening.getsockname()[1])}", flush=True)
             if stable.is_fleet and self._settings.candidate is None:
+                self._say_where(listening)
                 await serve_fleet(stable, self._front_door, listening, stopping)
                 return
             async with self._doors(stopping):
@@ -111,7 +111,6 @@ class Service:
                     self._endpoints[each.name] = Endpoint(
                         settings.url(listening.getsockname()[1]), each.model
                     )
-                    print(f"{each.name} is asked at {self._endpoints[each.name].url}", flush=True)
                     doors.append(asyncio.create_task(serve_fleet(each, settings, listening, has_ended)))
                     doors[-1].add_done_callback(lambda _: stopping.set())
             try:
@@ -135,8 +134,10 @@ class Service:
             stack.push_async_callback(routing.close)
             application = Application(routing, upstreams, self._front_door, metrics, new_key(self._run))
             await stack.enter_async_context(listen(application.application(), self._front_door, listening))
+            self._say_where(listening)
             for each in self._settings.upstreams:
                 if each.is_fleet:  # a rollout would refuse one that has no server yet
+                    print(f"{each.name} is asked at {self._endpoints[each.name].url}", flush=True)
                     await _wait_healthy(upstreams[each.name], stopping)
             if not stopping.is_set():
                 self._rollout.start()
@@ -144,6 +145,9 @@ class Service:
             await asyncio.gather(
                 application.in_progress.drain(DRAIN_S), asyncio.to_thread(self._rollout.stop)
             )
+
+    def _say_where(self, listening: socket.socket) -> None:
+        print(f"listening on {self._front_door.url(listening.getsockname()[1])}", flush=True)
 
 
 async def _wait_healthy(upstream: Upstream, stopping: asyncio.Event) -> None:
