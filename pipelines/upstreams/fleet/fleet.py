@@ -146,10 +146,7 @@ class Fleet(Collector):
             )
         order = self._placement.order(list(self.servers.values()), request)
         if not order:
-            raise ServerUnavailableError(
-                f"no server of the fleet answers: {', '.join(self.servers) or 'none is known'}",
-                "send the request again later",
-            )
+            raise ServerUnavailableError("no server of the fleet answers", "send the request again later")
         self._budget.note_request()
         asked = FleetCall(request, order, self._budget)
         speakers: list[FleetServer] = []

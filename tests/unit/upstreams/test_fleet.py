@@ -238,9 +238,8 @@ async def test_the_metrics_say_which_servers_answer_and_what_was_continued() -> 
 async def test_without_a_server_the_client_is_told_to_come_again() -> None:
     async with fleet_of([], absent=["127.0.0.1:9", "127.0.0.1:11"]) as fleet:
         assert not await fleet.is_ready()
-        with pytest.raises(ServerUnavailableError, match="no server of the fleet answers") as refused:
+        with pytest.raises(ServerUnavailableError, match="no server of the fleet answers"):
             await all_of(fleet)
-        assert "127.0.0.1:9" in refused.value.message and refused.value.remedy
 
 
 @pytest.mark.parametrize("change", [{"target_digest": "1" * 64}, {"pair": "another"}])
