@@ -42,7 +42,7 @@ PARTS = (
     Part("executor", 1_990, ("pipelines/executor/",)),
     Part("text", 1_480, ("pipelines/text/",)),
     Part("wire", 700, ("pipelines/wire/",)),
-    Part("router", 3_620, ("pipelines/router/", "pipelines/front_door/fleet/", "pipelines/upstreams/")),
+    Part("router", 3_420, ("pipelines/router/", "pipelines/upstreams/")),
     Part("triton", 3_510, ("pipelines/triton/", "model_repository/")),
     Part("front door", 5_250, ("pipelines/front_door/",)),
     Part("client", 660, ("pipelines/client/",)),

@@ -81,6 +81,8 @@ class FrontDoor:
         metrics: Publishes metrics.
         observers: Called with each exchange when it has ended.
         server_key: The server's key, with which operators choose an arm; "" for none.
+        checks_model: Whether requests must name the model as it is served; one server has one model,
+            whatever a client calls it.
 
     Raises:
         ServerStartError: The file of API keys is missing or invalid.
@@ -94,6 +96,8 @@ class FrontDoor:
         metrics: MetricsPage,
         observers: Sequence[Callable[[Exchange], None]],
         server_key: str = "",
+        *,
+        checks_model: bool = False,
     ) -> None:
         self.in_progress = RequestsInProgress()
         self._model = model
@@ -101,6 +105,7 @@ class FrontDoor:
         self._settings = settings
         self._metrics = metrics
         self._observers = observers
+        self._checks_model = checks_model
         self._keys = KeyRing(Path(settings.keys) if settings.keys else None, server_key)
         self._kept = KeptResponses(settings.max_kept_bytes)
 
@@ -145,7 +150,7 @@ class FrontDoor:
             with self.in_progress.one_more(), request[CLIENT].request():
                 content = await receive_body(request, self._settings.body_timeout_s)
                 body = await read_body(kind, content, self._model.style(with_tools=True).calls)
-                if self._settings.has_fleet:  # one server has one model, whatever a client calls it
+                if self._checks_model:
                     check_model(body.model, self._model)
                 if getattr(body, "arm", None):
                     self._keys.check_arm(request, body.arm)

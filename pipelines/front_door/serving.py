@@ -94,6 +94,8 @@ async def serve(
     stopping: asyncio.Event,
     drain_s: float,
     server_key: str = "",
+    *,
+    checks_model: bool = False,
 ) -> None:
     """Serve until ``stopping`` is set, and close the router and all others.
 
@@ -106,6 +108,7 @@ async def serve(
         stopping: Ends the front door.
         drain_s: How long to wait for running requests then.
         server_key: The server's key, with which operators choose an arm; "" for none.
+        checks_model: Whether requests must name the model as it is served.
 
     Raises:
         ServerStartError: The API keys or the certificate cannot be read.
@@ -114,7 +117,7 @@ async def serve(
     traces = Traces(model.name) if are_wanted() else None
     kept = [each for each in (log, traces) if each is not None]
     observers = [metrics.requests.observe, *(each.observe for each in kept)]
-    door = FrontDoor(model, router, settings, metrics, observers, server_key)
+    door = FrontDoor(model, router, settings, metrics, observers, server_key, checks_model=checks_model)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.close)
         stack.push_async_callback(metrics.close)

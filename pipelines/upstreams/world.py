@@ -94,10 +94,8 @@ class UpstreamWorld(RouterFiles):
             CanaryError: Always.
         """
         raise CanaryError(
-            "memory and CPU time of servers of other engines are not known",
-            values=self._candidate,
-            limit="memory: null and cpu_per_token: null in the limits",
-            remedy="correct the limits",
+            f"memory and CPU time of {self._candidate} are not known, as of all servers of other engines",
+            "write memory: null and cpu_per_token: null in the limits",
         )
 
     def listener(self, socket: str) -> int | None:
@@ -126,8 +124,5 @@ def _models(endpoint: Endpoint) -> list[str]:
         return sorted(str(each["id"]) for each in listed)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CanaryError(
-            "a server does not list its models",
-            values=f"{endpoint.url}: {type(error).__name__}",
-            limit="the list of GET /v1/models",
-            remedy="check the address",
+            f"{endpoint.url}/v1/models is no list of models ({type(error).__name__})", "check the address"
         ) from None

@@ -133,7 +133,7 @@ def _begins(weights: Weights, name: str, pattern: str) -> bool:
     except BaseException as error:  # a panic
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise weights.fail(f"re:{pattern:.80} for {name}: {error!s:.200}", "ten million steps") from None
+        raise weights.fail(f"a target re:{pattern:.80} takes too long for {name}: {error!s:.200}") from None
 
 
 @dataclass(frozen=True)

@@ -116,12 +116,14 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(template: str = "hermes", **settings: Any) -> AsyncIterator[Door]:
+async def open_door(
+    template: str = "hermes", *, checks_model: bool = False, **settings: Any
+) -> AsyncIterator[Door]:
     source = TEMPLATES.get(template) or ALL[template]
     chat, router = ChatRenderers(ChatTemplate({"default": source}, SPECIAL_TOKENS, SPECIAL)), Router()
     model = ServedModel("m", "print", SIZE, 8, 0, TOKENIZER, CompletionRequest(), chat)
     parts: Any = (model, router, FrontDoorSettings(**settings), SimpleNamespace(answer=unused))
-    application = FrontDoor(*parts, []).application()
+    application = FrontDoor(*parts, [], checks_model=checks_model).application()
     server = TestServer(application)
     await server.start_server(auto_decompress=False)  # as ``serving.listen`` does
     async with TestClient(server) as client:
@@ -270,8 +272,8 @@ async def test_the_only_model_answers_to_any_name_with_its_own() -> None:
 
 async def test_errors_have_anthropics_types_and_statuses(tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys.json", "alice", 1, 500)
-    one_of_a_fleet = {"servers": ("a:1",), "keys": str(tmp_path / "keys.json"), "max_body_bytes": 3000}
-    async with open_door(**one_of_a_fleet) as door:
+    keys = str(tmp_path / "keys.json")
+    async with open_door(checks_model=True, keys=keys, max_body_bytes=3000) as door:
         mine = {"x_api_key": key, "anthropic_version": "2023-06-01"}
         found = [
             await door.post(ASKED),

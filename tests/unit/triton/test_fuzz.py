@@ -145,7 +145,7 @@ GOOD_TEXT = {"text_input": np.array([[b"def main("]], np.object_), "max_tokens":
 def test_a_text_model_answers_anything(text_model: TextModel, sent: list[FakeRequest]) -> None:
     text_model.execute(sent)
     check(sent)
-    assert wait_until(lambda: text_model._router._open_limit._num_open == 0)
+    assert wait_until(lambda: text_model._router.routing.num_open == 0)
 
 
 @pytest.fixture(scope="module")

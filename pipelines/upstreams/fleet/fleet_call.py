@@ -1,4 +1,4 @@
-"""Sends one request to servers of a fleet (the ``ArmClient`` of ``router.failover``)."""
+"""Sends one request to servers of a fleet (the ``Call`` of ``router.failover``)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.front_door.fleet.server import FleetServer
 from pipelines.router.breaker import Outcome
-from pipelines.text.vocabulary import Vocabulary
+from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.chunk import Chunk
-from pipelines.wire.chunk_parts import continued, without_first
+from pipelines.wire.chunk_parts import continued
 from pipelines.wire.request import CompletionRequest
 
 _SHARE = 0.2
@@ -50,7 +49,7 @@ class FleetCall:
     """One request, and the servers that may answer it.
 
     Attributes:
-        order: Addresses of the servers, in the order in which they are asked.
+        order: Addresses of the servers that may still be asked, in this order.
         servers: The servers by their addresses.
         may_read: Whether chunks are read; not while the client takes none, which would be kept in memory.
 
@@ -58,23 +57,17 @@ class FleetCall:
         request: The request, with a seed.
         order: The servers in the order in which they are asked.
         budget: Limits retries after a full queue.
-        vocabulary: Bytes of the tokens.
     """
 
-    def __init__(
-        self,
-        request: CompletionRequest,
-        order: Sequence[FleetServer],
-        budget: RetryBudget,
-        vocabulary: Vocabulary,
-    ) -> None:
+    def __init__(self, request: CompletionRequest, order: Sequence[FleetServer], budget: RetryBudget) -> None:
         self.servers = {server.address: server for server in order}
         self.order = list(self.servers)
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._request = request
         self._budget = budget
-        self._vocabulary = vocabulary
+        self._given_ids: list[int] = []
+        self._last: Chunk | None = None  # the latest chunk that the client has
         self._was_busy = False
 
     def add(self, server: FleetServer) -> None:
@@ -83,32 +76,26 @@ class FleetCall:
             self.order.append(server.address)
         self.servers[server.address] = server
 
-    def ask(self, arm: str) -> AsyncGenerator[Chunk, None]:
-        """Stream the answer from its start."""
-        return self._stream(arm, self._request)
-
-    async def resume(self, arm: str, output_ids: Sequence[int], last: Chunk) -> AsyncGenerator[Chunk, None]:
-        """Stream what follows the tokens that the client has; counts of drafting are those of the rest."""
-        rest = self._request
-        if output_ids:
-            rest = replace(rest, resume_output_ids=tuple(output_ids), return_prompt_log_probs=False)
-        async with aclosing(self._stream(arm, rest)) as chunks:
+    async def ask(self, arm: str) -> AsyncGenerator[Chunk, None]:
+        """Stream the answer, or its rest; counts of drafting are those of the rest."""
+        asked, last = self._request, self._last
+        if self._given_ids:
+            asked = replace(asked, resume_output_ids=tuple(self._given_ids), return_prompt_log_probs=False)
+        async with aclosing(self._stream(arm, asked)) as chunks:
             async for chunk in chunks:
-                yield continued(chunk, last)
+                yield chunk if last is None else continued(chunk, last)
 
     async def _stream(self, arm: str, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         server, last = self.servers[arm], None
         has_begun = bool(request.resume_output_ids)
         if self._was_busy and not has_begun and not self._budget.take():
             raise ServerBusyError(
-                "the servers of the fleet are full",
-                values=f"no retry left for {arm}",
-                limit="a second server for a fifth of the requests",
-                remedy="send the request again later",
+                "the servers of the fleet are full, and a second one was asked for a fifth of the requests",
+                "send the request again later",
             )
         try:
             if not server.is_ready:  # it may take long to say so itself
-                raise ServerUnavailableError("the server is not ready", values="it did not answer when asked")
+                raise ServerUnavailableError("it did not answer when asked whether it is ready")
             async with aclosing(server.calls.stream(request)) as chunks:
                 async for chunk in chunks:
                     await self.may_read.wait()
@@ -121,10 +108,7 @@ class FleetCall:
             # The client would close this stream. An answer that has begun waits for a server.
             kind = ProcessEndedError if has_begun else ServerUnavailableError
             raise kind(
-                "the server does not answer",
-                values=f"{arm}: {error.what}; {error.values}",
-                limit="a server of the fleet must be ready",
-                remedy="send the request again",
+                f"the server does not answer: {arm}: {error.message}", "send the request again"
             ) from None
         if last is not None:
             yield last
@@ -143,15 +127,7 @@ class FleetCall:
         """Whether another server is asked because this one is silent: only if it has stopped answering."""
         return not self.servers[arm].is_ready
 
-    def output_ids(self, chunk: Chunk) -> Sequence[int]:
-        """Return the new tokens of a chunk."""
-        return chunk.output_ids
-
-    def is_last(self, chunk: Chunk) -> bool:
-        """Whether a chunk ends the answer."""
-        return bool(chunk.finish_reason)
-
-    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
-        """Return a chunk without its first tokens and their text."""
-        skip = self._request.skip_special_tokens
-        return without_first(chunk, num_tokens, self._vocabulary, skip_special_tokens=skip)
+    def deliver(self, chunk: Chunk) -> None:
+        """Note that the client gets a chunk."""
+        self._given_ids += chunk.output_ids
+        self._last = chunk

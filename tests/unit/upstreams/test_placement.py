@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipelines.errors import ServerBusyError
-from pipelines.front_door.fleet.placement import Placement
-from pipelines.front_door.fleet.server import FleetServer
+from pipelines.upstreams.fleet.placement import Placement
+from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.request import CompletionRequest
 
 PLACEMENT = Placement(prefix_tokens=32)
@@ -80,7 +80,7 @@ def test_a_server_gets_as_many_answers_as_the_limit_allows() -> None:
     assert [server.num_open for server in servers] == [4, 4, 4]
     with pytest.raises(ServerBusyError, match="servers of the fleet are full") as refused:
         limited.order(servers, shared(1))
-    assert "max_requests_per_server=4" in refused.value.limit and refused.value.values
+    assert "max_requests_per_server=4" in refused.value.message
     servers[1].num_open -= 1
     order = limited.order(servers, shared(2))
     assert order[0] is servers[1] and len(order) == 3, "the others may continue its answer"

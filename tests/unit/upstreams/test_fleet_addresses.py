@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.router_calls import generate_all
-from tests.unit.front_door.fleet_world import OWN, StandInServer, fleet_of
-from tests.unit.front_door.test_fleet import ALONE, all_of, check, rest_of
+from pipelines.upstreams.fleet.addresses import Addresses
+from pipelines.upstreams.fleet.fleet import Fleet
+from tests.unit.upstreams.fleet_world import StandInServer, fleet_of
+from tests.unit.upstreams.test_fleet import ALONE, all_of, check, rest_of
 
 NAME = "servers.example"
 
@@ -130,17 +130,3 @@ async def test_a_server_that_appears_continues_what_was_begun_before(dns: Dns) -
         await servers[0].stop()
         check([*chunks, *await waiting], ALONE)
         assert len(servers[1].asked[-1]["resume_output_ids"]) == 6
-
-
-async def test_an_appearing_server_of_another_pair_gets_no_requests(
-    dns: Dns, caplog: pytest.LogCaptureFixture
-) -> None:
-    servers, port = neighbours(2)
-    servers[1].identity = replace(OWN, target_digest="1" * 64)
-    dns.hosts = ("127.0.0.2",)
-    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
-        dns.hosts = ("127.0.0.2", "127.0.0.3")
-        while "1" * 64 not in caplog.text:
-            await asyncio.sleep(0.01)
-        await generate_all(fleet, [ALONE] * 4)
-        assert servers[1].asked == [] and OWN.target_digest in caplog.text

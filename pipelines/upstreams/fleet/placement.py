@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.errors import ServerBusyError
-from pipelines.front_door.fleet.server import FleetServer
+from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.request import CompletionRequest
 
 _MOST_OF_MEAN = 1.25
@@ -83,10 +83,9 @@ class Placement:
         found = [server for server in ready if server.num_open < self.max_open]
         if not found:
             raise ServerBusyError(
-                "the servers of the fleet are full",
-                values=f"{len(ready)} servers are ready",
-                limit=f"max_requests_per_server={self.max_open} of this front door",
-                remedy="send the request again later",
+                f"the servers of the fleet are full: {len(ready)} are ready, each with "
+                f"max_requests_per_server={self.max_open} of this front door",
+                "send the request again later",
             )
         return found
 

@@ -15,14 +15,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from pipelines.client.grpc_transport import tensor_values
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import DraftproofError
-from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet import Fleet
-from pipelines.front_door.fleet.placement import Placement
-from pipelines.text.vocabulary import Vocabulary
+from pipelines.upstreams.fleet.addresses import Addresses
+from pipelines.upstreams.fleet.fleet import Fleet
+from pipelines.upstreams.fleet.placement import Placement
 from pipelines.wire.request import CompletionRequest
 
 OWN = ServerIdentity("demo", "0" * 64, "embedded", "some processor", 2)
-VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 PLACEMENT = Placement(prefix_tokens=32)
 _CHUNK = 3
 
@@ -124,7 +122,7 @@ async def fleet_of(
     """
     for server in servers:
         await server.start()
-    model: Any = SimpleNamespace(max_requests=8, tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
+    model: Any = SimpleNamespace(max_requests=8)
     named = () if name else [*absent, *(server.address for server in servers)]
     fleet = Fleet(Addresses(named, name), model, OWN, placement, find_interval_s=0.02)
     try:

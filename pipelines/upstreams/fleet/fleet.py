@@ -14,12 +14,12 @@ from prometheus_client.registry import Collector
 
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import InvalidRequestError, ServerStartError, ServerUnavailableError
-from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget
-from pipelines.front_door.fleet.placement import Placement
-from pipelines.front_door.fleet.server import FleetServer, GatewayCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.failover import answer_over
+from pipelines.upstreams.fleet.addresses import Addresses
+from pipelines.upstreams.fleet.fleet_call import FleetCall, RetryBudget
+from pipelines.upstreams.fleet.placement import Placement
+from pipelines.upstreams.fleet.server import FleetServer, GatewayCalls
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.chunk_parts import joined
 from pipelines.wire.request import CompletionRequest
@@ -65,7 +65,6 @@ class Fleet(Collector):
         self._placement = placement
         self._timeout_s = timeout_s
         self._find_interval_s = find_interval_s
-        self._vocabulary = model.tokenizer.vocabulary
         self._budget = RetryBudget()
         self._open: set[FleetCall] = set()
         self._leaving: list[FleetServer] = []
@@ -89,10 +88,10 @@ class Fleet(Collector):
             found = server.identity
             if found is not None and not server.is_ready:
                 raise ServerStartError(
-                    "the servers of the fleet serve different pairs",
-                    values=f"{server.address}: {found.pair} {found.target_digest}",
-                    limit=f"{self._own.pair} {self._own.target_digest}, as this front door",
-                    remedy="give all of them the same engines, or leave the server out of the fleet",
+                    "the servers of the fleet serve different pairs: "
+                    f"{server.address} {found.pair} {found.target_digest}, and this front door "
+                    f"{self._own.pair} {self._own.target_digest}",
+                    "give all of them the same engines, or leave the server out of the fleet",
                 )
         for server in self.servers.values():
             self._watch(server)
@@ -142,25 +141,18 @@ class Fleet(Collector):
         """
         if request.arm:
             raise InvalidRequestError(
-                "a front door of several servers cannot choose the arm",
-                values=f"arm={request.arm!r:.100}",
-                limit="no arm",
-                remedy="leave it out, or ask one of the servers itself",
+                f"a front door of several servers cannot choose the arm: arm={request.arm!r:.100}",
+                "leave it out, or ask one of the servers itself",
             )
         order = self._placement.order(list(self.servers.values()), request)
         if not order:
-            raise ServerUnavailableError(
-                "no server of the fleet answers",
-                values=f"{len(self.servers)} servers: {', '.join(self.servers)}",
-                limit="at least one that is ready",
-                remedy="send the request again later",
-            )
+            raise ServerUnavailableError("no server of the fleet answers", "send the request again later")
         self._budget.note_request()
-        asked = FleetCall(request, order, self._budget, self._vocabulary)
+        asked = FleetCall(request, order, self._budget)
         speakers: list[FleetServer] = []
         self._open.add(asked)
         try:
-            async with aclosing(answer_over(asked.order, asked, _SLOW_AFTER_S, resumes=True)) as answered:
+            async with aclosing(answer_over(asked.order, asked, _SLOW_AFTER_S)) as answered:
                 async for address, chunk in answered:
                     if not speakers or address != speakers[-1].address:
                         self._note_speaker(speakers, asked.servers[address])
