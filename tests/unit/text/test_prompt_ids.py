@@ -59,8 +59,8 @@ TRUE = scalar_tensor(True, np.bool_)
             "text_input and input_ids, not one prompt",
         ),
         ({"input_ids": ids_tensor()}, "the prompt is empty: input_ids gives 0 tokens"),
-        ({"input_ids": ids_tensor(5, -1)}, "outside the vocabulary; input_ids has ids from -1 to 5"),
-        ({"input_ids": ids_tensor(5, 309)}, "vocabulary; input_ids has ids from 5 to 309; 0 to 308"),
+        ({"input_ids": ids_tensor(5, -1)}, "outside the vocabulary: input_ids has ids from -1 to 5"),
+        ({"input_ids": ids_tensor(5, 309)}, "vocabulary: input_ids has ids from 5 to 309, not 0 to 308"),
         ({"input_ids": np.array([[5], [6]], np.int32)}, "has the shape [2, 1]"),
         (
             {"input_ids": ids_tensor(5), "add_special_tokens": TRUE},
