@@ -229,7 +229,7 @@ def verdict_of(pairs: Sequence[Pair]) -> Verdict:
     if drafted:
         why = f"none of {drafted} draft tokens was right: this draft does not help this target"
     own = f"all {len(pairs)} answers ({tokens} tokens) are the target's own"
-    return Verdict(False, f"{own}, but {why} (see docs/reference/errors.md)")
+    return Verdict(False, f"{own}, but {why} (see docs/reference/commands.md)")
 
 
 def as_document(pairs: Sequence[Pair]) -> dict[str, Any]:

@@ -2,7 +2,7 @@ r"""Plans an answer with thoughts, tool calls or a structured answer: its Lark g
 
 The grammar begins with the answer and covers all of it: free text, up to the mark behind which it limits the
 tokens. So it remains a function of the output so far, and the answer with a draft is that of the target alone
-(``docs/decisions/grammars.md``).
+(``docs/decisions/sampling.md``).
 
 Free text is a terminal that excludes the mark, and text that ends with the mark is one that contains it only
 there, ``/(?s:.*)MARK/ & ~/(?s:.*)MARK(?s:.+)/``. Special tokens are written by their ids, ``<[5]>``.

@@ -25,7 +25,7 @@ PAGES = {path: text for path, text in DOCUMENTS.items() if path != "CHANGELOG.md
 README = DOCUMENTS["README.md"]
 REQUESTS = DOCUMENTS["docs/reference/requests.md"]
 LONGEST_README_LINES = 110
-MOST_PAGES = 60
+MOST_PAGES = 35
 MAKEFILE = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):.*## ", MAKEFILE, re.MULTILINE))
 SETTINGS = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
