@@ -92,6 +92,14 @@ def test_every_link_inside_the_repository_leads_somewhere() -> None:
                 assert ((REPOSITORY_ROOT / page).parent / link).exists(), f"{page}: {link}"
 
 
+def test_every_file_that_a_change_touches_exists() -> None:
+    page = DOCUMENTS["docs/how-to/change-draftproof.md"]
+    named = re.findall(r"`((?:build|pipelines|tests|docs|tools|deploy)/[\w./-]+)`", page)
+    missing = [path for path in named if "NAME" not in path and not (REPOSITORY_ROOT / path).exists()]
+    assert len(named) > 20
+    assert missing == []
+
+
 def test_limits_of_requests_are_those_of_the_code() -> None:
     for name, limit in (
         ("num_log_probs", MAX_LOG_PROBS),
