@@ -30,6 +30,7 @@ On nonlinear fractional programming). SmartSpec (arXiv:2406.14066) maximises tok
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,11 +44,12 @@ from pipelines.speculation.lookup.lookup_draft import LookupDraft
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
-_LEAST_REST = 64  # tokens that an answer is expected to have left at least
+_LEAST_REST = 64  # tokens that an answer is expected to have left, unless its limit is nearer
 _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
 # Lengths of the first rounds of a server with one request, whatever promises most: what was tried is known
 # from then on. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
+_LEAST_GAIN = 0.03  # of a logarithm: less is lost again by what no step's time shows, and by errors of times
 _CHUNK = 16  # rows of the step by which the time to read a prompt is judged
 
 
@@ -158,6 +160,7 @@ class DraftLengths:
         seconds = self._target_times.seconds(num_requests + np.arange(len(order) + 1))
         seconds[1:] += drafting_s + np.cumsum(read_s * (depth == 0) * is_drafted)
         speeds = np.append(0.0, np.cumsum(gains.ravel()[order])) - num_requests * np.log(seconds)
+        speeds[1:] -= num_requests * _LEAST_GAIN
         best = int(np.argmax(speeds))
         lengths = np.bincount(owners[:best], minlength=num_requests)
         trials = self._trials.setdefault(num_requests, list(_TRIALS if num_requests == 1 else (0,)))
@@ -178,10 +181,12 @@ class DraftLengths:
     def _reading_s(self, request: RequestDraftLength) -> float:
         """Return what a round with a draft costs because the draft has to read what it does not know.
 
-        That is shared by the rounds of the rest of the answer, which is expected to be as long as the answer.
+        That is shared by the rounds of the rest of the answer, which is expected to be as long as the answer,
+        as far as the request allows.
         """
         reading_s = request.num_unread * float(self._draft_times.seconds(_CHUNK)) / _CHUNK
-        return reading_s * _TOKENS_OF_ROUND / max(request.num_output, _LEAST_REST)
+        rest = min(max(request.num_output, _LEAST_REST), request.num_remaining)
+        return reading_s * _TOKENS_OF_ROUND / rest
 
 
 class RequestDraftLength:
@@ -192,6 +197,7 @@ class RequestDraftLength:
         lookup: Continuations found in the prediction, the request's text and earlier answers.
         max_draft_len: Upper limit, also of tokens that a grammar forces.
         num_output: Output tokens so far.
+        num_remaining: Most output tokens that may follow.
         num_unread: Known tokens that the draft has not read.
 
     Args:
@@ -208,6 +214,7 @@ class RequestDraftLength:
         self.lookup = lookup
         self.max_draft_len = lengths.max_draft_len
         self.num_output = 0
+        self.num_remaining: float = math.inf
         self.num_unread = len(prompt_ids) - lengths.count_read(prompt_ids)
         self._lengths = lengths
         self._sees_gaps = sees_gaps
@@ -225,6 +232,7 @@ class RequestDraftLength:
 
     def next_round(self, num_remaining: int) -> DraftPlan:
         """Return what to draft in the next round."""
+        self.num_remaining = num_remaining
         aim = self._lengths.aim(self)
         limit = min(self.max_draft_len, num_remaining - 1)
         length = min(aim.length, limit)

@@ -2,8 +2,9 @@
 
 The table begins with what a few steps took at start (``Executor.warm_up``), and every step corrects it: the
 time of its own number of rows by much, and those of all others by little, because other programs or a longer
-context slow them all down. Of two numbers of rows in use, the greater is taken to be no faster, and the
-others lie between their neighbours in use.
+context slow them all down. Numbers of rows that are not in use are wrong by the factor of their neighbours
+that are: with many requests, a step that nobody has tried would look cheap otherwise. Of two in use, the
+greater is taken to be no faster, and the others lie between their neighbours in use.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class StepTimes:
     """
 
     def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
-        counts = np.arange(1, _MOST_ROWS + 1)
+        counts = self._counts = np.arange(1, _MOST_ROWS + 1)
         slope = max((seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]), 0.0)
         self._timed = np.interp(counts, rows, seconds) + slope * np.maximum(counts - rows[-1], 0)
         self._own = np.zeros(_MOST_ROWS)  # logarithms of factors
@@ -61,7 +62,8 @@ class StepTimes:
         self._age += 1
         self._age[index] = 0
         in_use = self._age < _IN_USE
-        times = self._timed * np.exp(self._machine + self._own)
+        own = np.interp(self._counts, self._counts[in_use], self._own[in_use])
+        times = self._timed * np.exp(self._machine + own)
         most = np.minimum.accumulate(np.where(in_use, times, np.inf)[::-1])[::-1]
         least = np.maximum.accumulate(np.where(in_use, most, 0.0))
         self._seconds = np.clip(times, least, most)
