@@ -49,7 +49,7 @@ _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
 # Lengths of the first rounds of a server with one request, whatever promises most: what was tried is known
 # from then on. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
-_LEAST_GAIN = 0.03  # of a logarithm: less is lost again by what no step's time shows, and by errors of times
+_LEAST_GAIN = 0.02  # of a logarithm: less is lost again by what no step's time shows, and by errors of times
 _CHUNK = 16  # rows of the step by which the time to read a prompt is judged
 
 

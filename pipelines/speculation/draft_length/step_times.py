@@ -2,9 +2,9 @@
 
 The table begins with what a few steps took at start (``Executor.warm_up``), and every step corrects it: the
 time of its own number of rows by much, and those of all others by little, because other programs or a longer
-context slow them all down. Numbers of rows that are not in use are wrong by the factor of their neighbours
-that are: with many requests, a step that nobody has tried would look cheap otherwise. Of two in use, the
-greater is taken to be no faster, and the others lie between their neighbours in use.
+context slow them all down. A number of rows that is not in use takes as much longer than was timed as any
+smaller one: otherwise what nobody has tried would look cheap. Of two in use, the greater is taken to be no
+faster, and the others lie between their neighbours in use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepTimes:
     """
 
     def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
-        counts = self._counts = np.arange(1, _MOST_ROWS + 1)
+        counts = np.arange(1, _MOST_ROWS + 1)
         slope = max((seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]), 0.0)
         self._timed = np.interp(counts, rows, seconds) + slope * np.maximum(counts - rows[-1], 0)
         self._own = np.zeros(_MOST_ROWS)  # logarithms of factors
@@ -51,6 +51,7 @@ class StepTimes:
         if math.isinf(self._age[index]):  # an engine prepares a number of rows at its first step
             self._age[index] = _IN_USE
             return
+        seconds /= max(rows / _MOST_ROWS, 1)
         error = math.log(seconds / self._timed[index]) - self._machine - self._own[index]
         bounded = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
         self._own *= 1 - _FORGOTTEN
@@ -62,8 +63,10 @@ class StepTimes:
         self._age += 1
         self._age[index] = 0
         in_use = self._age < _IN_USE
-        own = np.interp(self._counts, self._counts[in_use], self._own[in_use])
-        times = self._timed * np.exp(self._machine + own)
+        expected = self._timed * math.exp(self._machine)
+        times = expected * np.exp(self._own)
+        slower = expected + np.maximum.accumulate(times - expected)
+        times = np.where(in_use, times, np.maximum(times, slower))
         most = np.minimum.accumulate(np.where(in_use, times, np.inf)[::-1])[::-1]
         least = np.maximum.accumulate(np.where(in_use, most, 0.0))
         self._seconds = np.clip(times, least, most)

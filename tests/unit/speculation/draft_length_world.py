@@ -90,7 +90,7 @@ def play(
         luck = np.random.default_rng((seed, number)).random((num_requests, MAX_DRAFT_LEN, 2)).tolist()
         depth, rows, num_tokens, seconds = 0, 0, 0, 0.0
         for request, draws in zip(requests, luck, strict=True):
-            plan = request.next_round(1000)
+            plan = request.next_round(1_000_000)
             position += 100  # tokens never repeat, so there is nothing to look up
             drafted, num_right = _draft(
                 draws[: plan.max_tokens], plan.keep_drafting(), agreement(number), position, sees_gaps
