@@ -89,10 +89,6 @@ source_tests := $(addsuffix .py,$(addprefix tests/unit/repository/test_,architec
 test: .venv/test.stamp .venv/torch.stamp ## run the unit and integration tests; those of the source are left to `check`
 	@$(venv) -m pytest tests $(addprefix --ignore=,$(source_tests)) -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-.PHONY: test-again
-test-again: .venv/test.stamp ## run what failed in `test` once more, each test alone; at most five, none that proves tokens right
-	@$(venv) -m tests.again
-
 .PHONY: test-unit
 test-unit: .venv/test.stamp .venv/torch.stamp ## run the tests that start no server
 	@$(venv) -m pytest tests/unit $(ARGS)

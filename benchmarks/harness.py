@@ -209,10 +209,10 @@ def median_interval(values: Sequence[float]) -> Interval:
     return Interval(statistics.median(values), low, high)
 
 
-def interval_cell(interval: Interval, digits: int, unit: str = "") -> str:
-    """Return such as ``1.02 (0.98 to 1.05) ms``."""
+def interval_cell(interval: Interval, digits: int) -> str:
+    """Return such as ``1.02 (0.98 to 1.05)``."""
     value, low, high = (f"{each:.{digits}f}" for each in (interval.value, interval.low, interval.high))
-    return f"{value} ({low} to {high}){unit}"
+    return f"{value} ({low} to {high})"
 
 
 def num_different_texts(one: Measurement, other: Measurement) -> int:

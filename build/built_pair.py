@@ -75,7 +75,7 @@ def check_prompts(recipe: Recipe) -> None:
     if recipe.prompts_path is None:
         return
     with TemporaryDirectory() as folder:
-        write_engine_texts(Path(folder), read_engine_texts(recipe.target.unpack_checkpoint()))
+        write_engine_texts(Path(folder), read_engine_texts(recipe.target.checkpoint_directory()))
         command = [sys.executable, "-m", "pipelines.command_line.check_prompts", "--target", folder]
         command += ["--prompts", str(recipe.prompts_path)]
         done = subprocess.run(command, cwd=REPOSITORY_ROOT, stderr=subprocess.PIPE, text=True, check=False)

@@ -219,17 +219,6 @@ def _with_progress(network: Network, role: str, report: Callable[[str], None]) -
     return dataclasses.replace(network, layer=layer)
 
 
-def _plan(
-    folder: Path,
-    role: str,
-    source: EngineSource,
-    vocab_size: int,
-    digests: Mapping[Path, str],
-    engine: EngineRecipe,
-) -> EnginePlan:
-    return plan_engine(folder, role, engine_identity(role, engine, source, vocab_size, digests))
-
-
 def _for_this_machine(
     engine: EngineRecipe,
     source: EngineSource,
@@ -256,10 +245,6 @@ def _for_this_machine(
         )
     theirs = dataclasses.replace(engine, linear="openvino")
     return theirs, plan_of(theirs)
-
-
-def _needs_compiler(engine: EngineRecipe, config: NetworkConfig) -> bool:
-    return engine.attention == "draftproof" or config.experts is not None
 
 
 def build_engines(
@@ -293,12 +278,18 @@ def build_engines(
     built = []
     digests = checkpoint_digests(sources.values(), report)
     chosen, plans = dict[str, EngineRecipe](), dict[str, EnginePlan]()
+
+    def planned(role: str, engine: EngineRecipe) -> EnginePlan:
+        identity = engine_identity(role, engine, sources[role], vocab_size, digests)
+        return plan_engine(engines / recipe.name, role, identity)
+
     for role, source in sources.items():
-        plan_of = partial(_plan, engines / recipe.name, role, source, vocab_size, digests)
+        plan_of = partial(planned, role)
         chosen[role], plans[role] = _for_this_machine(getattr(recipe, role), source, plan_of, report)
     recipe = dataclasses.replace(recipe, draft=chosen["draft"], target=chosen["target"])
     missing = [role for role, plan in plans.items() if not plan.is_built()]
-    if any(_needs_compiler(chosen[role], sources[role].network.config) for role in missing):
+    has_experts = {role: source.network.config.experts is not None for role, source in sources.items()}
+    if any(chosen[role].attention == "draftproof" or has_experts[role] for role in missing):
         check_compiler()
     check_space(
         Need(f"the {role}'s engine", engines, engine_memory(getattr(recipe, role), sources[role]).weights)

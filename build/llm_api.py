@@ -1,18 +1,16 @@
-"""Render a pair for TensorRT-LLM's LLM API, which needs no engines: ``python -m build.llm_api --recipe R``.
+"""Render a pair for TensorRT-LLM's LLM API, which needs no engines.
 
 TensorRT-LLM 1.3 and later have no ``trtllm-build``: their PyTorch backend loads Hugging Face checkpoints and
-speculates by itself. This command writes, for each of NVIDIA's two servers, a configuration and a script that
-starts it: Triton with NVIDIA's ``llmapi`` model, and ``trtllm-serve``. Neither server returns token ids, so
-``verify`` compares text. Neither has been run with these files; docs/how-to/nvidia-gpus.md tells what was
-checked instead.
+speculates by itself. For each of NVIDIA's two servers there is a configuration and a script that starts it:
+Triton with NVIDIA's ``llmapi`` model, and ``trtllm-serve``. Neither server returns token ids, so ``verify``
+compares text. Neither has been run with these files; docs/how-to/nvidia-gpus.md tells what was checked
+instead.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,11 @@ from typing import Any
 import yaml
 
 from build.checkpoints.settings import Settings, read_json
-from build.command_line import print_line, recipe_parser, run_command
-from build.fetch import fetch_checkpoints
 from build.quantization.quantized_checkpoint import checkpoint_for
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.recipe import EngineRecipe, Recipe
 from build.tensorrt_llm.command import TOKENS_PER_BLOCK
 from build.tensorrt_llm.model_config import read_model_config
-from build.tensorrt_llm.versions import find_installation, release
+from build.tensorrt_llm.versions import release
 from pipelines.atomic_file import write_whole
 from pipelines.errors import RecipeError
 
@@ -40,7 +36,7 @@ _EARLY_CANDIDATE = re.compile(r"1\.3\.0rc[0-3]")
 _DRAFT_KEY = "speculative_model_dir"
 
 _HEADER = """\
-# Written by draftproof llm-api for TensorRT-LLM {version}, and not run yet. {note}
+# Written by draftproof engines for TensorRT-LLM {version}, and not run yet.
 """
 
 _TRTLLM_SERVE = """\
@@ -73,7 +69,7 @@ def decoding_type(version: str) -> str:
         known = ", ".join(f"{major}.{minor}" for major, minor in _DECODING_TYPES)
         raise RecipeError(
             f"the LLM API of TensorRT-LLM {version} is not known; known: {known}",
-            "pass --trtllm-version with the nearest of them, and compare speculative_config with "
+            "set tensorrt_llm.version to the nearest of them, and compare speculative_config with "
             "llmapi/llm_args.py of yours",
         )
     return spelling
@@ -87,13 +83,13 @@ def _model(recipe: Recipe, role: str) -> str:
         CheckpointError: Its ``config.json`` cannot be read.
     """
     engine: EngineRecipe = getattr(recipe, role)
-    if not read_model_config(engine.unpack_checkpoint()).is_hugging_face:
+    if not read_model_config(engine.checkpoint_directory()).is_hugging_face:
         raise RecipeError(
             f"the LLM API cannot load the {role} of recipe {recipe.name}: {engine.checkpoint} is a "
             "TensorRT-LLM checkpoint",
             "use the Hugging Face directory; ModelOpt's export_hf_checkpoint writes a quantized one",
         )
-    return str(engine.unpack_checkpoint())
+    return str(engine.checkpoint_directory())
 
 
 def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
@@ -197,18 +193,8 @@ def exported_quantization(directory: Path) -> str:
         return "none"
     name = section.get(key, "none") if section is not None and key in section.names else None
     if not isinstance(name, str):
-        raise whole.fail(f"no name in {part}", f"{part}.{key}, a text", "export the checkpoint again")
+        raise whole.fail(f"{part}.{key} must be a text", "export the checkpoint again")
     return name
-
-
-def _note(recipe: Recipe) -> str:
-    quantizations = {recipe.target.quantization, recipe.draft.quantization} - {"none", "checkpoint"}
-    if not quantizations:
-        return "Checkpoints are loaded unchanged."
-    return (
-        f"The recipe's quantization ({', '.join(sorted(quantizations))}) is not applied:\n"
-        "# checkpoints are loaded unchanged. For FP8, run draftproof quantize and draftproof engines."
-    )
 
 
 def llm_api_files(recipe: Recipe, version: str, run: Path) -> dict[str, tuple[Path, str]]:
@@ -224,7 +210,7 @@ def llm_api_files(recipe: Recipe, version: str, run: Path) -> dict[str, tuple[Pa
         "settings": folder / "trtllm-serve.yaml",
         "serve": folder / "trtllm-serve.sh",
     }
-    header = _HEADER.format(version=version, note=_note(recipe))
+    header = _HEADER.format(version=version)
     quoted = {name: shlex.quote(str(path)) for name, path in paths.items()}
     target = shlex.quote(_model(recipe, "target"))
     texts = {
@@ -256,35 +242,3 @@ def write_llm_api(recipe: Recipe, version: str, run: Path) -> dict[str, Path]:
     for path, text in files.values():
         write_whole(path, text)
     return {name: path for name, (path, _) in files.items()}
-
-
-def _render_and_tell(options: argparse.Namespace) -> dict[str, str]:
-    recipe = fetch_checkpoints(load_recipe(options.recipe), print_line)
-    found = find_installation()
-    here = found.version if found is not None and found.version != "unknown" else None
-    version = options.trtllm_version or here or recipe.tensorrt_llm.version
-    paths = write_llm_api(recipe, version, options.run)
-    print("In a container with this version of TensorRT-LLM, either of (neither has been run by us):")
-    print(f"  sh {paths['triton']}")
-    print(f"  sh {paths['serve']}")
-    return {"recipe": recipe.name, "version": version, **{name: str(path) for name, path in paths.items()}}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; the last line of standard output is JSON."""
-    parser = recipe_parser("draftproof llm-api", "Render a pair for TensorRT-LLM's LLM API.")
-    parser.add_argument(
-        "--trtllm-version", help="version of TensorRT-LLM (default: the installed one, else the recipe's)"
-    )
-    parser.add_argument(
-        "--run",
-        type=Path,
-        default=REPOSITORY_ROOT / ".run",
-        help="folder for <recipe>/llm_api/ (default: .run)",
-    )
-    options = parser.parse_args(arguments)
-    return run_command(lambda: _render_and_tell(options))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -94,7 +94,7 @@ def write_recipe(
     checkpoints = [
         _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
     ]
-    directories = [EngineRecipe(checkpoint).unpack_checkpoint() for checkpoint in checkpoints]
+    directories = [EngineRecipe(checkpoint).checkpoint_directory() for checkpoint in checkpoints]
     opened = open_settings(directories[0], max_seq_len or 1)
     configs = [opened.config, open_settings(directories[1], max_seq_len or 1, opened).config]
     target_size, draft_size = (sum(num_parameters(config)) for config in configs)
@@ -284,20 +284,6 @@ def _is_same(written: Any, document: dict[str, Any]) -> bool:
     return bool(without_sizes(written) == without_sizes(document))
 
 
-def _work(options: argparse.Namespace) -> dict[str, Any]:
-    path = write_recipe(
-        options.target,
-        options.draft,
-        options.output,
-        options.quantization,
-        options.max_seq_len,
-        available_bytes(),
-        prompts=options.prompts,
-        name=options.name,
-    )
-    return {"recipe": str(path)}
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the last line of standard output is JSON."""
     parser = argparse.ArgumentParser(prog="python -m build.own_pair", description="Write a pair's recipe.")
@@ -313,7 +299,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--prompts", type=Path, help="file or folder of prompts (default: general ones)")
     parser.add_argument("--max-seq-len", type=int, help="tokens (default: what models and memory allow)")
-    return run_command(lambda: _work(parser.parse_args(arguments)))
+    options = vars(parser.parse_args(arguments))
+    return run_command(lambda: {"recipe": str(write_recipe(**options, free=available_bytes()))})
 
 
 if __name__ == "__main__":

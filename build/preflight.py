@@ -88,7 +88,7 @@ def read_source(
         )
     if engine.growth is not None:
         check_growth(network.config, engine.growth)
-    published = engine.unpack_checkpoint()
+    published = engine.checkpoint_directory()
     return EngineSource(
         network,
         path,
@@ -228,7 +228,7 @@ def check_settings(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
     Raises:
         CheckpointError, RecipeError, IncompatiblePairError: As for ``check_recipe``.
     """
-    return _paired(recipe, lambda role: getattr(recipe, role).unpack_checkpoint(), open_settings)
+    return _paired(recipe, lambda role: getattr(recipe, role).checkpoint_directory(), open_settings)
 
 
 def _paired(

@@ -83,7 +83,7 @@ def quantize_recipe(
     for role, plan in plans.items():
         engine: EngineRecipe = getattr(recipe, role)
         if plan is None:
-            found[role] = engine.unpack_checkpoint()
+            found[role] = engine.checkpoint_directory()
             report(f"{role}: {engine.checkpoint} is used unchanged")
             continue
         with exclusive(plan.directory.parent):

@@ -26,7 +26,7 @@ from pipelines.wire.request import CompletionRequest
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 RECIPES = Path(__file__).resolve().parent / "recipes"
-UNPACKED = Path(os.environ.get("DRAFTPROOF_CACHE") or REPOSITORY_ROOT / ".cache") / "gguf"
+TRANSLATED = Path(os.environ.get("DRAFTPROOF_CACHE") or REPOSITORY_ROOT / ".cache") / "gguf"
 GGUF_SUFFIX = ".gguf"
 
 Runtime = Literal["embedded", "tensorrt_llm"]
@@ -40,7 +40,16 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 
 @dataclass(frozen=True)
 class Growth:
-    """Sizes that a network is grown to without changing its function (``build/networks/growth.py``)."""
+    """Sizes that a network is grown to without changing its function (``build/networks/growth.py``).
+
+    Attributes:
+        hidden_size: Width of the grown network.
+        num_layers: Layers of the grown network.
+        intermediate_size: Width of the grown feed-forward layers.
+        num_heads: Attention heads of the grown network.
+        num_kv_heads: Heads of keys and values of the grown network.
+        seed: Seed of the added weights.
+    """
 
     hidden_size: PositiveInt
     num_layers: PositiveInt
@@ -130,10 +139,8 @@ class EngineRecipe:
         """Return ``quantization``; for ``auto`` INT8, which keeps integers that are as small."""
         return "int8" if self.quantization == "auto" else self.quantization
 
-    def unpack_checkpoint(self) -> Path:
-        """Return the directory of the checkpoint, after gigabytes of a GGUF file have been unpacked into one.
-
-        A file that has been unpacked before, and has not changed since, is only found again.
+    def checkpoint_directory(self) -> Path:
+        """Return the directory of the checkpoint; a GGUF file is translated into one first.
 
         Raises:
             CheckpointError: It has to be downloaded first, or the GGUF file cannot be used.
@@ -142,9 +149,9 @@ class EngineRecipe:
         path = REPOSITORY_ROOT / self.checkpoint if on_hub is None else on_hub.directory
         if path.suffix != GGUF_SUFFIX:
             return path
-        from build.gguf.unpack import unpack  # which needs recipes itself
+        from build.gguf.translate import translate  # which needs recipes itself
 
-        return unpack(path, UNPACKED)
+        return translate(path, TRANSLATED)
 
 
 @configuration.strict

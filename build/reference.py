@@ -41,7 +41,7 @@ def load_reference(engine: EngineRecipe) -> Any:
     Raises:
         CheckpointError: The checkpoint is missing or damaged.
     """
-    directory = engine.unpack_checkpoint()
+    directory = engine.checkpoint_directory()
     if "architecture" not in read_json(directory / "config.json"):
         return _loaded(directory, engine)
     network = network_from_checkpoint(read_checkpoint(directory))
@@ -142,7 +142,7 @@ def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _is_rounded(recipe: Recipe) -> bool:
     target = recipe.target
-    path = target.unpack_checkpoint() / "config.json"
+    path = target.checkpoint_directory() / "config.json"
     raw = read_json(path)
     stored = read_form(raw, path) or (raw.get("quantization") or {}).get("quant_algo")
     keeps = target.quantization == "none" or (target.quantization == "checkpoint" and not stored)

@@ -1,22 +1,20 @@
-"""Writes THIRD_PARTY_NOTICES.md from the metadata of installed packages: ``python -m docs.licences``.
+"""Writes the table in THIRD_PARTY_NOTICES.md from the metadata of installed packages: ``make licences``.
 
 Packages of the lock files are looked up in ``.venv`` and ``.venv-docs``, so ``make test`` and ``make docs``
 have to have installed them.
-``--check`` changes nothing and fails if the file lacks a locked package.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
-from collections.abc import Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "THIRD_PARTY_NOTICES.md"
 LOCKS = ("run", "test", "train", "build", "docs")
+_TABLE = "| Package | Licence | Lock files |"
 _LOCKED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 # Locked for other systems and for Python 3.10; from the metadata of their wheels.
 _ELSEWHERE = {
@@ -24,21 +22,6 @@ _ELSEWHERE = {
     "colorama": "BSD License",
     "exceptiongroup": "MIT License",
 }
-_HEAD = """# Third-party notices
-Draftproof's own sources are under Apache-2.0 (`LICENSE`). `make` installs the packages below from the lock
-files in `requirements/`; none of them is part of this repository. `make licences` writes this page from the
-metadata of the installed packages: look into a package for the full text of its licence.
-
-`nvidia-pytriton` contains NVIDIA's Triton server (BSD-3-Clause). torch (BSD-3-Clause) stands in
-`requirements/torch.txt`. `make bench-peers` installs more packages into environments of their own
-(`requirements/peers-*.txt`). What NVIDIA's container for GPUs holds is under NVIDIA's own terms.
-
-The demonstration pair in `engines/demo_pair/` was trained on the source text of the Python standard library,
-which is under the PSF License; its prompts quote that text.
-
-The head in `engines/qwen2_5_coder_head/` was trained for Qwen2.5-Coder-1.5B-Instruct (Alibaba Cloud,
-Apache-2.0): it began as that model's last layer, and holds rows of its output matrix.
-"""
 
 
 def locked() -> dict[str, set[str]]:
@@ -51,24 +34,20 @@ def locked() -> dict[str, set[str]]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 1 if a licence is not known, or with ``--check`` a package is missing."""
-    parser = argparse.ArgumentParser(prog="python -m docs.licences", description="Write the notices.")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if a package is missing")
-    options = parser.parse_args(arguments)
-    packages = locked()
-    if options.check:
-        named = set(re.findall(r"^\| `([^`]+)` \|", NOTICES.read_text(encoding="utf-8"), re.MULTILINE))
-        differing = sorted(named ^ set(packages))
-        if differing:
-            print(f"THIRD_PARTY_NOTICES.md: {differing}; run: make licences", file=sys.stderr)
-        return int(bool(differing))
+def differing() -> list[str]:
+    """Return the packages that are locked and not on the page, or on the page and not locked."""
+    named = set(re.findall(r"^\| `([^`]+)` \|", NOTICES.read_text(encoding="utf-8"), re.MULTILINE))
+    return sorted(named ^ set(locked()))
+
+
+def main() -> int:
+    """Write the table of the page anew; returns 1 if a licence is not known."""
     docs = [str(folder) for folder in ROOT.glob(".venv-docs/lib/python*/site-packages")]
     found = (*distributions(), *distributions(path=docs))
     installed = {_normal(each.metadata["Name"]): each for each in found}
-    lines = [_HEAD, "| Package | Licence | Lock files |", "|---|---|---|"]
+    lines = [_TABLE, "|---|---|---|"]
     unknown = []
-    for name, locks in sorted(packages.items()):
+    for name, locks in sorted(locked().items()):
         licence = _licence(installed[name]) if name in installed else _ELSEWHERE.get(name, "")
         if not licence:
             unknown.append(name)
@@ -76,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"no metadata of {', '.join(unknown)}: install them first", file=sys.stderr)
         return 1
-    NOTICES.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    head = NOTICES.read_text(encoding="utf-8").partition(_TABLE)[0]
+    NOTICES.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
     return 0
 
 

@@ -34,12 +34,10 @@ FURTHER: dict[str, tuple[str, str]] = {
     "repository": ("build.repository", "render a Triton model repository, engines first"),
     "package": ("build.package", "write a compiled pair as a package that any machine can serve"),
     "quantize": ("build.quantize", "quantize the checkpoints of a recipe with ModelOpt"),
-    "llm-api": ("build.llm_api", "render a pair for TensorRT-LLM's LLM API"),
     "run": (_DEPLOY, "be a server, in the foreground: what a container runs"),
-    "front-door": ("pipelines.front_door.fleet.__main__", "serve OpenAI's API with the servers of a fleet"),
     "upstreams": (
         "pipelines.upstreams.__main__",
-        "answer OpenAI's API with two servers of any engine, and roll the new one out",
+        "answer OpenAI's API with a fleet, or roll a server of any engine out",
     ),
     "api-key": ("pipelines.front_door.access.__main__", "add or remove an API key of OpenAI's API"),
     "draft-length": (_DEPLOY, "set the draft length, of a running server too"),

@@ -67,10 +67,7 @@ def run_build(module: str, arguments: Sequence[str], report: Callable[[str], Non
             raise
     if process.returncode != 0:
         raise ProgramFailedError(
-            "the engines or the repository could not be built",
-            values=f"{' '.join(command[1:])} ended with {process.returncode}",
-            limit="its message stands above",
-            remedy="fix what it names",
+            f"{' '.join(command[1:])} ended with {process.returncode}", "fix what its message above names"
         )
     return result
 

@@ -1,4 +1,4 @@
-"""Turns parsed YAML or JSON into typed dataclasses with pydantic; mistakes become errors with four parts.
+"""Turns parsed YAML or JSON into typed dataclasses with pydantic; mistakes become errors of ours.
 
 Nothing is converted or ignored: unknown keys, missing keys, values of another type and numbers that are not
 finite are errors. The ranges of values are in the annotations (``pydantic.Field``).
@@ -103,8 +103,7 @@ def load_yaml(path: Path, error: type[DraftproofError], remedy: str) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as failure:
-        seen = " ".join(str(failure).split())
-        raise error(f"{path}: cannot be read", values=seen, limit="a YAML file", remedy=remedy) from None
+        raise error(f"{path}: cannot be read: {' '.join(str(failure).split())}", remedy) from None
 
 
 def read_json(
@@ -118,8 +117,7 @@ def read_json(
     try:
         content = path.read_bytes()
     except OSError as failure:
-        limit = f"format={version}, as JSON"
-        raise error(f"{path}: cannot be read", values=str(failure), limit=limit, remedy=remedy) from None
+        raise error(f"{path}: cannot be read: {failure}", remedy) from None
     return parse_versioned(kind, content, path, version, error, remedy)
 
 
@@ -148,18 +146,18 @@ def parse_versioned(
         document = json.loads(content)
         found = document.pop("format", None) if isinstance(document, dict) else document
         if found != version:
-            raise ValueError(f"format={found!r:.200}")
+            raise ValueError(f"format={found!r:.200}, not {version}")
         return parse(kind, document, error, remedy)
     except DraftproofError as failure:
-        what, seen, limit = failure.what, failure.values, failure.limit
+        what = failure.message
     except (ValueError, RecursionError) as failure:
-        what, seen, limit = "cannot be read", " ".join(str(failure).split()), f"format={version}, as JSON"
-    raise error(f"{path}: {what}", values=seen, limit=limit, remedy=remedy)
+        what = f"cannot be read: {' '.join(str(failure).split())}"
+    raise error(f"{path}: {what}", remedy)
 
 
 def located(place: str | Path, error: DraftproofError) -> DraftproofError:
     """Return the error with the name of the file that it is about."""
-    return type(error)(f"{place}: {error.what}", values=error.values, limit=error.limit, remedy=error.remedy)
+    return type(error)(f"{place}: {error.message}", error.remedy)
 
 
 @functools.cache
@@ -195,13 +193,13 @@ def _explained(
             remedy = "add it"
         else:
             remedy = f"did you mean {prefix}{near[0]}?" if near else "remove it"
-        return error(what, values=name, limit=f"the keys {', '.join(known)}", remedy=remedy)
+        return error(f"{what}: {name}; the keys are {', '.join(known)}", remedy)
     if found["type"] == "literal_error":
         choices = re.findall("'(.*?)'", found["ctx"]["expected"])
         if near := difflib.get_close_matches(str(found["input"])[:_LONGEST], choices, 1):
             remedy = f"did you mean {near[0]}?"
-    limit = found["msg"].removeprefix("Input should be ")
-    return error(what, values=f"{name}={found['input']!r:.200}", limit=limit, remedy=remedy)
+    wanted = found["msg"].removeprefix("Input should be ")
+    return error(f"{what}: {name}={found['input']!r:.200}; {wanted}", remedy)
 
 
 def _name(location: typing.Iterable[int | str]) -> str:

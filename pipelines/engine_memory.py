@@ -60,10 +60,8 @@ def read_sizes(engine: Path) -> tuple[int, int, int]:
         return (engine / "engine.bin").stat().st_size, block, slot
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineLoadError(
-            "the memory need of an engine cannot be read",
-            values=f"{path}: {error!r}",
-            limit="engine.json and engine.bin as 'draftproof engines' writes them",
-            remedy="run 'draftproof engines' for the recipe",
+            f"the memory need of an engine cannot be read from {path} and engine.bin: {error!r}",
+            "run 'draftproof engines' for the recipe",
         ) from None
 
 

@@ -110,19 +110,16 @@ class EngineFiles:
         manifest = read_manifest(directory)
         if manifest is None:
             raise EngineLoadError(
-                f"{directory} is not an engine",
-                values="no readable manifest.json",
-                limit="an engine directory has a manifest of its files",
-                remedy="run 'draftproof engines'",
+                f"{directory} is not an engine: it has no readable {MANIFEST_NAME}",
+                "run 'draftproof engines'",
             )
         self.directory = directory
         self.manifest = manifest
         if digest is not None and engine_digest(manifest) != digest:
             raise EngineLoadError(
-                f"{directory} holds another engine than the one that the repository was rendered for",
-                values=f"digest {engine_digest(manifest)}",
-                limit=f"digest {digest}",
-                remedy="run 'draftproof stop' and 'draftproof serve'",
+                f"{directory} holds another engine than the one that the repository was rendered for: digest "
+                f"{engine_digest(manifest)}, not {digest}",
+                "run 'draftproof stop' and 'draftproof serve'",
             )
 
     def path(self, name: str) -> Path:
@@ -138,10 +135,9 @@ class EngineFiles:
         entry = self.manifest["files"].get(name)
         if entry is None:
             raise EngineLoadError(
-                f"{self.directory} is not an engine of the expected kind",
-                values=f"files: {', '.join(sorted(self.manifest['files']))}",
-                limit=f"{name} among them",
-                remedy="run 'draftproof engines' and 'draftproof repository'",
+                f"{self.directory} is not an engine of the expected kind: {name} is not among its files "
+                f"{', '.join(sorted(self.manifest['files']))}",
+                "run 'draftproof engines' and 'draftproof repository'",
             )
         return str(entry["sha256"])
 
@@ -189,9 +185,6 @@ def changed_file(path: Path, sha256: str, found: str) -> EngineLoadError:
         found: What there was instead.
     """
     return EngineLoadError(
-        f"{path} is missing or was changed since the engine was built",
-        values=found,
-        limit=f"sha256 {sha256}: engines are immutable",
-        remedy=f"remove the engine (chmod -R u+w {path.parent}; rm -r {path.parent}) and run "
-        "'draftproof engines'",
+        f"{path} is missing or was changed since the engine was built: {found}, not sha256 {sha256}",
+        f"remove the engine (chmod -R u+w {path.parent}; rm -r {path.parent}) and run 'draftproof engines'",
     )

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.errors import DraftproofError, InternalError
 
@@ -20,12 +20,13 @@ EXIT_FAIL = 1
 EXIT_INCONCLUSIVE = 3
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
 
+Verdict = Literal["pass", "fail", "inconclusive"]
+
 EXIT_CODES: Mapping[str, int] = {
     "pass": EXIT_PASS,
     "fail": EXIT_FAIL,
     "inconclusive": EXIT_INCONCLUSIVE,
 }
-"""Verdict -> exit code."""
 
 
 class ProgramFailedError(DraftproofError):
@@ -67,10 +68,8 @@ def _told(raised: BaseException) -> DraftproofError:
         return raised
     if isinstance(raised, OSError):
         return DraftproofError(
-            "a file cannot be read or written",
-            values=str(raised),
-            limit="needs free disk space, and permission to read and write",
-            remedy="free disk space or grant access, then run the command again",
+            f"a file cannot be read or written: {raised}",
+            "free disk space or grant access, then run the command again",
         )
     text = "".join(traceback.format_exception(raised))
     try:
@@ -84,10 +83,9 @@ def _told(raised: BaseException) -> DraftproofError:
     last = traceback.extract_tb(raised.__traceback__)[-1]
     words = " ".join(str(raised).split())
     return InternalError(
-        "a defect of ours",
-        values=f"{type(raised).__name__}: {words:.300} ({Path(last.filename).name}:{last.lineno})",
-        limit=place,
-        remedy="please report it with the command",
+        f"a defect of ours: {type(raised).__name__}: {words:.300} "
+        f"({Path(last.filename).name}:{last.lineno}); {place}",
+        "please report it with the command",
     )
 
 

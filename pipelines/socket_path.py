@@ -16,10 +16,8 @@ def check_socket_path(path: str, error: type[DraftproofError]) -> None:
     num_bytes = len(os.fsencode(path))
     if not 0 < num_bytes <= MAX_SOCKET_BYTES:
         raise error(
-            f"the path of a socket is too {'long' if path else 'short'}",
-            values=f"{num_bytes} bytes: {path!r:.200}",
-            limit=f"1 to {MAX_SOCKET_BYTES} bytes",
-            remedy="use a run directory inside the checkout, or with a shorter path",
+            f"the path of a socket has {num_bytes} bytes, and not 1 to {MAX_SOCKET_BYTES}: {path!r:.200}",
+            "use a run directory inside the checkout, or with a shorter path",
         )
 
 

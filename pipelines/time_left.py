@@ -40,11 +40,6 @@ class TimeLeft:
         self._report(f"{self._describe(self._done)}, about {duration(left_s)} left")
 
 
-def place(number: int, num_all: int, left_s: float) -> str:
-    """Return a place in a job and the time that is left, such as ``[3/70, 6 min left]``."""
-    return f"[{number}/{num_all}, {duration(max(0.0, left_s))} left]"
-
-
 def duration(seconds: float) -> str:
     """Return a duration as people say it, such as ``40 s`` or ``7 min``; infinite if it is unknown."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min".replace("inf", "unknown")

@@ -83,17 +83,13 @@ class _Guard:
         is_own = self._has_pages and is_known and origin in (None, *here) and site in _OWN_SITES
         if not is_own and (origin is not None or site != "none"):
             raise ForbiddenError(
-                "a page of another site may not use this server",
-                values=f"Origin: {(origin or site)[:_SHOWN]}",
-                limit=f"pages of {', '.join(sorted(self._origins)) or 'no other site'}",
-                remedy="the operator of OpenAI's API can add the origin to cors_origins",
+                f"a page of another site may not use this server: Origin: {(origin or site)[:_SHOWN]}",
+                "the operator of OpenAI's API can add the origin to cors_origins",
             )
         if not is_known and not self._any_host(request):
             raise ForbiddenError(
-                "the server is not known by this name",
-                values=f"Host: {str(host)[:_SHOWN]}",
-                limit=", ".join(("an address", "localhost", *sorted(self._hosts))),
-                remedy="ask it by its address; the operator can add the name to hosts",
+                f"the server is not known by this name: Host: {str(host)[:_SHOWN]}",
+                "ask it by its address; the operator can add the name to hosts",
             )
 
     def _is_known(self, host: str) -> bool:

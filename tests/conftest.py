@@ -25,9 +25,11 @@ from tests.support.examples import FULL
 from tests.support.fake_triton import SERVER_KEY
 
 REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
-NOT_RUN = "draftproof/not_run"
-UNKNOWN = -1
 COROUTINE_WITHIN_S = 180.0
+
+QUARANTINE: dict[str, str] = {}
+"""Test that has failed without a change of the code (``tests/unit/test_a.py::test_b``) -> its issue, and what
+is known. It runs, and the summary prints how it ended, and why that counts for nothing."""
 
 # For models that tests run in this process; a real server draws its own key.
 os.environ["DRAFTPROOF_KEY"] = SERVER_KEY
@@ -95,9 +97,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests of a run with several workers, and skip those of a GPU where none is visible."""
+    """Order the tests of a run with several workers, and mark those that cannot run or decide here."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = in_turn(items)
+    for item in items:
+        if reason := QUARANTINE.get(item.nodeid.partition("[")[0]):
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
     if shutil.which("nvidia-smi") is not None:
         return
     no_gpu = pytest.mark.skip(reason="no NVIDIA GPU on this machine (nvidia-smi not found)")
@@ -122,28 +127,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     asyncio.run(asyncio.wait_for(run(), COROUTINE_WITHIN_S))
     return True
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Forget the last run: one that is killed records nothing."""
-    _record(session, UNKNOWN)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Record how many of the collected tests did not run, which ``tests.again`` reads."""
-    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is None or not session.testscollected:
-        return
-    reports = [report for reports in terminal.stats.values() for report in reports]
-    tests = [report for report in reports if isinstance(report, pytest.TestReport)]
-    ended = {report.nodeid for report in tests if report.when == "teardown"}  # not if it ended its worker
-    _record(session, session.testscollected - len(ended))
-
-
-def _record(session: pytest.Session, num_not_run: int) -> None:
-    cache = getattr(session.config, "cache", None)
-    if cache is not None and "PYTEST_XDIST_WORKER" not in os.environ:
-        cache.set(NOT_RUN, num_not_run)
 
 
 def tracked_files() -> list[str]:

@@ -45,7 +45,7 @@ FORMS = {
         ("pipelines.wire.request", "CompletionRequest"),
         ("pipelines.wire.messages", "EngineRequest"),
         ("pipelines.speculation.request", "GenerationRequest"),
-        ("pipelines.executor.sequence", "Sequence"),
+        ("pipelines.executor.request", "Request"),
     ),
     "the answer": (
         ("pipelines.speculation.request", "Output"),

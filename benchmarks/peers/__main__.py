@@ -21,7 +21,7 @@ from benchmarks.peers.measuring import Measurement, Plan, Runner, Schedule, Serv
 from benchmarks.peers.models import PeerModels
 from benchmarks.peers.peers import OURS, PEERS, Arm
 from benchmarks.peers.running_peers import running_peers
-from pipelines.client.workers import Workers
+from pipelines.bench.workers import Workers
 from pipelines.command_line.chat_prompts import check_chats
 from pipelines.command_line.options import whole_number, whole_numbers
 from pipelines.command_line.prompt_choice import choose_prompts

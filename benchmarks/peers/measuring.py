@@ -10,8 +10,8 @@ from typing import Protocol
 from benchmarks.peers.peers import OURS, Arm
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.protocol import Outcome, RunRequest
+from pipelines.bench.workers import Job, Workers
 from pipelines.client import CompletionRequest
-from pipelines.client.workers import Job, Workers
 from pipelines.errors import DraftproofError
 
 MIN_REQUESTS = 4  # per measurement, so that no single prompt dominates it

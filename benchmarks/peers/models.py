@@ -78,7 +78,7 @@ class PeerModels:
             max_seq_len=int(self.content["max_seq_len"]),
             max_num_tokens=int(self.content["max_num_tokens"]),
             end_ids=self.end_ids,
-            compile_properties=self.content["compile_properties"] if peer.takes_our_properties else None,
+            compile_properties=self.content["compile_properties"],
         )
 
     def code(self, num_texts: int, length: int) -> Prompts:

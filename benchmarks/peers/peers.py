@@ -19,7 +19,6 @@ class Peer:
         forms: Formats of weights that it reads (``benchmarks/peer_models/``), best first.
         draft_lengths: Fixed draft lengths to measure.
         needs_torch: Whether ``requirements/torch.txt`` belongs to its environment.
-        takes_our_properties: Whether OpenVINO compiles its models with our engine's properties.
         preloaded: Library of its environment to be set in LD_PRELOAD, as its manual recommends; "" for none.
     """
 
@@ -30,7 +29,6 @@ class Peer:
     forms: tuple[str, ...]
     draft_lengths: tuple[int, ...]
     needs_torch: bool
-    takes_our_properties: bool = True
     preloaded: str = ""
 
 
@@ -43,16 +41,6 @@ PEERS = (
         ("openvino",),
         (2, 4, 6, 8),
         needs_torch=False,
-    ),
-    Peer(
-        "genai-defaults",
-        "OpenVINO GenAI with its own properties",
-        "genai",
-        "benchmarks.peers.programs.openvino_genai",
-        ("openvino",),
-        (2, 4, 6, 8),
-        needs_torch=False,
-        takes_our_properties=False,
     ),
     Peer(
         "llama-cpp",
@@ -100,7 +88,6 @@ class Arm:
         return f"{self.engine} {length}"
 
 
-OURS_ALONE = Arm(OURS, 0)
 OURS_ADAPTIVE = Arm(OURS, None)
 
 

@@ -34,7 +34,7 @@ class LoadRequest:
         max_seq_len: Most tokens of prompt and answer together.
         max_num_tokens: Most tokens of one step.
         end_ids: Tokens that end an answer.
-        compile_properties: OpenVINO settings of our own engine; None for those of the peer.
+        compile_properties: OpenVINO settings of our own engine, for a peer that runs OpenVINO too.
     """
 
     target: str
@@ -45,7 +45,7 @@ class LoadRequest:
     max_seq_len: int
     max_num_tokens: int
     end_ids: tuple[int, ...]
-    compile_properties: Mapping[str, str] | None
+    compile_properties: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@
 computes the values of the file in float32, ``checkpoint`` keeps the file's integers. The first engine and
 llama.cpp are what the others are compared with, on modules of Python's standard library (code) and Debian's
 copy of the GPL (prose), in windows of 512 tokens that are computed as prompts. Greedy text is compared with
-llama.cpp's up to the first difference, where the margin between the two most likely tokens says how close
-the choice was.
+llama.cpp's up to the first difference, where the top-2 gap says how close the choice was.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _model(file: Path, checkpoint: Path, engine: str) -> Iterator[Model]:
         compiled = compile_network(Path(name, engine), network, engine, attention, cache, product)
 
     def logits(ids: list[int], start: int) -> Logits:
-        chunk = piece(compiled, np.array(ids, np.int32), start, len(ids), as_rows=start > 0)
+        chunk = piece(compiled, np.array(ids, np.int32), start, len(ids), is_decode=start > 0)
         return step(compiled, chunk)
 
     yield logits
@@ -113,9 +112,8 @@ def _described(found: Found, references: Mapping[str, Found], windows: Windows) 
     described: dict[str, Any] = {"texts": texts}
     if found.greedy and LLAMA_CPP in references:
         pairs = zip(found.greedy, references[LLAMA_CPP].greedy, strict=True)
-        parted = [one.first_difference(other) for one, other in pairs]
-        described["first_differences"] = [each and asdict(each) for each in parted]
-        described["median_margin"] = statistics.median(m for each in found.greedy for m in each.margins)
+        described["first_differences"] = [one.first_difference(other) for one, other in pairs]
+        described["median_gap"] = statistics.median(gap for each in found.greedy for gap in each.gaps)
     return described
 
 
@@ -136,15 +134,15 @@ def _greedy_rows(name: str, engines: Mapping[str, Any]) -> Iterator[list[object]
             texts = described["first_differences"]
             parted = [each for each in texts if each]
             equal = f"{len(texts) - len(parted)} of {len(texts)}"
-            where = ", ".join(f"{each['position']} ({each['margin']:.2f})" for each in parted)
-            yield [name, engine, equal, where, f"{described['median_margin']:.1f}"]
+            where = ", ".join(f"{each['position']} ({each['gap']:.2f})" for each in parted)
+            yield [name, engine, equal, where, f"{described['median_gap']:.1f}"]
 
 
 def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     about = conditions("benchmarks.quality", command_line)
     files: dict[str, dict[str, Any]] = {}
     for file in options.files:
-        checkpoint = EngineRecipe(str(file.resolve())).unpack_checkpoint()
+        checkpoint = EngineRecipe(str(file.resolve())).checkpoint_directory()
         windows = _windows(checkpoint)
         references: dict[str, Found] = {}
         engines = files[file.name] = {}
@@ -158,7 +156,7 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     ratios = [row for name, engines in files.items() for row in _ratio_rows(name, engines)]
     texts = [row for name, engines in files.items() for row in _greedy_rows(name, engines)]
     greedy_heads = ["File", "Engine", f"Greedy texts of {NUM_GREEDY} tokens as llama.cpp's"]
-    greedy_heads += ["Others part after tokens (margin there)", "Median margin"]
+    greedy_heads += ["Others part after tokens (top-2 gap there)", "Median top-2 gap"]
     tables = markdown([*heads, "Same argmax", "KL, nats"], ratios), markdown(greedy_heads, texts)
     return Result("\n\n".join(tables), {"files": files, "conditions": about})
 

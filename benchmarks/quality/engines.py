@@ -10,7 +10,7 @@ import numpy.typing as npt
 from build.networks.network import Network, NetworkConfig
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 
@@ -64,13 +64,13 @@ def compile_network(
     )
     network = apply_quantization(network, quantization, "int8" if is_rounded else "checkpoint")
     write_engine(folder / "engine", network, tokenizer, settings)
-    return Engine(EngineFiles(folder / "engine"), NUM_BLOCKS)
+    return load_engine(EngineFiles(folder / "engine"), NUM_BLOCKS)
 
 
-def piece(engine: Engine, ids: TokenIds, start: int, num_logits: int, *, as_rows: bool) -> Chunk:
+def piece(engine: Engine, ids: TokenIds, start: int, num_logits: int, *, is_decode: bool) -> Chunk:
     """Return consecutive tokens of the text that the engine computes; see ``Chunk``."""
     slot = 0 if engine.config.state_bytes else None
-    return Chunk(ids, start, BLOCKS, as_rows=as_rows, num_logits=num_logits, slot=slot)
+    return Chunk(ids, start, BLOCKS, is_decode=is_decode, num_logits=num_logits, slot=slot)
 
 
 def step(engine: Engine, *chunks: Chunk) -> Logits:

@@ -68,31 +68,16 @@ def _blocks(count: int) -> Iterator[slice]:
 
 
 @dataclass(frozen=True)
-class FirstDifference:
-    """The place where two greedy texts part.
-
-    Attributes:
-        position: Tokens before it, which are equal.
-        margin: Difference of the two greatest logits of the engine there.
-        reference_margin: The same of the reference.
-    """
-
-    position: int
-    margin: float
-    reference_margin: float
-
-
-@dataclass(frozen=True)
 class Greedy:
     """Greedy text.
 
     Attributes:
         ids: Its tokens.
-        margins: Difference of the two greatest logits at each.
+        gaps: The top-2 gap at each: how far apart the two greatest logits are.
     """
 
     ids: list[int]
-    margins: list[float]
+    gaps: list[float]
 
     @classmethod
     def of(cls, model: Model, prompt: list[int]) -> Greedy:
@@ -101,15 +86,15 @@ class Greedy:
         while True:
             second, first = np.partition(logits, -2)[-2:].tolist()
             greedy.ids.append(int(logits.argmax()))
-            greedy.margins.append(first - second)
+            greedy.gaps.append(first - second)
             if len(greedy.ids) == NUM_GREEDY:
                 return greedy
             logits = model(greedy.ids[-1:], len(prompt) + len(greedy.ids) - 1)[-1]
 
-    def first_difference(self, reference: Greedy) -> FirstDifference | None:
-        """Return where this text and a reference part, None if they are equal."""
-        pairs = enumerate(zip(self.ids, reference.ids, strict=True))
-        index = next((index for index, (one, other) in pairs if one != other), None)
-        return (
-            None if index is None else FirstDifference(index, self.margins[index], reference.margins[index])
-        )
+    def first_difference(self, reference: Greedy) -> dict[str, float] | None:
+        """Return how many tokens two texts share, and both top-2 gaps behind them; None if they are equal."""
+        for position, (one, other) in enumerate(zip(self.ids, reference.ids, strict=True)):
+            if one != other:
+                gaps = {"gap": self.gaps[position], "reference_gap": reference.gaps[position]}
+                return {"position": position, **gaps}
+        return None

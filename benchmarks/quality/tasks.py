@@ -1,11 +1,10 @@
 """Ask servers to complete 40 functions and to answer 40 questions, and count what is right.
 
-``python -m benchmarks.quality.tasks TARGET DRAFT int8 int4 llama.cpp --output docs/results/tasks.json``
-serves the pair at each quantization of ours and the target with llama.cpp, and asks each server over OpenAI's
-API, greedily: ours with the draft and without it, which must give the same answers, byte for byte. The
-address of a running server may stand among the arms; it is asked as it is. The checks run code that the
-models wrote, as ``benchmarks/quality/scoring.py`` says. Exit codes: 0 success; 1 answers with the draft
-differ; 2 wrong usage.
+``python -m benchmarks.quality.tasks int8=http://127.0.0.1:8000 llama.cpp=http://127.0.0.1:8080`` asks each
+server over OpenAI's API, greedily, and once more with ``num_draft_tokens`` 0. One of ours answers without its
+draft then, byte for byte the same; others do not know the field. The checks run code that the models wrote,
+as ``benchmarks/quality/scoring.py`` says. Exit codes: 0 success; 1 the answers of a server differ; 2 wrong
+usage.
 """
 
 from __future__ import annotations
@@ -13,36 +12,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import httpx
 
 from benchmarks.harness import Result, markdown, run_benchmark, say
-from benchmarks.peers.running_peers import ensure_environment
 from benchmarks.quality.scoring import Task, tasks
-from build.recipe import REPOSITORY_ROOT
 from pipelines.bench.reporting.conditions import conditions
-from pipelines.building import build_recipe, run_build
 from pipelines.command_line.options import whole_number
-from pipelines.demo.own_pair import named_checkpoint
-from pipelines.deploy.ports import Ports
-from pipelines.deploy.server import RUN, Server
-from pipelines.errors import PeerError
 from pipelines.program import EXIT_FAIL, EXIT_PASS
 
-QUANTIZATIONS = ("auto", "int8", "int4", "none", "checkpoint")
-"""Arms of ours, as ``draftproof try`` names them."""
-
-LLAMA_CPP = "llama.cpp"
-ARMS = (*QUANTIZATIONS, LLAMA_CPP)
-
-_FOLDER = RUN / "quality"
-_MAX_SEQ_LEN = 1024
 _TIMEOUT_S = 600.0
 
 
@@ -69,80 +50,39 @@ def answers(url: str, asked: Sequence[Task], num_at_once: int, **fields: Any) ->
         return list(pool.map(ask, asked))
 
 
-@contextmanager
-def _served(arm: str, options: argparse.Namespace) -> Iterator[str]:
-    """Yield the address of the server of an arm."""
-    if arm.startswith("http"):
-        yield arm
-    elif arm == LLAMA_CPP:
-        python = ensure_environment("llama-cpp", needs_torch=False)
-        file = str(Path(options.target).resolve())
-        command = [str(python), "-m", "benchmarks.quality.llama_cpp_server", file]
-        with Popen(command, cwd=REPOSITORY_ROOT, stdin=PIPE, stdout=PIPE, text=True) as server:
-            assert server.stdout is not None
-            address = next((line.strip() for line in server.stdout if line.startswith("http")), "")
-            if not address:
-                values = f"{options.target}, exit code {server.wait()}"
-                raise PeerError(f"llama.cpp does not serve: {values}", "read what it says above")
-            yield address
-    else:
-        recipe = str(_FOLDER / f"{arm}.yaml")
-        Path(recipe).unlink(missing_ok=True)
-        pair = [named_checkpoint(options.target), named_checkpoint(options.draft)]
-        size = ["--max-seq-len", str(_MAX_SEQ_LEN)]
-        run_build("build.own_pair", [*pair, "--output", recipe, "--quantization", arm, *size], say)
-        directory = Path(build_recipe("build.repository", recipe, say)["model_repository"]).parent
-        with Server.start(directory, Ports.free(with_openai=True)) as server:
-            server.wait_ready()
-            yield server.openai_url
-
-
-def _arms(options: argparse.Namespace, asked: Sequence[Task]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield the name of each arm, its answers, and those that they must equal."""
-    for arm in options.arms:
-        with _served(arm, options) as url:
-            found = answers(url, asked, options.at_once)
-            if arm not in QUANTIZATIONS:
-                yield arm, found, found
-                continue
-            alone = answers(url, asked, options.at_once, num_draft_tokens=0)
-        yield f"{arm}, target alone", alone, alone
-        yield f"{arm}, with the draft", found, alone
-
-
 def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     about = conditions("benchmarks.quality.tasks", command_line)
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    asked, arms = tasks(), dict[str, dict[str, Any]]()
-    for name, found, alone in _arms(options, asked):
+    asked, servers = tasks(), dict[str, dict[str, Any]]()
+    for name, url in options.servers:
+        alone = answers(url, asked, options.at_once, num_draft_tokens=0)
+        found = answers(url, asked, options.at_once)
         right = [task.is_right(text) for task, text in zip(asked, found, strict=True)]
         passed = Counter(task.kind for task, is_right in zip(asked, right, strict=True) if is_right)
         num_different = sum(one != other for one, other in zip(found, alone, strict=True))
-        arms[name] = {"passed": passed, "num_different": num_different, "right": right, "answers": found}
-        say(f"{name}: {dict(passed)} right, {num_different} answers differ from the target's")
+        servers[name] = {"passed": passed, "num_different": num_different, "right": right, "answers": found}
+        say(f"{name}: {dict(passed)} right, {num_different} answers differ without a draft")
     count = Counter(task.kind for task in asked)
     rows = [
-        [name, *(f"{arm['passed'][kind]} of {count[kind]}" for kind in count), arm["num_different"]]
-        for name, arm in arms.items()
+        [name, *(f"{each['passed'][kind]} of {count[kind]}" for kind in count), each["num_different"]]
+        for name, each in servers.items()
     ]
-    table = markdown(["Arm", *(kind.capitalize() for kind in count), "Answers that differ"], rows)
-    is_equal = not any(arm["num_different"] for arm in arms.values())
-    document = {"arms": arms, "at_once": options.at_once, "conditions": about}
+    table = markdown(["Server", *(kind.capitalize() for kind in count), "Other answers without draft"], rows)
+    is_equal = not any(each["num_different"] for each in servers.values())
+    document = {"servers": servers, "at_once": options.at_once, "conditions": about}
     return Result(table, document, EXIT_PASS if is_equal else EXIT_FAIL)
 
 
-def _arm(text: str) -> str:
-    if text not in ARMS and not text.startswith("http"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no arm")
-    return text
+def _server(text: str) -> tuple[str, str]:
+    name, _, url = text.partition("=")
+    if not name or not url.startswith("http"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=http://HOST:PORT")
+    return name, url
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.tasks", description=__doc__)
-    parser.add_argument("target", help="GGUF file of the target")
-    parser.add_argument("draft", help="checkpoint of the draft")
-    parser.add_argument("arms", nargs="+", type=_arm, metavar="ARM", help=", ".join((*ARMS, "http://...")))
+    parser.add_argument("servers", nargs="+", type=_server, metavar="NAME=URL", help="running servers")
     parser.add_argument("--at-once", type=whole_number(1), default=4, help="requests (%(default)s)")
     return run_benchmark(parser, _measure, arguments)
 

@@ -119,8 +119,6 @@ class Version:
         ports = Ports.free(with_openai=True)
         started_s = time.monotonic()
         try:
-            if not self._serve_builds:
-                self._run("build.repository", "--recipe", self.recipe)  # as its `make serve` did
             self._run(
                 *("pipelines.deploy", "serve", "--recipe", self.recipe, "--http-port", str(ports.http)),
                 *("--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)),
@@ -129,12 +127,6 @@ class Version:
             yield RunningVersion(ports, time.monotonic() - started_s)
         finally:
             self._program("pipelines.deploy", "stop", "--recipe", self.recipe)
-
-    @property
-    def _serve_builds(self) -> bool:
-        """Whether this version's ``serve`` builds what a recipe lacks and renders its repository."""
-        program = self.tree / "pipelines" / "deploy" / "__main__.py"
-        return "build.repository" in program.read_text(encoding="utf-8")
 
     def _program(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", module, *arguments]

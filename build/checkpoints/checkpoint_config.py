@@ -21,7 +21,7 @@ def _rotary_scaling(settings: Settings) -> RotaryScaling | None:
     if kind == "linear":
         return RotaryScaling("linear", scaling.number("factor"))
     if kind != "llama3":
-        raise settings.fail(f"rotary_scaling of type {kind!r:.80}", "supported: llama3, linear")
+        raise settings.fail(f"rotary_scaling of type {kind!r:.80}; supported: llama3, linear")
     return llama3_scaling(scaling)
 
 
@@ -37,11 +37,29 @@ def llama3_scaling(scaling: Settings, original: int | None = None) -> RotaryScal
     """
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if low >= high:
-        raise scaling.fail(
-            f"low_freq_factor={low:g}, high_freq_factor={high:g}", "high_freq_factor must be larger"
-        )
+        raise scaling.fail(f"high_freq_factor={high:g} must be above low_freq_factor={low:g}")
     length = scaling.integer("original_max_position_embeddings", original)
     return RotaryScaling("llama3", scaling.number("factor"), low, high, length)
+
+
+def head_sizes(settings: Settings, key: str) -> tuple[int, int, int, int]:
+    """Return the heads of queries and of keys, the hidden size, and the features of a head.
+
+    Args:
+        settings: Settings of the network.
+        key: Name of the features of a head, which may be left out.
+
+    Raises:
+        CheckpointError: One is missing or invalid, or they do not fit together.
+    """
+    heads, hidden = settings.integer("num_attention_heads"), settings.integer("hidden_size")
+    kv_heads = settings.integer("num_key_value_heads", heads)
+    if heads % kv_heads or (settings.get(key) is None and hidden % heads):
+        raise settings.fail(
+            f"num_attention_heads={heads} must be a multiple of num_key_value_heads={kv_heads}, and divide "
+            f"hidden_size={hidden} unless {key} is set"
+        )
+    return heads, kv_heads, hidden, settings.integer(key, hidden // heads)
 
 
 def _quant_algo(settings: Settings) -> str | None:
@@ -49,15 +67,13 @@ def _quant_algo(settings: Settings) -> str | None:
     algo = quantization.text("quant_algo")
     if algo not in FORMS:
         raise settings.fail(
-            f"quantization.quant_algo={algo!r:.80}",
-            f"the embedded runtime supports {', '.join(name or 'null' for name in FORMS)}",
+            f"quantization.quant_algo={algo!r:.80}; supported: {', '.join(name or 'null' for name in FORMS)}",
             "export with one of these, or without quantization and set quantization: int8 in the recipe",
         )
     excluded = quantization.items("exclude_modules", str)
     if algo is not None and any(not name.endswith("lm_head") for name in excluded):
         raise settings.fail(
-            f"quantization.exclude_modules={excluded!r:.80}",
-            "only lm_head may be excluded from quantization",
+            f"quantization.exclude_modules={excluded!r:.80}, and only lm_head may be excluded"
         )
     return algo
 
@@ -70,8 +86,7 @@ def _group_size(settings: Settings, algo: str | None, widths: tuple[int, ...]) -
     group = quantization.integer("group_size")
     if any(width % group for width in widths):
         raise settings.fail(
-            f"quantization.group_size={group}, inputs of {', '.join(map(str, widths))}",
-            "the number of inputs of every projection must be a multiple of group_size",
+            f"quantization.group_size={group} must divide all inputs of projections, {widths}",
             "choose another quantization for this network",
         )
     return group
@@ -103,27 +118,16 @@ def parse_config(raw: Mapping[str, Any], path: Path) -> NetworkConfig:
     for key in ("world_size", "tp_size", "pp_size"):
         if mapping.get(key, 1) != 1:
             raise settings.fail(
-                f"mapping.{key}={mapping.get(key)!r:.80}",
-                "the embedded runtime reads checkpoints with a single rank",
+                f"mapping.{key}={mapping.get(key)!r:.80}, and only checkpoints with a single rank are read",
                 "export with tensor and pipeline parallelism of 1",
             )
     if raw.get("rotary_base") is None:
         raise settings.fail(
-            "no rotary_base",
-            "rotary_base is required; without it a loader would silently assume 10000",
+            "no rotary_base, for which a loader would silently assume 10000",
             "set rope_theta and rope_scaling in model.config before the export (transformers 5 drops them)",
         )
-    heads = settings.integer("num_attention_heads")
-    kv_heads = settings.integer("num_key_value_heads", heads)
-    hidden = settings.integer("hidden_size")
-    if heads % kv_heads or (settings.get("head_size") is None and hidden % heads):
-        raise settings.fail(
-            f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, hidden_size={hidden}",
-            "num_attention_heads must be a multiple of num_key_value_heads, and divide hidden_size unless "
-            "head_size is set",
-        )
+    heads, kv_heads, hidden, head_size = head_sizes(settings, "head_size")
     algo = _quant_algo(settings)
-    head_size = settings.integer("head_size", hidden // heads)
     intermediate_size = settings.integer("intermediate_size")
     layer = LayerConfig(Rotary(settings.number("rotary_base"), head_size, _rotary_scaling(settings)))
     return NetworkConfig(

@@ -48,7 +48,7 @@ class Settings:
         """Return an object in this object; None if it is absent, null or empty."""
         value = self.get(key) or None
         if value is not None and not isinstance(value, dict):
-            raise self.fail(f"{key}={value!r:.80}", f"{key} must be an object")
+            raise self.fail(f"{key}={value!r:.80} must be an object")
         within = key if self._within is None else f"{self._within}.{key}"
         return None if value is None else Settings(value, self.path, within)
 
@@ -57,11 +57,10 @@ class Settings:
         """Return the names of the values."""
         return tuple(self.values)
 
-    def fail(self, values: str, limit: str, remedy: str = "use another model") -> CheckpointError:
+    def fail(self, what: str, remedy: str = "use another model") -> CheckpointError:
         """Return the error that refuses the file."""
-        if self._within is not None:
-            values = f"in {self._within}: {values}"
-        return CheckpointError(f"{self.path} cannot be used: {values}; {limit}", remedy)
+        where = "" if self._within is None else f"in {self._within}: "
+        return CheckpointError(f"{self.path} cannot be used: {where}{what}", remedy)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value as it is in the file; the default if it is absent or null."""
@@ -72,28 +71,28 @@ class Settings:
         """Return a positive integer, at most what a network may have of it."""
         value, most = self.get(key, default), _LIMITS.get(key, _MOST)
         if type(value) is not int or not 1 <= value <= most:
-            raise self.fail(f"{key}={value!r:.80}", f"{key} must be an integer from 1 to {most}")
+            raise self.fail(f"{key}={value!r:.80} must be an integer from 1 to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a positive number."""
         value = self.get(key, default)
         if type(value) not in (int, float) or not 0 < value < _LARGEST:
-            raise self.fail(f"{key}={value!r:.80}", f"{key} must be a number above 0, below {_LARGEST:g}")
+            raise self.fail(f"{key}={value!r:.80} must be a number above 0, below {_LARGEST:g}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return a truth value; the default if it is absent or null."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(f"{key}={value!r:.80}", f"{key} must be true or false")
+            raise self.fail(f"{key}={value!r:.80} must be true or false")
         return value
 
     def text(self, key: str) -> str | None:
         """Return a text; None if it is absent or null."""
         value = self.get(key)
         if value is not None and not isinstance(value, str):
-            raise self.fail(f"{key}={value!r:.80}", f"{key} must be a text")
+            raise self.fail(f"{key}={value!r:.80} must be a text")
         return value
 
     def items(self, key: str, *kinds: type) -> list[Any]:
@@ -101,21 +100,21 @@ class Settings:
         value = self.get(key, [])
         if not isinstance(value, list) or len(value) > _MOST_ITEMS or {*map(type, value)} - {*kinds}:
             names = " or ".join(kind.__name__ for kind in kinds)
-            raise self.fail(f"{key}={value!r:.80}", f"{key} must be a list of {names}")
+            raise self.fail(f"{key}={value!r:.80} must be a list of {names}")
         return value
 
     def one_of(self, key: str, *allowed: Any) -> Any:
         """Return a value that must be one of these."""
         value = self.values.get(key)
         if value not in allowed:
-            raise self.fail(f"{key}={value!r:.200}", f"supported: {', '.join(map(str, allowed))}")
+            raise self.fail(f"{key}={value!r:.200}; supported: {', '.join(map(str, allowed))}")
         return value
 
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Refuse values that change what the network computes in a way that is not implemented."""
         value = self.get(key)
         if value is not None and value not in allowed:
-            raise self.fail(f"{key}={value!r:.200}", f"supported: {', '.join(map(str, allowed)) or 'none'}")
+            raise self.fail(f"{key}={value!r:.200}; supported: {', '.join(map(str, allowed)) or 'none'}")
 
 
 def parse_object(content: bytes, most_bytes: int = MOST_BYTES) -> dict[str, Any]:

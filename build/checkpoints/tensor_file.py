@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,23 @@ class Tensor:
     Attributes:
         dtype: Type in safetensors' notation, such as ``BF16``.
         shape: Dimensions, outermost first.
-        data: Array of ``shape`` and numpy type ``STORAGE[dtype]``; BF16 and FP8 are raw bits.
+        source: Array of ``shape`` and numpy type ``STORAGE[dtype]``, where BF16 and FP8 are raw bits; or what
+            reads it, each time that ``data`` is asked for.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    data: AnyArray
+    source: AnyArray | Callable[[], AnyArray]
+
+    @property
+    def data(self) -> AnyArray:
+        """Return the array."""
+        return self.source() if callable(self.source) else self.source
+
+    @property
+    def size(self) -> int:
+        """Return how many numbers it has."""
+        return math.prod(self.shape)
 
     def to_float32(self) -> Float32Array:
         """Return the values as float32, exact for every type except F64 and large integers."""
@@ -167,24 +178,8 @@ def _sizes(entry: dict[str, Any], key: str) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-class WritableTensor(Protocol):
-    """Holds what is written of a tensor; ``data`` may be read from elsewhere when it is asked for."""
-
-    @property
-    def dtype(self) -> str:
-        """See ``Tensor``."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """See ``Tensor``."""
-
-    @property
-    def data(self) -> AnyArray:
-        """See ``Tensor``."""
-
-
 def write_tensors(
-    path: Path, tensors: Mapping[str, WritableTensor], metadata: Mapping[str, str] | None = None
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a safetensors file atomically.
 
@@ -196,7 +191,7 @@ def write_tensors(
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for name, tensor in tensors.items():
-        size = STORAGE[tensor.dtype].itemsize * math.prod(tensor.shape)
+        size = STORAGE[tensor.dtype].itemsize * tensor.size
         header[name] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),

@@ -20,6 +20,7 @@ import numpy as np
 
 from build.checkpoints.settings import Settings, did_you_mean
 from build.checkpoints.tensor_file import AnyArray
+from pipelines.atomic_file import version_of
 from pipelines.errors import CheckpointError
 
 
@@ -63,6 +64,7 @@ TYPES: Mapping[int, StoredType] = {
 STORED_TYPES = {each.name: each for each in TYPES.values()}
 """The same by name."""
 
+_ANOTHER = "use a file of another quantization, or the checkpoint that the file was made from"
 # Whoever has one of these should read its name in the error, not a number.
 _REFUSED = {
     **{9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"},
@@ -79,12 +81,14 @@ class StoredTensor:
         type: Its type.
         shape: Dimensions, outermost first.
         path: The file.
+        version: That of the file when it was opened (``version_of``).
         offset: Its first byte there.
     """
 
     type: StoredType
     shape: tuple[int, ...]
     path: Path
+    version: tuple[int, ...] | None
     offset: int
 
     @property
@@ -100,11 +104,15 @@ class StoredTensor:
         return math.prod(self.shape[:-1]), self.shape[-1] // self.type.block * self.type.num_bytes
 
     def read(self) -> AnyArray:
-        """Return its numbers or bytes, of ``stored_shape``; raises CheckpointError if the file has shrunk."""
+        """Return its numbers or bytes, of ``stored_shape``.
+
+        Raises:
+            CheckpointError: The file has changed since it was opened.
+        """
         count = self.num_bytes // self.type.dtype.itemsize
         data = np.fromfile(self.path, self.type.dtype, count, offset=self.offset)
-        if len(data) < count:
-            raise changed(self.path)
+        if len(data) < count or version_of(self.path) != self.version:
+            raise CheckpointError(f"{self.path}: the file changed while it was read", "run the command again")
         return data.reshape(self.stored_shape)
 
 
@@ -145,24 +153,12 @@ class GgufFile:
         """
         value = self.metadata.get(name, default)
         if value is not default and type(value) is not kind:
-            raise self.fail("a value has another type", f"{name}={value!r:.80}", f"{kind.__name__}")
+            raise self.fail(f"{name}={value!r:.80} is no {kind.__name__}")
         return value
 
-    def fail(self, what: str, values: str, limit: str, remedy: str = "") -> CheckpointError:
+    def fail(self, what: str, remedy: str = _ANOTHER) -> CheckpointError:
         """Return the error that refuses the file."""
-        return _refusal(self.path, what, values, limit, remedy)
-
-
-def _refusal(path: Path, what: str, values: str, limit: str, remedy: str = "") -> CheckpointError:
-    another = "use a file of another quantization, or the checkpoint that the file was made from"
-    return CheckpointError(f"{path}: {what}; {values}; {limit}", remedy or another)
-
-
-def changed(path: Path) -> CheckpointError:
-    """Return the error of a file that is not what it was when it was opened."""
-    return _refusal(
-        path, "the file changed while it was read", "another size or time", "a file that stays", "try again"
-    )
+        return CheckpointError(f"{self.path}: {what}", remedy)
 
 
 _PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -210,18 +206,16 @@ def open_gguf(path: Path) -> GgufFile:
         place, count = part.value("split.no", int, 0), part.value("split.count", int, 0) or 1
         if (place, count) != (number, len(parts)):
             raise part.fail(
-                "this is not the part that its name says",
-                f"split.no={place}, split.count={count}",
-                f"split.no={number}, split.count={len(parts)}",
+                f"this is not the part that its name says: split.no={place}, split.count={count}",
                 "give the parts the names that they were published under: ...-00001-of-0000N.gguf",
             )
         twice = sorted(set(tensors) & set(part.tensors))
         if twice:
-            raise part.fail("a tensor is in two parts", f"{twice[0]:.80}", "each tensor once")
+            raise part.fail(f"{twice[0]:.80} is in two parts")
         tensors.update(part.tensors)
     wanted = first.value("split.tensors.count", int, len(tensors))
     if wanted != len(tensors):
-        raise first.fail("tensors are missing", f"{len(tensors)}", f"split.tensors.count={wanted}")
+        raise first.fail(f"split.tensors.count={wanted}, and the parts have {len(tensors)} tensors")
     return GgufFile(first.path, first.metadata, tensors)
 
 
@@ -235,22 +229,19 @@ def _open_part(path: Path) -> GgufFile:
                 raise _DamagedError(f"general.alignment={alignment!r:.80}")
             others = {entry.type for entry in entries if entry.type not in TYPES}
             if others:
-                raise _refusal(
-                    path,
-                    "some tensors have a type that is not read",
-                    ", ".join(sorted(_REFUSED.get(each, f"type {each}") for each in others)[:9]),
-                    f"supported: {', '.join(STORED_TYPES)}",
+                names = ", ".join(sorted(_REFUSED.get(each, f"type {each}") for each in others)[:9])
+                supported = f"supported: {', '.join(STORED_TYPES)}"
+                raise CheckpointError(
+                    f"{path} has tensors of types that are not read: {names}; {supported}", _ANOTHER
                 )
             tensors = _placed(path, entries, -(-reader.position // alignment) * alignment, alignment)
             end = max((each.offset + each.num_bytes for each in tensors.values()), default=0)
             if end > reader.size:
                 raise _DamagedError(f"the tensors end at byte {end}")
         except (_DamagedError, UnicodeDecodeError) as error:
-            raise _refusal(
-                path,
-                "this is not a GGUF file that can be read",
-                f"byte {reader.position} of {reader.size}: {error}",
-                "a whole little-endian file of GGUF version 2 or 3",
+            raise CheckpointError(
+                f"{path} is no whole little-endian file of GGUF version 2 or 3: byte {reader.position} of "
+                f"{reader.size}: {error}",
                 "download the file again",
             ) from None
     return GgufFile(path, metadata, tensors)
@@ -355,9 +346,9 @@ class _Reader:
 def _placed(path: Path, entries: Sequence[_Entry], begin: int, alignment: int) -> dict[str, StoredTensor]:
     """Return the tensors of whole blocks that do not overlap."""
     tensors = dict[str, StoredTensor]()
-    end = begin
+    end, version = begin, version_of(path)
     for entry in sorted(entries, key=lambda each: each.offset):
-        tensor = StoredTensor(TYPES[entry.type], entry.shape, path, begin + entry.offset)
+        tensor = StoredTensor(TYPES[entry.type], entry.shape, path, version, begin + entry.offset)
         where = f"{entry.name:.80}: {tensor.type.name} {list(entry.shape)} at byte {tensor.offset}"
         if entry.name in tensors:
             raise _DamagedError(f"{entry.name:.80} is there twice")

@@ -11,12 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from build.checkpoints.settings import Settings
-from build.checkpoints.tensor_file import STORAGE, AnyArray, Float32Array
+from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
 from build.gguf.blocks import ENGINE_BITS, dequantized
 from build.gguf.file import GgufFile, StoredTensor
 from build.networks.network import Rotary, RotaryScaling
@@ -176,28 +177,21 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     settings = file.settings()
     unknown = sorted(set(settings.names) - {*_COMMON_SETTINGS, *architecture.others})
     if unknown:
-        raise file.fail(
-            "the network has settings that are not read",
-            ", ".join(f"{name}={settings.get(name)!r:.80}" for name in unknown[:4]),
-            f"those of {file.architecture} in build/gguf/network.py",
-        )
+        found = ", ".join(f"{name}={settings.get(name)!r:.80}" for name in unknown[:4])
+        raise file.fail(f"the network has settings that are not read: {found}")
     for name in settings.names:
         if isinstance(settings.get(name), (list, np.ndarray)):
-            raise file.fail("layers differ in a setting", name, "one value for all layers")
+            raise file.fail(f"layers differ in {name}")
     heads, hidden = settings.integer("attention.head_count"), settings.integer("embedding_length")
     head = settings.integer("attention.key_length", hidden // heads)
     further = architecture.further(file, settings)
     for name in ("attention.value_length", "rope.dimension_count"):
         if settings.get(name, head) != head and "partial_rotary_factor" not in further:
-            raise file.fail("heads have parts of different sizes", f"{name}={settings.get(name)}", f"{head}")
+            raise file.fail(f"{name}={settings.get(name)} is not the size of a head, {head}")
     vocab_size = _stored(file, _EMBEDDING).shape[0]
     num_tokens = len(file.value("tokenizer.ggml.tokens", list, []))
     if num_tokens != vocab_size:
-        raise file.fail(
-            "the tokenizer does not belong to the network",
-            f"{num_tokens} tokens",
-            f"{vocab_size} rows of {_EMBEDDING}",
-        )
+        raise file.fail(f"the tokenizer has {num_tokens} tokens, and {_EMBEDDING} {vocab_size} rows")
     return {
         "model_type": architecture.model_type,
         "dtype": "float32",
@@ -230,11 +224,7 @@ def _rope_scaling(file: GgufFile, settings: Settings, head_size: int) -> Mapping
     if kind == "linear":
         return found
     if kind != "yarn":
-        raise file.fail(
-            "positions are scaled in a way that is not read",
-            f"rope.scaling.type={kind!r:.80}",
-            "linear, yarn",
-        )
+        raise file.fail(f"rope.scaling.type={kind!r:.80}; supported: linear, yarn")
     return {
         **found,
         "original_max_position_embeddings": settings.integer("rope.scaling.original_context_length"),
@@ -253,11 +243,8 @@ def _llama3(file: GgufFile, base: float, head_size: int) -> Mapping[str, Any] | 
     scaling = RotaryScaling("llama3", factor, 1.0, 4.0, 8192)
     plain, scaled = (rotary_frequencies(Rotary(base, head_size, each)) for each in (None, scaling))
     if not np.allclose(divisors, plain / scaled, rtol=1e-5):
-        raise file.fail(
-            "positions are scaled by an unknown table",
-            f"{_FREQUENCY_DIVISORS}, divisors from {divisors.min():g} to {divisors.max():g}",
-            "the scaling of Llama 3.1 to 3.3",
-        )
+        table = f"{_FREQUENCY_DIVISORS}, divisors from {divisors.min():g} to {divisors.max():g}"
+        raise file.fail(f"positions are scaled by an unknown table, not that of Llama 3.1 to 3.3: {table}")
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -271,39 +258,15 @@ def _divisors(file: GgufFile, name: str, size: int) -> Float32Array:
     """Return a positive number for each of the frequencies of so many coordinates."""
     stored = _stored(file, name)
     if stored.shape != (size // 2,) or not stored.type.is_float:
-        raise file.fail(
-            "a table of positions has another size",
-            f"{name}: {stored.type.name} {list(stored.shape)}",
-            f"{size // 2} numbers",
-        )
+        raise file.fail(f"{name} is {stored.type.name} {list(stored.shape)}, not {size // 2} numbers")
     values = dequantized(stored.type.name, stored.read())
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise file.fail("positions cannot be computed", name, "numbers above 0")
+        raise file.fail(f"{name} has others than numbers above 0")
     return values
 
 
-@dataclass(frozen=True)
-class NamedTensor:
-    """A tensor to be written; its numbers are read when they are asked for.
-
-    Attributes:
-        dtype: See ``Tensor``.
-        shape: See ``Tensor``.
-        read: Returns them.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    read: Callable[[], AnyArray]
-
-    @property
-    def data(self) -> AnyArray:
-        """Return the numbers."""
-        return np.ascontiguousarray(self.read(), STORAGE[self.dtype])
-
-
-def tensors_of(file: GgufFile) -> dict[str, NamedTensor]:
-    """Return the tensors under their names in transformers.
+def tensors_of(file: GgufFile) -> dict[str, Tensor]:
+    """Return the tensors under their names in transformers; they are read when their numbers are asked for.
 
     A quantized projection keeps its blocks, under a name that ends with the type, such as
     ``model.layers.0.mlp.up_proj.q4_k``. So does the output head, also where it is tied to the embedding. A
@@ -328,16 +291,16 @@ def _engine_bits(file: GgufFile) -> float:
     layers = [tensor for name, tensor in file.tensors.items() if name.startswith("blk.")]
     sizes = [math.prod(tensor.shape) for tensor in layers]
     if not sum(sizes):
-        raise file.fail("the layers have no weights", f"{len(layers)} tensors", "those of a whole network")
+        raise file.fail("the layers have no weights")
     return float(np.average([ENGINE_BITS.get(tensor.type.name, 8) for tensor in layers], weights=sizes))
 
 
-def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:
+def _translated(file: GgufFile) -> Iterator[tuple[str, Tensor]]:
     architecture, settings = _architecture(file), file.settings()
     count = settings.integer("block_count")
     layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
     if layers != {*map(str, range(count))}:
-        raise file.fail("layers are missing, or left over", f"{len(layers)} layers", f"block_count={count}")
+        raise file.fail(f"block_count={count}, and the tensors are of {len(layers)} layers")
     heads = settings.integer("attention.head_count")
     paired = {"attn_q": heads, "attn_k": settings.integer("attention.head_count_kv", heads)}
     for name, stored in file.tensors.items():
@@ -347,34 +310,28 @@ def _translated(file: GgufFile) -> Iterator[tuple[str, NamedTensor]]:
         part, _, kind = rest.rpartition(".")
         is_known = part in architecture.layer and block.isdigit() and kind in ("weight", "bias")
         if name not in _WHOLE and not (name.startswith("blk.") and is_known):
-            raise file.fail(
-                "a tensor has no place in the network",
-                f"{name!r:.80}",
-                f"the tensors of {file.architecture}",
-            )
+            raise file.fail(f"the tensor {name!r:.80} has no place in a network of {file.architecture}")
         new_name = _WHOLE.get(name) or f"model.layers.{block}.{architecture.layer[part]}.{kind}"
         num_heads = paired.get(part) if architecture.has_rotary_pairs else None
         if num_heads is not None and stored.shape[0] % (2 * num_heads):
-            raise file.fail(
-                "heads have no pairs of numbers", f"{name}: {stored.shape[0]} rows", f"{num_heads} heads"
-            )
+            raise file.fail(f"{name} has {stored.shape[0]} rows, no pairs for {num_heads} heads")
         yield _named(new_name, stored, num_heads, architecture.norm_offset)
         if name == _EMBEDDING and _HEAD not in file.tensors and not stored.type.is_float:
             yield _named(_WHOLE[_HEAD], stored, None, 0)  # for products, which read blocks
 
 
-def _named(
-    name: str, stored: StoredTensor, num_heads: int | None, norm_offset: float
-) -> tuple[str, NamedTensor]:
+def _named(name: str, stored: StoredTensor, num_heads: int | None, norm_offset: float) -> tuple[str, Tensor]:
     kind = stored.type.name
     if name.endswith("norm.weight") and norm_offset:
         offset = np.float32(norm_offset)
-        return name, NamedTensor("F32", stored.shape, lambda: dequantized(kind, stored.read()) - offset)
+        return name, Tensor("F32", stored.shape, lambda: dequantized(kind, stored.read()) - offset)
+    if name == _WHOLE[_EMBEDDING]:  # used more than once
+        if stored.type.is_float:
+            return name, Tensor(kind, stored.shape, cache(stored.read))
+        return name, Tensor("F16", stored.shape, cache(lambda: dequantized(kind, stored.read(), np.float16)))
     if stored.type.is_float:
-        return name, NamedTensor(kind, stored.shape, lambda: _unpaired(stored.read(), num_heads))
-    if name == _WHOLE[_EMBEDDING]:
-        return name, NamedTensor("F16", stored.shape, lambda: dequantized(kind, stored.read(), np.float16))
-    blocks = NamedTensor("U8", stored.stored_shape, lambda: _unpaired(stored.read(), num_heads))
+        return name, Tensor(kind, stored.shape, lambda: _unpaired(stored.read(), num_heads))
+    blocks = Tensor("U8", stored.stored_shape, lambda: _unpaired(stored.read(), num_heads))
     return f"{name.removesuffix('.weight')}.{kind.lower()}", blocks
 
 
@@ -387,7 +344,7 @@ def _unpaired(rows: AnyArray, num_heads: int | None) -> AnyArray:
 
 def _stored(file: GgufFile, name: str) -> StoredTensor:
     if name not in file.tensors:
-        raise file.fail("a tensor is missing", name, f"a network of {file.architecture or 'an architecture'}")
+        raise file.fail(f"the tensor {name} is missing")
     return file.tensors[name]
 
 
@@ -395,9 +352,7 @@ def _architecture(file: GgufFile) -> Architecture:
     found = ARCHITECTURES.get(file.architecture)
     if found is None:
         raise file.fail(
-            "the architecture is not supported",
-            f"general.architecture={file.architecture!r:.80}",
-            f"supported: {', '.join(ARCHITECTURES)}",
+            f"general.architecture={file.architecture!r:.80}; supported: {', '.join(ARCHITECTURES)}",
             "use the checkpoint in the form of transformers; docs/reference/models.md lists what is read so",
         )
     return found

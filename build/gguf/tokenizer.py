@@ -115,18 +115,13 @@ def tokenizer_of(file: GgufFile) -> GgufTokenizer:
         elif kind == "llama":
             tokenizer = _pieces(file, tokens, types)
         else:
-            known = "gpt2 (BPE), llama (SentencePiece)"
-            raise file.fail("the tokenizer is not known", f"{_KEY}model={kind!r:.80}", known)
+            raise file.fail(f"{_KEY}model={kind!r:.80}; known: gpt2 (BPE), llama (SentencePiece)")
     except CheckpointError:
         raise
     except Exception as error:  # the package tokenizers raises nothing more specific
-        raise file.fail(
-            "the tokenizer contradicts itself", f"{error}"[:200], "merges and pieces that are tokens"
-        ) from None
+        raise file.fail(f"the tokenizer contradicts itself: {error!s:.200}") from None
     if file.value(f"{_KEY}add_eos_token", bool, False):
-        raise file.fail(
-            "texts end with a token that the tokenizer adds", f"{_KEY}add_eos_token", "texts that go on"
-        )
+        raise file.fail(f"{_KEY}add_eos_token: the tokenizer would end every prompt")
     # Of Phi-3's added tokens, those of a turn also take the white space behind them.
     strips = file.architecture == "phi3" and kind == "llama"
     plain = ("<unk>", "<s>", "<|endoftext|>")
@@ -146,7 +141,7 @@ def tokenizer_of(file: GgufFile) -> GgufTokenizer:
     if file.value(f"{_KEY}add_bos_token", bool, rule.adds_bos):
         begin = ids["bos"]
         if begin is None:
-            raise file.fail("no token begins a text", f"no {_KEY}bos_token_id", "one, which comes first")
+            raise file.fail(f"no {_KEY}bos_token_id, with which a text begins")
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
         )
@@ -162,16 +157,12 @@ def _tokens(file: GgufFile) -> tuple[Sequence[str], Sequence[int]]:
     tokens: list[str] = file.value(f"{_KEY}tokens", list, [])
     types = file.value(f"{_KEY}token_type", np.ndarray, np.zeros(0))
     if not tokens or types.size != len(tokens):
-        raise file.fail(
-            "the tokenizer is incomplete", f"{len(tokens)} tokens, {types.size} types", "equally many"
-        )
+        raise file.fail(f"the tokenizer is incomplete: {len(tokens)} tokens, {types.size} types")
     longest = max(map(len, tokens))
     if longest > _LONGEST_TOKEN:
-        raise file.fail("a token is too long", f"{longest} characters", f"at most {_LONGEST_TOKEN}")
+        raise file.fail(f"a token has {longest} characters, above {_LONGEST_TOKEN}")
     if len(set(tokens)) < len(tokens):
-        raise file.fail(
-            "a token is there twice", f"{len(tokens)} tokens", f"{len(set(tokens))} different ones"
-        )
+        raise file.fail(f"{len(tokens)} tokens, and only {len(set(tokens))} different ones")
     return tokens, types.tolist()
 
 
@@ -179,8 +170,7 @@ def _token_id(file: GgufFile, name: str, num_tokens: int) -> int | None:
     """Return the id of a special token; None for none."""
     number: int | None = file.value(f"{_KEY}{name}_token_id", int)
     if number is not None and not 0 <= number < num_tokens:
-        values = f"{_KEY}{name}_token_id={number}"
-        raise file.fail("a special token is none", values, f"{num_tokens} tokens")
+        raise file.fail(f"{_KEY}{name}_token_id={number} is none of {num_tokens} tokens")
     return number
 
 
@@ -200,11 +190,7 @@ def _templates(file: GgufFile) -> dict[str, Any]:
 def _rule(file: GgufFile) -> _Rule:
     name = file.value(f"{_KEY}pre", str)
     if name not in _RULES:
-        raise file.fail(
-            "the rule that cuts text into words is not known",
-            f"{_KEY}pre={name!r:.80}",
-            f"known: {', '.join(_RULES)}",
-        )
+        raise file.fail(f"{_KEY}pre={name!r:.80}; known: {', '.join(_RULES)}")
     return _RULES[name]
 
 
@@ -230,7 +216,7 @@ def _pieces(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> Toke
     """Return SentencePiece's BPE: of all neighbours whose union is a piece, the best score goes first."""
     scores = file.value(f"{_KEY}scores", np.ndarray, np.zeros(0)).tolist()
     if len(scores) != len(tokens):
-        raise file.fail("the tokenizer is incomplete", f"{len(scores)} scores", f"{len(tokens)} tokens")
+        raise file.fail(f"the tokenizer is incomplete: {len(tokens)} tokens, {len(scores)} scores")
     vocabulary = {token: number for number, token in enumerate(tokens) if types[number] != _UNUSED}
     normal = {token: number for token, number in vocabulary.items() if types[number] == _NORMAL}
     found = (
@@ -241,7 +227,7 @@ def _pieces(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> Toke
     )
     merges = sorted(islice(found, _MOST_MERGES + 1))
     if len(merges) > _MOST_MERGES:
-        raise file.fail("pieces join in too many ways", f"more than {_MOST_MERGES}", f"{len(normal)} pieces")
+        raise file.fail(f"{len(normal)} pieces join in more than {_MOST_MERGES} ways")
     model = models.BPE(
         vocabulary,
         [(left, right) for *_, left, right in merges],

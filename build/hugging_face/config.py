@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from build.checkpoints.checkpoint_config import head_sizes
 from build.checkpoints.settings import Settings
 from build.hugging_face.families import FAMILIES, REFUSED, ExpertNames, Family
 from build.hugging_face.quantized.compressed_tensors import read_compressed_tensors
@@ -71,7 +72,7 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
     whole = Settings(raw, path)
     part = whole if family.wrapper is None else whole.part(family.wrapper)
     if part is None:
-        raise whole.fail(f"no {family.wrapper}", "the settings of the text model")
+        raise whole.fail(f"no {family.wrapper}, the settings of the text model")
     text = {"dtype": _dtype(whole), **part.values}
     if "tie_word_embeddings" in raw:  # transformers reads it beside the settings of the text model
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]
@@ -85,18 +86,8 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         settings.refuse_unless("attn_logit_softcapping")
     settings.refuse_unless("use_bidirectional_attention", False)
     settings.refuse_unless("rope_interleaved", False)
-    heads = settings.integer("num_attention_heads")
-    kv_heads = settings.integer("num_key_value_heads", heads)
-    hidden = settings.integer("hidden_size")
-    head_size = settings.integer("head_dim", hidden // heads)
-    if heads % kv_heads or (settings.get("head_dim") is None and hidden % heads):
-        raise settings.fail(
-            f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, hidden_size={hidden}",
-            "num_attention_heads must be a multiple of num_key_value_heads, and divide hidden_size unless "
-            "head_dim is set",
-        )
+    heads, kv_heads, hidden, head_size = head_sizes(settings, "head_dim")
     attention_scale = settings.number("query_pre_attn_scalar", head_size) ** -0.5
-    is_granite = family.architectures[0].startswith("Granite")
     rotary = rotary_of(settings, "full_attention", head_size, max_seq_len)
     return NetworkConfig(
         architecture=(whole.items("architectures", str) or family.architectures)[0],
@@ -118,7 +109,7 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         rounds_activations=form is not None and form.rounds_activations,
         biases=_biases(settings, family),
         activation="clamped_swiglu" if family.clamps else _ACTIVATIONS[family.activation],
-        attention_scale=settings.number("attention_multiplier", 1.0) if is_granite else attention_scale,
+        attention_scale=settings.number("attention_multiplier", attention_scale),
         attention_softcap=_number_or_none(settings, "attn_logit_softcapping"),
         has_sinks=family.has_sinks,
         embedding_multiplier=hidden**0.5
@@ -147,7 +138,7 @@ def _experts(settings: Settings, names: ExpertNames) -> ExpertSizes:
     count = settings.integer("num_experts", settings.get("num_local_experts"))
     num_chosen = settings.integer("num_experts_per_tok")
     if num_chosen > count:
-        raise settings.fail(f"num_experts_per_tok={num_chosen}", f"at most num_experts={count}")
+        raise settings.fail(f"num_experts_per_tok={num_chosen} is above num_experts={count}")
     normalizes = settings.flag("norm_topk_prob") if names.normalizes is None else names.normalizes
     shared_size = settings.integer("shared_expert_intermediate_size") if names.has_shared else 0
     return ExpertSizes(count, num_chosen, settings.integer(names.neurons), normalizes, shared_size)
@@ -173,21 +164,21 @@ def _layers(
     if family.has_recurrent_layers:
         kinds = _kinds(settings, "linear_attention", "full_attention_interval")
         if all(kinds):
-            raise settings.fail(f"{len(kinds)} recurrent layers", "at least one layer with full_attention")
+            raise settings.fail(f"{len(kinds)} recurrent layers, and none with full_attention")
         return tuple(LayerConfig(None if kind else rotary, is_recurrent=kind) for kind in kinds)
     windows = _windows(settings, family)
     local = rotary
     if settings.get("rope_local_base_freq") is not None:
         local = rotary_of(settings, "sliding_attention", head_size, max_seq_len)
     has_rotary = settings.get("no_rope_layers")  # 1 for layers that have it
-    if family.architectures != ("SmolLM3ForCausalLM",):
+    if not family.skips_rotary:
         has_rotary = [1] * len(windows)
     elif has_rotary is None:
         interval = settings.integer("no_rope_layer_interval", 4)
         has_rotary = [(index + 1) % interval != 0 for index in range(len(windows))]
     if not isinstance(has_rotary, list) or len(has_rotary) < len(windows):
         raise settings.fail(
-            f"no_rope_layers={has_rotary!r:.80}", f"a list of 0 and 1, one for each of {len(windows)} layers"
+            f"no_rope_layers={has_rotary!r:.80} must be a list of {len(windows)} times 0 or 1"
         )
     return tuple(
         LayerConfig(None if not has_rotary[index] else local if window else rotary, window)
@@ -212,9 +203,9 @@ def _windows(settings: Settings, family: Family) -> list[int | None]:
     """Return the attention window of each layer."""
     count = settings.integer("num_hidden_layers")
     width = settings.get("sliding_window")
-    if family.architectures[0] in ("SmolLM3ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"):
+    if family.windows == "refused":
         settings.refuse_unless("use_sliding_window", False)
-    if width is None or family.windows == "none":
+    if width is None or family.windows in ("none", "refused"):
         return [None] * count
     window = settings.integer("sliding_window")
     if family.windows == "all":
@@ -246,10 +237,7 @@ def _kinds(settings: Settings, other: str, interval: str | None) -> list[bool]:
         or len(kinds) != count
         or any(kind not in ("full_attention", other) for kind in kinds)
     ):
-        raise settings.fail(
-            f"layer_types={kinds!r:.200}",
-            f"{count} times full_attention or {other}, one for each layer",
-        )
+        raise settings.fail(f"layer_types={kinds!r:.200} must be {count} times full_attention or {other}")
     return [kind == other for kind in kinds]
 
 
@@ -284,8 +272,7 @@ def read_form(raw: Mapping[str, Any], path: Path) -> Form | None:
     method = section.text("quant_method")
     if method is None or method not in _FORMS:
         raise section.fail(
-            f"quant_method={method!r:.80}",
-            f"supported: {', '.join(_FORMS)}",
+            f"quant_method={method!r:.80}; supported: {', '.join(_FORMS)}",
             "use the checkpoint that it was quantized from, with quantization: int8 or int4 in the recipe",
         )
     return _FORMS[method](section)

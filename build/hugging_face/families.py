@@ -49,14 +49,17 @@ class Family:
         architectures: Class names in ``config.json`` that it covers.
         norms: Tensors of a layer, and the attributes of ``Layer`` that they become.
         norm_offset: Added to each stored gain.
+        norms_all_heads: Whether queries and keys are normed over all heads together.
         biases: Projections that always have a bias, under the names of ``Layer``; if empty,
             ``attention_bias`` and ``mlp_bias`` in ``config.json`` decide.
         has_stacked_projections: Whether q, k and v are one tensor, and gate and up projection another.
         activation: Only supported value of ``hidden_act`` (``hidden_activation``).
         clamps: Whether it is clamped, as the limits of gpt-oss say.
         windows: Layers that attend to ``sliding_window`` positions unless ``layer_types`` names them:
-            ``none``, ``all``, ``from_max_window_layers``, ``every_second``, from the first on, or
-            ``pattern``: all but every ``sliding_window_pattern``-th.
+            ``none``; ``refused``: none, and ``use_sliding_window`` must be false; ``all``;
+            ``from_max_window_layers``; ``every_second``, from the first on; or ``pattern``: all but every
+            ``sliding_window_pattern``-th.
+        skips_rotary: Whether the layers that ``no_rope_layers`` names encode no positions.
         caps_scores: Whether attention scores are capped at ``attn_logit_softcapping``.
         has_sinks: Whether attention has sinks.
         scales_embedding: Whether the embedding is multiplied with the root of the hidden size.
@@ -71,11 +74,13 @@ class Family:
     architectures: tuple[str, ...]
     norms: Mapping[str, str] = field(default_factory=lambda: _NORMS)
     norm_offset: float = 0.0
+    norms_all_heads: bool = False
     biases: tuple[str, ...] = ()
     has_stacked_projections: bool = False
     activation: str = "silu"
     clamps: bool = False
     windows: str = "none"
+    skips_rotary: bool = False
     caps_scores: bool = False
     has_sinks: bool = False
     scales_embedding: bool = False
@@ -193,8 +198,15 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(
         ("Qwen3ForCausalLM",), norms={**_NORMS, **QUERY_KEY_NORMS}, windows="from_max_window_layers"
     ),
-    "qwen3_moe": Family(("Qwen3MoeForCausalLM",), norms={**_NORMS, **QUERY_KEY_NORMS}, experts=ExpertNames()),
-    "qwen2_moe": Family(("Qwen2MoeForCausalLM",), biases=("qkv",), experts=ExpertNames(has_shared=True)),
+    "qwen3_moe": Family(
+        ("Qwen3MoeForCausalLM",),
+        norms={**_NORMS, **QUERY_KEY_NORMS},
+        windows="refused",
+        experts=ExpertNames(),
+    ),
+    "qwen2_moe": Family(
+        ("Qwen2MoeForCausalLM",), biases=("qkv",), windows="refused", experts=ExpertNames(has_shared=True)
+    ),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5": replace(
         _QWEN3_5,
@@ -209,7 +221,12 @@ FAMILIES: Mapping[str, Family] = {
         wrapper="text_config",
         other_parts=("mtp", "visual"),
     ),
-    "smollm3": Family(("SmolLM3ForCausalLM",), defaults={"rope_theta": 2e6, "tie_word_embeddings": True}),
+    "smollm3": Family(
+        ("SmolLM3ForCausalLM",),
+        windows="refused",
+        skips_rotary=True,
+        defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
+    ),
     "phi3": Family(
         ("Phi3ForCausalLM",),
         has_stacked_projections=True,
@@ -224,15 +241,17 @@ FAMILIES: Mapping[str, Family] = {
         wrapper="text_config",
         other_parts=("vision_tower", "multi_modal_projector"),
     ),
-    "granite": Family(("GraniteForCausalLM",)),
+    "granite": Family(("GraniteForCausalLM",), defaults={"attention_multiplier": 1.0}),
     "olmo2": Family(
         ("Olmo2ForCausalLM",),
         norms={**_OUTPUT_NORMS, **QUERY_KEY_NORMS},
+        norms_all_heads=True,
         defaults={"rms_norm_eps": 1e-5},
     ),
     "olmoe": Family(
         ("OlmoeForCausalLM",),
         norms={**_NORMS, **QUERY_KEY_NORMS},
+        norms_all_heads=True,
         experts=ExpertNames(neurons="intermediate_size"),
         defaults={"rms_norm_eps": 1e-5},
     ),

@@ -71,12 +71,12 @@ def parse_head(raw: Mapping[str, Any], path: Path, max_seq_len: int = 1) -> Head
     llama = {"model_type": "llama", "architectures": list(FAMILIES["llama"].architectures)}
     config = parse_network_config({**layer, **llama}, path, max_seq_len)
     if config.num_hidden_layers != 1:
-        raise settings.fail(f"num_hidden_layers={config.num_hidden_layers}", "a head of one layer")
+        raise settings.fail(f"num_hidden_layers={config.num_hidden_layers}, and a head has one layer")
     key, nested = "eagle_aux_hidden_state_layer_ids", settings.part("eagle_config")
     leaving = [] if nested is None else nested.items(key, int)
     layers = settings.items(key, int) or [layer + 1 for layer in leaving]
     if any(each < 0 for each in layers):
-        raise settings.fail(f"{key}={layers!r:.80}", "numbers of layers")
+        raise settings.fail(f"{key}={layers!r:.80} must be numbers of layers")
     config = replace(
         config,
         architecture=(settings.items("architectures", str) or ["Eagle3"])[0],
@@ -190,10 +190,8 @@ def _logit_rows(weights: Weights, num_rows: int, vocab_size: int) -> npt.NDArray
         return None
     tokens = np.arange(num_rows) + weights.take("d2t", (num_rows,), dtypes=_INTEGERS).data
     if not (tokens.min() >= 0 and tokens.max() < vocab_size and len(np.unique(tokens)) == num_rows):
-        raise weights.fail(
-            f"d2t names the tokens {tokens.min()} to {tokens.max()}",
-            f"{num_rows} different tokens below {vocab_size}",
-        )
+        found = f"d2t names the tokens {tokens.min()} to {tokens.max()}"
+        raise weights.fail(f"{found}, not {num_rows} different ones below {vocab_size}")
     rows = np.full(vocab_size, -1, np.int32)
     rows[tokens] = np.arange(num_rows)
     return rows

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from build.checkpoints.tensor_file import Float32Array
-from build.hugging_face.experts import ExpertReader
+from build.hugging_face.experts import ExpertReader, StackedExpertReader
 from build.hugging_face.families import QUERY_KEY_NORMS, Family
 from build.hugging_face.quantized.form import Form
-from build.hugging_face.stacked_experts import StackedExpertReader
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear, stack
 from build.networks.network import Layer, Network, NetworkConfig
@@ -179,7 +178,7 @@ class LayerReader:
     def _norms(self, index: int) -> Mapping[str, Float32Array]:
         config = self._config
         sizes = {"query_norm": config.head_size, "key_norm": config.head_size}
-        if config.architecture in ("Olmo2ForCausalLM", "OlmoeForCausalLM"):  # over all heads together
+        if self._family.norms_all_heads:
             sizes["query_norm"] *= config.num_attention_heads
             sizes["key_norm"] *= config.num_key_value_heads
         layer = self.layer_name(index)
@@ -209,7 +208,7 @@ class LayerReader:
             return read
         bias = self._weights.take(f"{name}.bias", (projection.outputs,)).to_float32()
         if not has_bias and bias.any():
-            raise self._weights.fail(f"{name}.bias is not zero", "config.json asks for no bias")
+            raise self._weights.fail(f"{name}.bias is not zero, and config.json asks for no bias")
         return lambda: replace(read(), bias=bias if has_bias else None)
 
 

@@ -34,16 +34,12 @@ def rotary_of(settings: Settings, kind: str, head_size: int, max_seq_len: int) -
     share = rope.number("partial_rotary_factor", settings.number("partial_rotary_factor", 1.0))
     size = int(head_size * min(share, 2.0))
     if share > 1 or size < 2 or size % 2:
-        raise settings.fail(
-            f"partial_rotary_factor={share:g}, heads of {head_size}", "pairs of coordinates that are rotated"
-        )
+        raise settings.fail(f"partial_rotary_factor={share:g} makes no pairs of {head_size} coordinates")
     try:
         rotary = Rotary(rope.number("rope_theta"), size, _scaling(settings, rope, max_seq_len))
         _check(rotary)
     except (ValueError, ArithmeticError) as error:
-        raise settings.fail(
-            f"rope settings {dict(rope.values)!r:.200}: {error!r}", "settings of which angles can be computed"
-        ) from None
+        raise settings.fail(f"no angles for rope settings {dict(rope.values)!r:.200}: {error!r}") from None
     return rotary
 
 
@@ -130,7 +126,7 @@ def _scaling(settings: Settings, rope: Settings, max_seq_len: int) -> RotaryScal
             truncate=rope.flag("truncate", default=True),
         )
     raise settings.fail(
-        f"rope_type={kind!r:.80}", "supported: default, linear, dynamic, llama3, longrope, yarn"
+        f"rope_type={kind!r:.80}; supported: default, linear, dynamic, llama3, longrope, yarn"
     )
 
 

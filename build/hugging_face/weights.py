@@ -1,4 +1,4 @@
-"""Find the safetensors files of a Hugging Face checkpoint, and map their tensors into memory."""
+"""Find the safetensors files of a Hugging Face checkpoint, or the GGUF file, and its tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pathlib import Path
 
 from build.checkpoints.settings import Settings, read_json
 from build.checkpoints.tensor_file import FLOATS, Tensor, read_tensors
+from build.gguf.file import open_gguf
+from build.gguf.network import tensors_of
 from pipelines.errors import CheckpointError
+
+GGUF_LINK = "gguf-weights"
+"""Begin of the names of the links to a GGUF file, or its parts, in the directory that stands for it."""
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth")
@@ -16,12 +21,14 @@ _IGNORED = (".rotary_emb.inv_freq",)
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
-    """Return the safetensors files of a checkpoint.
+    """Return the safetensors files of a checkpoint, or the parts of its GGUF file.
 
     Raises:
         CheckpointError: One is missing, or the weights are pickles.
     """
     names = [path.name for path in directory.iterdir()]
+    if parts := sorted(name for name in names if name.startswith(GGUF_LINK)):
+        return tuple(directory / name for name in parts)
     return tuple(directory / name for name in weight_names(directory, str(directory), names))
 
 
@@ -60,9 +67,7 @@ def _indexed(index: Path, where: str, present: Collection[str]) -> tuple[str, ..
     listed = settings.part("weight_map")
     files = () if listed is None else listed.values.values()
     if not files or not all(isinstance(name, str) for name in files):
-        raise settings.fail(
-            "no names of files in weight_map", "an object with weight_map", "download it again"
-        )
+        raise settings.fail("weight_map names no files", "download it again")
     names = sorted({Path(name).name for name in files})
     missing = [name for name in names if name not in present]
     if missing:
@@ -76,10 +81,10 @@ def _indexed(index: Path, where: str, present: Collection[str]) -> tuple[str, ..
 
 
 class Weights:
-    """The tensors of a checkpoint by name, memory-mapped.
+    """The tensors of a checkpoint by name, memory-mapped; those of a GGUF file are read when they are used.
 
     Args:
-        directory: Directory with ``model.safetensors``, or shards and their index.
+        directory: Directory with ``model.safetensors``, shards and their index, or links to a GGUF file.
 
     Raises:
         CheckpointError: A file is missing or damaged, or a shard lacks a tensor.
@@ -88,8 +93,12 @@ class Weights:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._tensors: dict[str, Tensor] = {}
-        for shard in weight_files(directory):
-            self._tensors.update(read_tensors(shard))
+        files = weight_files(directory)
+        if files[0].name.startswith(GGUF_LINK):
+            self._tensors = tensors_of(open_gguf(files[0]))
+        else:
+            for shard in files:
+                self._tensors.update(read_tensors(shard))
         self._unread = set(self._tensors)
 
     def __contains__(self, name: str) -> bool:
@@ -118,11 +127,10 @@ class Weights:
         tensor = self._tensors.get(name)
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         if tensor is None:
-            raise self.fail(f"missing {name}", f"config.json asks for it, of shape {wanted}")
+            raise self.fail(f"missing {name}, of shape {wanted}")
         if tensor.shape not in shapes or tensor.dtype not in dtypes:
-            raise self.fail(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}", f"{' or '.join(dtypes)} {wanted}"
-            )
+            found = f"{name} is {tensor.dtype} {list(tensor.shape)}"
+            raise self.fail(f"{found}, not {' or '.join(dtypes)} {wanted}")
         self._unread.discard(name)
         return tensor
 
@@ -139,13 +147,11 @@ class Weights:
         )
         if left:
             more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-            raise self.fail(
-                f"not used: {', '.join(left[:4])}{more}", "only tensors that config.json asks for"
-            )
+            raise self.fail(f"not asked for: {', '.join(left[:4])}{more}")
 
-    def fail(self, values: str, limit: str) -> CheckpointError:
+    def fail(self, what: str) -> CheckpointError:
         """Return the error that refuses the weights."""
         return CheckpointError(
-            f"the weights in {self._directory} do not fit its config.json: {values}; {limit}",
+            f"the weights in {self._directory} do not fit its config.json: {what}",
             "download the checkpoint again; a whole one needs a feature that is not implemented",
         )

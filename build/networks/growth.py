@@ -38,8 +38,8 @@ _GROUP = 128  # features that share a scale in dynamic quantization
 _Slots = npt.NDArray[np.intp]
 
 
-def _growth_error(what: str, values: str, limit: str) -> RecipeError:
-    return RecipeError(f"growth: {what}: {values}; {limit}", "change the sizes under growth")
+def _growth_error(what: str) -> RecipeError:
+    return RecipeError(f"growth: {what}", "change the sizes under growth")
 
 
 def _is_pure(kept: _Slots, total: int) -> bool:
@@ -90,9 +90,8 @@ def check_growth(config: NetworkConfig, growth: Growth) -> None:
         )
     if config.architecture not in _GROWING or config.biases:
         raise _growth_error(
-            "the network has features that growth does not know",
-            f"architecture={config.architecture}, biases of {', '.join(config.biases) or 'none'}",
-            f"{' or '.join(_GROWING)} without biases",
+            f"only {' or '.join(_GROWING)} without biases can grow: architecture={config.architecture}, "
+            f"biases of {', '.join(config.biases) or 'none'}"
         )
     sizes = {
         "hidden_size": (config.hidden_size, growth.hidden_size),
@@ -103,13 +102,12 @@ def check_growth(config: NetworkConfig, growth: Growth) -> None:
     }
     for name, (old, new) in sizes.items():
         if new < old:
-            raise _growth_error("a size would shrink", f"{name}={new}", f"the checkpoint has {old}")
+            raise _growth_error(f"{name}={new} would shrink: the checkpoint has {old}")
     group = config.num_attention_heads // config.num_key_value_heads
     if growth.num_heads % growth.num_kv_heads or growth.num_heads // growth.num_kv_heads < group:
         raise _growth_error(
-            "query heads do not fit key heads",
-            f"num_heads={growth.num_heads}, num_kv_heads={growth.num_kv_heads}",
-            f"a multiple of num_kv_heads, with at least {group} query heads per key head",
+            f"num_heads={growth.num_heads} must be a multiple of num_kv_heads={growth.num_kv_heads}, with at "
+            f"least {group} query heads per key head"
         )
     heads, _ = head_slots(config, growth)
     features = {
@@ -121,9 +119,8 @@ def check_growth(config: NetworkConfig, growth: Growth) -> None:
         if not _is_pure(kept, total):
             old, new = sizes[name]
             raise _growth_error(
-                "original and new features would share a scale",
-                f"{name} {old} -> {new}, head size {config.head_size}",
-                f"every group of {_GROUP} features must be either original or new",
+                f"{name} {old} -> {new}, heads of {config.head_size}: old and new features would share a "
+                f"scale in groups of {_GROUP}"
             )
 
 

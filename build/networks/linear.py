@@ -13,7 +13,8 @@ import numpy.typing as npt
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
 
 _INTEGERS = ("I8", "U8")
-_BY_OUTPUT = ("scale", "zero_point", "bias", "offset", "units")  # attributes that have a row for each output
+BY_OUTPUT = ("scale", "zero_point", "bias", "offset", "units")
+"""Attributes of a ``Linear`` that have a row for each output, or one for all."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,11 @@ class Linear:
     def bytes_per_step(self) -> int:
         """Return the bytes that a step reads; the CPU plugin expands all types but integers to float32."""
         if not self.is_integer or self.scale is None:
-            return 4 * self.weight.data.size
+            return 4 * self.weight.size
         zeros = 0 if self.zero_point is None else self.zero_point.size
         units, levels = self.short_scales()
         scales = units.nbytes + (0 if levels is None else levels.nbytes)
-        return (self.weight.data.size + zeros) * self.bits // 8 + scales
+        return (self.weight.size + zeros) * self.bits // 8 + scales
 
     def short_scales(self) -> tuple[AnyArray, npt.NDArray[np.int8] | None]:
         """Return scales, and offsets if there are any, in the fewest bytes that keep their values.
@@ -138,38 +139,21 @@ class Linear:
             halves = values.astype(np.float16)
         return (halves if np.array_equal(halves, values) else values), levels
 
-    def rows(self, indices: npt.NDArray[np.integer[Any]]) -> Linear:
+    def rows(self, indices: npt.NDArray[np.integer[Any]] | slice) -> Linear:
         """Return the projection to some of the outputs."""
 
         def some(values: AnyArray | None) -> AnyArray | None:
+            # An E4M3 weight may have one scale for all outputs.
             return values if values is None or len(values) == 1 else values[indices]
 
         weight = self.weight.data[indices]
-        others: dict[str, Any] = {name: some(getattr(self, name)) for name in _BY_OUTPUT}
+        others: dict[str, Any] = {name: some(getattr(self, name)) for name in BY_OUTPUT}
         return replace(self, weight=Tensor(self.weight.dtype, weight.shape, weight), **others)
 
     def split(self, sizes: Sequence[int]) -> list[Linear]:
         """Split the projection along its outputs."""
-        borders = np.cumsum(sizes)[:-1]
-
-        def parts(values: AnyArray | None) -> list[AnyArray | None]:
-            if values is None or len(values) == 1:  # an E4M3 weight may have one scale for all outputs
-                return [values] * len(sizes)
-            return list(np.split(values, borders))
-
-        columns = zip(
-            np.split(self.weight.data, borders),
-            *(parts(getattr(self, name)) for name in _BY_OUTPUT),
-            strict=True,
-        )
-        return [
-            replace(
-                self,
-                weight=Tensor(self.weight.dtype, weight.shape, weight),
-                **dict(zip(_BY_OUTPUT, others, strict=True)),
-            )
-            for weight, *others in columns
-        ]
+        ends = itertools.accumulate(sizes)
+        return [self.rows(slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
     def _form(self) -> tuple[object, ...]:
         """Return what projections have in common that can be stacked."""
@@ -206,5 +190,5 @@ def _stack(parts: Sequence[Linear]) -> Linear:
         return np.concatenate(present) if present else None
 
     data = np.concatenate([part.weight.data for part in parts])
-    others: dict[str, Any] = {name: stacked(name) for name in _BY_OUTPUT}
+    others: dict[str, Any] = {name: stacked(name) for name in BY_OUTPUT}
     return replace(first, weight=Tensor(first.weight.dtype, data.shape, data), **others)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
 from build.networks.experts import ExpertSizes
-from build.networks.linear import Linear, stack
+from build.networks.linear import BY_OUTPUT, Linear, stack
 from build.networks.recurrent import RecurrentSizes, RecurrentWeights
 
 _NEVER = -1e4  # added to the logit of a row that the draft does not have
@@ -314,20 +314,12 @@ def fit_vocabulary(network: Network, vocab_size: int) -> Network:
         head = replace(head, bias=head.bias[:vocab_size])
     embedding = _with_rows(network.embedding, vocab_size)
     is_tied = network.lm_head.weight is network.embedding
-    head = replace(
-        head,
-        weight=embedding if is_tied else _with_rows(head.weight, vocab_size),
-        scale=_resized_per_row(head.scale, vocab_size),
-        zero_point=_resized_per_row(head.zero_point, vocab_size),
-        offset=_resized_per_row(head.offset, vocab_size),
-        units=_resized_per_row(head.units, vocab_size),
-    )
-    return replace(
-        network,
-        config=replace(network.config, vocab_size=vocab_size),
-        embedding=embedding,
-        lm_head=head,
-    )
+    others: dict[str, Any] = {
+        name: _resized_per_row(getattr(head, name), vocab_size) for name in BY_OUTPUT if name != "bias"
+    }
+    weight = embedding if is_tied else _with_rows(head.weight, vocab_size)
+    head, config = replace(head, weight=weight, **others), replace(network.config, vocab_size=vocab_size)
+    return replace(network, config=config, embedding=embedding, lm_head=head)
 
 
 def shorten_head(network: Network, num_rows: int, others: Iterable[int]) -> Network:

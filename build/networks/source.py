@@ -62,20 +62,17 @@ def open_settings(
     if is_head(raw):
         head = parse_head(raw, path, max_seq_len)
         config = head.config if target is None else fitted_config(head, path, target.config)
-        read_all = partial(open_network, directory, max_seq_len, target)
-        return NetworkSource(directory, config, (path,), lambda: read_all().read(), target)
-    if (its := _with_mtp(target, directory, raw)) is not None:
-        read_all = partial(open_network, directory, max_seq_len, its)
-        return NetworkSource(directory, mtp_config(its.config), (path,), lambda: read_all().read(), its)
-    config = parse_network_config(raw, path, max_seq_len)
-    return NetworkSource(directory, config, (path,), lambda: open_network(directory, max_seq_len).read())
+    elif target is not None and _is_mtp_of(target, directory, raw):
+        config = mtp_config(target.config)
+    else:
+        config, target = parse_network_config(raw, path, max_seq_len), None
+    opened = partial(open_network, directory, max_seq_len, target)
+    return NetworkSource(directory, config, (path,), lambda: opened().read(), target)
 
 
-def _with_mtp(target: NetworkSource | None, directory: Path, raw: Mapping[str, Any]) -> NetworkSource | None:
-    """Return the target if a draft is its own MTP module: both have the same checkpoint."""
-    if target is None or not target.directory.samefile(directory):
-        return None
-    return target if has_mtp(raw, directory / "config.json") else None
+def _is_mtp_of(target: NetworkSource, directory: Path, raw: Mapping[str, Any]) -> bool:
+    """Return whether a draft is its target's own MTP module: both have the same checkpoint."""
+    return target.directory.samefile(directory) and has_mtp(raw, directory / "config.json")
 
 
 def open_network(directory: Path, max_seq_len: int = 1, target: NetworkSource | None = None) -> NetworkSource:
@@ -92,25 +89,24 @@ def open_network(directory: Path, max_seq_len: int = 1, target: NetworkSource | 
     """
     path = directory / "config.json"
     raw = read_json(path)
+    if "architecture" in raw:
+        checkpoint = read_checkpoint(directory)
+        files = path, directory / "rank0.safetensors"
+        return NetworkSource(
+            directory, checkpoint.config, files, partial(network_from_checkpoint, checkpoint)
+        )
     if is_head(raw):
         if target is None:
-            raise Settings({}, path).fail("a trained head", "the draft of a pair", "name its target first")
+            raise Settings({}, path).fail(
+                "a trained head is no network without a target", "name its target first"
+            )
         head = parse_head(raw, path, max_seq_len)
         config = fitted_config(head, path, target.config)
         read = read_head(directory, raw, head, config, target.read)
-        return NetworkSource(directory, config, (path, *weight_files(directory)), read, target)
-    if (its := _with_mtp(target, directory, raw)) is not None:
-        config = mtp_config(its.config)
-        read = read_mtp(directory, raw, config, its.read)
-        return NetworkSource(directory, config, (path, *weight_files(directory)), read, its)
-    if "architecture" in raw:
-        checkpoint = read_checkpoint(directory)
-        return NetworkSource(
-            directory,
-            checkpoint.config,
-            (path, directory / "rank0.safetensors"),
-            lambda: network_from_checkpoint(checkpoint),
-        )
-    config = parse_network_config(raw, path, max_seq_len)
-    config, read = read_network(directory, family_of(raw, path), config, read_form(raw, path))
-    return NetworkSource(directory, config, (path, *weight_files(directory)), read)
+    elif target is not None and _is_mtp_of(target, directory, raw):
+        config = mtp_config(target.config)
+        read = read_mtp(directory, raw, config, target.read)
+    else:
+        target, config = None, parse_network_config(raw, path, max_seq_len)
+        config, read = read_network(directory, family_of(raw, path), config, read_form(raw, path))
+    return NetworkSource(directory, config, (path, *weight_files(directory)), read, target)

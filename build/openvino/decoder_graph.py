@@ -12,7 +12,7 @@ shape [T, 1, hidden].
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import openvino as ov
 from openvino import opset15 as ops
@@ -37,6 +37,7 @@ from build.openvino.operations import (
     split_heads,
 )
 from build.openvino.own_experts import ChosenExperts
+from build.openvino.own_operators import OwnAttention
 from build.openvino.own_recurrence import OwnRecurrence
 from build.openvino.paged_attention import PagedAttention, network_inputs
 
@@ -55,21 +56,8 @@ _GATES: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Attention(Protocol):
-    """Writes attention and its caches: ``PagedAttention`` or ``OwnAttention``."""
-
-    def cache(self, name: str) -> Any:
-        """See ``PagedAttention``."""
-
-    def attend(
-        self,
-        query_key_value: list[Any],
-        caches: list[Any],
-        inputs: dict[str, Any],
-        window: int,
-        sinks: Float32Array | None,
-    ) -> Any:
-        """See ``PagedAttention``."""
+Attention = PagedAttention | OwnAttention
+"""Writes attention and its caches."""
 
 
 class DecoderGraph:

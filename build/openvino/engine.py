@@ -83,8 +83,8 @@ class _Meter:
     def __init__(self, network: Network) -> None:
         tied = network.config.share_embedding_table
         self._experts = network.config.experts
-        self.parameters = network.embedding.data.size + network.final_norm.size
-        self.parameters += 0 if tied else network.lm_head.weight.data.size
+        self.parameters = network.embedding.size + network.final_norm.size
+        self.parameters += 0 if tied else network.lm_head.weight.size
         self.step_bytes: float = network.lm_head.bytes_per_step + network.final_norm.nbytes
         self.rounding_group = 0
         self._see(network.lm_head)
@@ -107,7 +107,7 @@ class _Meter:
             self.parameters += norm.size
             self.step_bytes += norm.nbytes
         for linear in linears:
-            self.parameters += linear.weight.data.size
+            self.parameters += linear.weight.size
             self.step_bytes += share_read * linear.bytes_per_step
             self._see(linear)
 

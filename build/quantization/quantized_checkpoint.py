@@ -73,7 +73,7 @@ def checkpoint_for(recipe: Recipe, role: str, engines: Path) -> Path:
     plan = plan_checkpoint(recipe, role, engines)
     if plan is None:
         engine: EngineRecipe = getattr(recipe, role)
-        return engine.unpack_checkpoint()
+        return engine.checkpoint_directory()
     if plan.is_made:
         return plan.directory
     others = [
@@ -108,7 +108,7 @@ def plan_checkpoint(recipe: Recipe, role: str, engines: Path) -> QuantizedCheckp
             "are, or as ModelOpt exports them in FP8",
             "choose none, fp8, or checkpoint for one that is quantized already",
         )
-    source = read_checkpoint_source(engine.unpack_checkpoint())
+    source = read_checkpoint_source(engine.checkpoint_directory())
     sizes = engine.tensorrt_llm if recipe.runtime == "tensorrt_llm" else TensorRtLlmEngine()
     mapping = (1, 1) if exports else (sizes.tp_size, sizes.pp_size)
     if _can_use_unchanged(recipe, engine, source, mapping):

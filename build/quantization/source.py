@@ -107,36 +107,27 @@ def check_can_be_quantized(source: CheckpointSource) -> None:
     """
     if not source.is_hugging_face:
         if source.quant_algo is not None:
-            raise _refuse(
-                source,
-                f"quant_algo={source.quant_algo}",
-                "only unquantized checkpoints can be quantized",
-                "set quantization: checkpoint in the recipe, or use the unquantized checkpoint",
-            )
+            remedy = "set quantization: checkpoint in the recipe, or use the unquantized checkpoint"
+            raise _refuse(source, f"it is quantized already, quant_algo={source.quant_algo}", remedy)
         return
     config = source.config
     model_type = config.get("model_type")
     if model_type not in DECODER_TYPES:
-        raise _refuse(source, f"model_type={model_type}", f"supported: {', '.join(DECODER_TYPES)}")
+        raise _refuse(source, f"model_type={model_type}; supported: {', '.join(DECODER_TYPES)}")
     if config.get("quantization_config") is not None:
-        raise _refuse(
-            source, "quantization_config is set", "weights must be floating point", "use the original model"
-        )
+        what = "quantization_config is set, and weights must be floating point"
+        raise _refuse(source, what, "use the original model")
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
-            raise _refuse(source, f"{key}=true", f"{model_type} must not have biases")
+            raise _refuse(source, f"{key}=true, and {model_type} must not have biases")
     window, length = _attention_window(config), config.get("max_position_embeddings", 0)
     if window is not None and window < length:
-        raise _refuse(
-            source,
-            f"sliding_window={window}, max_position_embeddings={length}",
-            "the checkpoint format does not support sliding-window attention",
-            "use a model that attends to its whole context",
-        )
+        what = f"the format has no windows, and sliding_window={window} of {length} positions"
+        raise _refuse(source, what, "use a model that attends to its whole context")
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _ROTARY_TYPES:
-        raise _refuse(source, f"rotary scaling of type {kind}", f"supported: {', '.join(_ROTARY_TYPES)}")
+        raise _refuse(source, f"rotary scaling of type {kind}; supported: {', '.join(_ROTARY_TYPES)}")
 
 
 def _attention_window(config: Mapping[str, Any]) -> int | None:
@@ -148,7 +139,5 @@ def _attention_window(config: Mapping[str, Any]) -> int | None:
     return window
 
 
-def _refuse(
-    source: CheckpointSource, values: str, limit: str, remedy: str = "use another model"
-) -> CheckpointError:
-    return CheckpointError(f"{source.directory} cannot be quantized: {values}; {limit}", remedy)
+def _refuse(source: CheckpointSource, what: str, remedy: str = "use another model") -> CheckpointError:
+    return CheckpointError(f"{source.directory} cannot be quantized: {what}", remedy)

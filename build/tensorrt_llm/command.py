@@ -179,7 +179,7 @@ def _remedy(recipe: Recipe, found: Installation | None) -> str:
     if found is not None and found.builder is None and release(found.version) >= (1, 3):
         return (
             "trtllm-build was removed from TensorRT-LLM 1.3 in June and July 2026: to build engines, "
-            f"{install}; for the installed version run draftproof llm-api --recipe {recipe.argument}"
+            f"{install}; for the installed version set tensorrt_llm.version: {found.version} in the recipe"
         )
     return f"{install}; without a GPU, use --runtime embedded"
 

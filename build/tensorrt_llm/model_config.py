@@ -72,22 +72,17 @@ def read_model_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     raw = read_json(path)
     if (raw.get("quantization_config") or {}).get("quant_method") == "gguf":
-        raise Settings(raw, path).fail(
-            "a GGUF file", "TensorRT-LLM reads none", "use the checkpoint that the file was made from"
-        )
+        remedy = "use the checkpoint that the file was made from"
+        raise Settings(raw, path).fail("a GGUF file, and TensorRT-LLM reads none", remedy)
     if raw.get("num_experts", raw.get("num_local_experts")):
-        raise Settings(raw, path).fail(
-            "a mixture of experts",
-            "dense networks: the memory of experts is not planned here",
-            "serve it with the embedded runtime",
-        )
+        what = "a mixture of experts, and the memory of experts is not planned here"
+        raise Settings(raw, path).fail(what, "serve it with the embedded runtime")
     if "architecture" in raw:
         return parse_tensorrt_llm(raw, path)
     if isinstance(raw.get("architectures"), list) and raw["architectures"]:
         return _parse_hugging_face(raw, path)
-    raise Settings(raw, path).fail(
-        f"keys: {', '.join(list(raw)[:6])}", "architectures (Hugging Face) or architecture (TensorRT-LLM)"
-    )
+    keys = ", ".join(list(raw)[:6])
+    raise Settings(raw, path).fail(f"neither architectures (Hugging Face) nor architecture among {keys}")
 
 
 def parse_tensorrt_llm(raw: Mapping[str, Any], path: Path) -> ModelConfig:

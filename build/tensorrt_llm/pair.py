@@ -95,7 +95,7 @@ def _requested(engine: EngineRecipe, source: ModelConfig) -> ModelConfig:
 def _compiled_from(recipe: Recipe, role: str, source: ModelConfig, engines: Path) -> Path | None:
     engine: EngineRecipe = getattr(recipe, role)
     if engine.quantization == "checkpoint":
-        return engine.unpack_checkpoint()
+        return engine.checkpoint_directory()
     made = (engines / recipe.name / "checkpoints").glob(f"{role}-*/manifest.json")
     if source.is_hugging_face and not any(made):
         return None  # avoids hashing all weights
@@ -107,7 +107,7 @@ def _compiled_from(recipe: Recipe, role: str, source: ModelConfig, engines: Path
 
 def _read_side(recipe: Recipe, role: str, engines: Path) -> Side:
     engine: EngineRecipe = getattr(recipe, role)
-    directory = engine.unpack_checkpoint()
+    directory = engine.checkpoint_directory()
     source = read_model_config(directory)
     requested = _requested(engine, source)
     checkpoint = _compiled_from(recipe, role, source, engines)

@@ -11,16 +11,6 @@ from typing import Any
 
 from build.recipe import Recipe
 
-_GROWTH = {
-    "hidden_size": "Width of the grown network.",
-    "num_layers": "Layers of the grown network.",
-    "intermediate_size": "Width of the grown feed-forward layers.",
-    "num_heads": "Attention heads of the grown network.",
-    "num_kv_heads": "Heads of keys and values of the grown network.",
-    "seed": "Seed of the added weights.",
-}
-"""Meanings that the docstring of ``Growth`` does not give."""
-
 _NOT_SHOWN = {"path", "draft"}  # not a key; the same keys as target's
 
 
@@ -30,7 +20,7 @@ def recipe_keys() -> str:
 
 
 def _rows(section: type[Any], prefix: str) -> list[str]:
-    meanings = {**_GROWTH, **_attributes(section)}
+    meanings = _attributes(section)
     hints = typing.get_type_hints(section)
     lines = []
     for field in dataclasses.fields(section):

@@ -30,8 +30,8 @@ from pipelines.bench.prompt_sets import (
 from pipelines.bench.report import as_document, as_text
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.bench.verdicts import Results
+from pipelines.bench.workers import Workers
 from pipelines.client import Client
-from pipelines.client.workers import Workers
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts, read_vocabulary
 from pipelines.command_line.prompts import Prompts

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.bench.plan import TARGET_ALONE, Arm, Cell, Plan
+from pipelines.bench.workers import Job, Workers
 from pipelines.client import Generation
-from pipelines.client.workers import Job, Workers
 from pipelines.errors import DraftproofError, ServerBusyError, VerificationError
 
 

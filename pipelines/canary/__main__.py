@@ -146,8 +146,10 @@ def _order(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     record = _read(options)
-    report = report_of(record, conditions("pipelines.canary", options.given, recipe=record.recipe_candidate))
-    path = options.results / f"canary-{record.canary_id}.json"
+    report = report_of(
+        record, conditions("pipelines.canary", options.given, recipe=record.rollout.recipe_candidate)
+    )
+    path = options.results / f"canary-{record.rollout.canary_id}.json"
     write_whole(path, json.dumps(report, indent=1) + "\n")
     for line in (*status_lines(record, judgement(record)), *report_lines(report), f"wrote {path}"):
         print(line)

@@ -30,6 +30,8 @@ _IS_OPEN: dict[str, Callable[[Judgement], bool]] = {
 
 HOOKS = tuple(_IS_OPEN)
 
+_CORRECT_THE_URL = "correct the URL in the configuration of the rollout tool"
+
 
 async def serve(
     read: Callable[[], RolloutRecord],
@@ -59,52 +61,44 @@ async def serve(
 
 def gates_application(read: Callable[[], RolloutRecord], hosts: Collection[str] = ()) -> web.Application:
     """Return the application; arguments are those of ``serve``."""
-    gates = _Gates(read)
-    application = guarded_application(_refuse_as_json, hosts=hosts, max_body_bytes=MAX_BODY_BYTES)
-    application.router.add_get("/verdict", gates.verdict, allow_head=False)
-    for hook in HOOKS:
-        application.router.add_post(f"/gate/{hook}", gates.gate)
-    return application
 
+    async def verdict(request: web.Request) -> web.Response:
+        return web.json_response((await _judged(read, request))[1])
 
-class _Gates:
-    def __init__(self, read: Callable[[], RolloutRecord]) -> None:
-        self._read = read
-
-    async def verdict(self, request: web.Request) -> web.Response:
-        return web.json_response((await self._judge(request))[1])
-
-    async def gate(self, request: web.Request) -> web.Response:
+    async def gate(request: web.Request) -> web.Response:
         await request.read()
-        found, document = await self._judge(request)
+        found, document = await _judged(read, request)
         is_open = _IS_OPEN[request.path.rpartition("/")[2]](found)
         return web.json_response({"is_open": is_open, **document}, status=200 if is_open else 503)
 
-    async def _judge(self, request: web.Request) -> tuple[Judgement, dict[str, Any]]:
-        candidates = request.query.getall("candidate", [""])
-        if request.query.keys() - {"candidate"} or len(candidates) > 1:
-            raise InvalidRequestError(
-                "the query is invalid",
-                values=request.query_string[:80],
-                limit="at most one candidate=<recipe>",
-                remedy="correct the URL in the configuration of the rollout tool",
-            )
-        return await asyncio.to_thread(self._judge_now, candidates[0])
+    application = guarded_application(_refuse_as_json, hosts=hosts, max_body_bytes=MAX_BODY_BYTES)
+    application.router.add_get("/verdict", verdict, allow_head=False)
+    for hook in HOOKS:
+        application.router.add_post(f"/gate/{hook}", gate)
+    return application
 
-    def _judge_now(self, candidate: str) -> tuple[Judgement, dict[str, Any]]:
-        """Judge the latest rollout.
 
-        The verdict on another candidate does not apply, such as that of the previous rollout before the next
-        one has started.
-        """
-        record = self._read()
-        if candidate and candidate != record.recipe_candidate:
-            reason = f"no rollout of {candidate}: the latest is of {record.recipe_candidate}"
-            found = Judgement("inconclusive", "go_on", None, "", reason)
-            return found, {"canary_id": "", "candidate": candidate, **asdict(found)}
-        found = judgement(record)
-        named = {"canary_id": record.canary_id, "candidate": record.recipe_candidate}
-        return found, {**named, **asdict(found)}
+async def _judged(
+    read: Callable[[], RolloutRecord], request: web.Request
+) -> tuple[Judgement, dict[str, Any]]:
+    """Judge the latest rollout.
+
+    The verdict on another candidate does not apply, such as that of the previous rollout before the next one
+    has started.
+    """
+    candidates = request.query.getall("candidate", [""])
+    if request.query.keys() - {"candidate"} or len(candidates) > 1:
+        raise InvalidRequestError(
+            f"the query is more than one candidate=<recipe>: {request.query_string[:80]}", _CORRECT_THE_URL
+        )
+    record = await asyncio.to_thread(read)
+    latest = record.rollout.recipe_candidate
+    if candidates[0] not in ("", latest):
+        reason = f"no rollout of {candidates[0]}: the latest is of {latest}"
+        found, canary_id, latest = Judgement("inconclusive", "go_on", None, "", reason), "", candidates[0]
+    else:
+        found, canary_id = await asyncio.to_thread(judgement, record), record.rollout.canary_id
+    return found, {"canary_id": canary_id, "candidate": latest, **asdict(found)}
 
 
 @web.middleware
@@ -116,15 +110,13 @@ async def _refuse_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as refusal:
         status, allowed = refusal.status, {"Allow": refusal.headers.get("Allow", "")}
         error = InvalidRequestError(
-            refusal.reason,
-            values=f"{request.method} {request.path[:80]}",
-            limit=f"GET /verdict; POST /gate/{', /gate/'.join(HOOKS)}; {MAX_BODY_BYTES} bytes",
-            remedy="correct the URL in the configuration of the rollout tool",
+            f"{refusal.reason}: {request.method} {request.path[:80]} is neither GET /verdict nor POST "
+            f"/gate/{', /gate/'.join(HOOKS)} with at most {MAX_BODY_BYTES} bytes",
+            _CORRECT_THE_URL,
         )
     except DraftproofError as refusal:
         statuses = ((InvalidRequestError, 400), (ForbiddenError, 403), (DraftproofError, 503))
         status = next(found for kind, found in statuses if isinstance(refusal, kind))
         error = refusal
-    parts = ("code", "what", "values", "limit", "remedy")
-    document = {"error": {part: getattr(error, part) for part in parts}}
+    document = {"error": {"code": error.code, "message": error.message, "remedy": error.remedy}}
     return web.json_response(document, status=status, headers=allowed)

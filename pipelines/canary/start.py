@@ -45,20 +45,16 @@ def start(
     """
     if not find_server(run_directory).ports.openai:
         raise CanaryError(
-            "the server does not serve OpenAI's API",
-            values=f"{run_directory}, OpenAI port 0",
-            limit="a candidate is judged by requests of that API",
-            remedy="stop it, and serve the recipe with --openai-port",
+            f"the server of {run_directory} does not serve OpenAI's API, which a candidate is judged by",
+            "stop it, and serve the recipe with --openai-port",
         )
 
     def new() -> Rollout:
         pair, table = served_pair(run_directory), arms_file(run_directory)
         if candidate == pair.name:
             raise CanaryError(
-                "the candidate is the pair in service",
-                values=f"recipe {candidate}",
-                limit="another recipe",
-                remedy="set CANDIDATE to the recipe of the new pair; nothing was changed",
+                f"the candidate, recipe {candidate}, is the pair in service",
+                "name the recipe of the new pair with --candidate; nothing was changed",
             )
         plan, limits = read_together(plan_file)
         now_s = time.time()
@@ -129,26 +125,18 @@ def read_together(plan_file: Path) -> tuple[Plan, Limits]:
     """
     plan = read_plan(plan_file)
     limits = read_limits(plan_file.parent / plan.limits if plan.limits else DEFAULT)
-    _check_together(plan, limits)
-    return plan, limits
-
-
-def _check_together(plan: Plan, limits: Limits) -> None:
     if plan.max_pairs < limits.min_requests:
         raise CanaryError(
-            "no candidate could ever pass",
-            values=f"max_pairs={plan.max_pairs}, min_requests={limits.min_requests}",
-            limit="max_pairs of at least min_requests, the least number for which a metric is judged",
-            remedy="raise max_pairs in the plan or lower min_requests in the limits; nothing was started",
+            f"no candidate could ever pass: max_pairs={plan.max_pairs}, min_requests={limits.min_requests}",
+            "raise max_pairs in the plan or lower min_requests in the limits; nothing was started",
         )
+    return plan, limits
 
 
 def _check_same(state: Path, rollout: Rollout, candidate: str) -> None:
     if candidate != rollout.recipe_candidate:
         raise CanaryError(
-            "another rollout has not ended",
-            values=f"{rollout.canary_id} of {rollout.recipe_candidate}; requested: {candidate}",
-            limit="one rollout at a time",
-            remedy=f"resume it with the candidate {rollout.recipe_candidate}; to end it, run "
+            f"another rollout has not ended: {rollout.canary_id} of {rollout.recipe_candidate}",
+            f"resume it with the candidate {rollout.recipe_candidate}; to end it, run "
             f"'draftproof canary abort --state {state}' first",
         )

@@ -207,10 +207,9 @@ def _target(stated: Mapping[str, str]) -> tuple[ChatTemplate, PromptTokenizer, i
     if named and longest and (engine := Path(named)).is_dir():
         return ChatTemplate.read(engine), read_tokenizer(engine), int(longest)
     raise EngineLoadError(
-        "chat needs the folder of the target's engine on this machine, and max_seq_len",
-        values=f"the server states target_engine_dir={named!r}, max_seq_len={longest!r}",
-        limit="the template and the tokenizer in the folder make the prompts; an answer fills max_seq_len",
-        remedy="run chat on the server's machine, or use the page of its front door",
+        "chat needs max_seq_len, and the target's engine on this machine for its template and tokenizer: the "
+        f"server states target_engine_dir={named!r}, max_seq_len={longest!r}",
+        "run chat on the server's machine, or use the page of its front door",
     )
 
 

@@ -50,10 +50,9 @@ def check_chats(prompts: Prompts, engine: Path | None) -> None:
         return
     place = "the target's engine is not known here" if engine is None else "the target has none"
     raise ChatTemplateError(
-        "there is no chat template for prompts of messages",
-        values=f"{prompts.source}: {len(chats)} conversations, the first is {chats[0]}, {place}",
-        limit="the template in the target's engine on this machine, which base models do not have",
-        remedy="use an instruction-tuned target, or give texts as prompt, which the model continues",
+        f"there is no chat template for {len(chats)} conversations of {prompts.source}, such as {chats[0]}: "
+        f"{place}",
+        "use an instruction-tuned target, or give texts as prompt, which the model continues",
     )
 
 
@@ -85,6 +84,5 @@ def _rendered(prompt: Prompt, renderer: ChatRenderer) -> Prompt:
     try:
         text = renderer.render(json.loads(prompt.messages), add_generation_prompt=True)
     except ChatTemplateError as error:
-        values = f"prompt {prompt.prompt_id}: {error.values}"
-        raise ChatTemplateError(error.what, values=values, limit=error.limit, remedy=error.remedy) from None
+        raise ChatTemplateError(f"prompt {prompt.prompt_id}: {error.message}", error.remedy) from None
     return replace(prompt, text=text)

@@ -1,9 +1,8 @@
-"""Share options, parsers of numbers and the progress line among verify, bench and demo."""
+"""Share options and parsers of numbers among verify, bench and demo."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,22 +32,6 @@ def whole_number(minimum: int) -> Callable[[str], int]:
         return numbers[0]
 
     return read
-
-
-class Progress:
-    """A progress line on standard error, shown only on a terminal."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-
-    def show(self, text: str) -> None:
-        """Replace the text of the line."""
-        if self._is_terminal:
-            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Clear the line, so that other output can follow."""
-        self.show("")
 
 
 def add_prompts_option(parser: argparse.ArgumentParser) -> None:

@@ -42,19 +42,13 @@ def read_prompts(path: Path) -> Prompts:
         if len(unique) < len(found):
             notes.append(f"repeated in {file.name} and left out: {len(found) - len(unique)}")
         if not unique or file.stem in sets:
-            raise InvalidRequestError(
-                "two sets of prompts have one name" if unique else "a file has no prompts",
-                values=f"{file}: {len(unique)} prompts",
-                limit="at least one prompt in each file, and different names without their endings",
-                remedy="rename the file, or leave it out",
-            )
+            wrong = "has the name of another set, but for its ending" if unique else "has no prompts"
+            raise InvalidRequestError(f"{file} {wrong}", "rename the file, or leave it out")
         for prompt in unique:
             if prompt.prompt_id in ids:
                 raise InvalidRequestError(
-                    "the prompts contain an id twice",
-                    values=f"{file}: {prompt.prompt_id}",
-                    limit="a unique id for each prompt, in all files together",
-                    remedy="change the id, or leave out all ids",
+                    f"{file} has the id {prompt.prompt_id} of another prompt",
+                    "change the id, or leave out all ids",
                 )
             ids.add(prompt.prompt_id)
         sets[file.stem] = unique
@@ -71,11 +65,8 @@ def _files(path: Path) -> list[Path]:
     files = [file for file in inside if file.suffix in _SUFFIXES and file.is_file()]
     if not files:
         raise InvalidRequestError(
-            "the prompts have no form that is known",
-            values=str(path),
-            limit=f"a file {' or '.join(f'*{suffix}' for suffix in _SUFFIXES)}, or a folder with such files",
-            remedy="convert the prompts to JSON lines with the key prompt or messages, and name the file "
-            "*.jsonl",
+            f"{path} is neither *.jsonl or *.txt nor a folder with such files",
+            "convert the prompts to JSON lines with the key prompt or messages, and name the file *.jsonl",
         )
     return files
 
@@ -103,10 +94,8 @@ def _content(file: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InvalidRequestError(
-            "the prompts are not in UTF-8",
-            values=f"{file}, line {line}: byte 0x{error.object[error.start]:02x}, {error.reason}",
-            limit="text in UTF-8",
-            remedy="convert the file to UTF-8, for example with iconv, or name another",
+            f"{file}, line {line} is not in UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}",
+            "convert the file to UTF-8, for example with iconv, or name another",
         ) from None
 
 
@@ -131,11 +120,9 @@ def _prompt_of(line: str, file: Path, number: int) -> Prompt:
         return Prompt(str(prompt_id), value)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(
-            "a line is no prompt",
-            values=f"{file}, line {number}: {error}",
-            limit="a JSON object with exactly one of prompt (text), text, and messages that end before the "
-            "assistant's answer, and optionally id; Unicode only",
-            remedy="correct the line",
+            f"{file}, line {number} is no prompt: {error}",
+            "make it a JSON object with one of prompt, text and messages, which end before the assistant's "
+            "answer, and optionally id",
         ) from None
 
 
@@ -147,10 +134,8 @@ def _shown(path: Path) -> str:
 
 def _unreadable(error: OSError) -> InvalidRequestError:
     return InvalidRequestError(
-        "the prompts cannot be read",
-        values=f"{error.filename}: {error.strerror}",
-        limit="files that exist, and that this user may read",
-        remedy="correct the path in --prompts or in the recipe's key prompts, or grant access",
+        f"the prompts cannot be read: {error.filename}: {error.strerror}",
+        "correct the path in --prompts or in the recipe's key prompts, or grant access",
     )
 
 

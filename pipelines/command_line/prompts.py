@@ -117,12 +117,10 @@ class Prompts:
         """
         drawn = self.all[:most]
         if len(drawn) < least:
+            seen = "; ".join((f"{self.source} has {len(drawn)}", *self.notes))
             raise InvalidRequestError(
-                "there are too few prompts",
-                values="; ".join((f"{len(drawn)} of {self.source}", *self.notes)),
-                limit=f"at least {least}",
-                remedy="add prompts (in *.txt one a line, or separated by lines ---)"
-                + (", or request fewer" if least > 1 else ""),
+                f"there are too few prompts, {least} are needed: {seen}",
+                "add prompts (in *.txt one a line, or separated by lines ---), or request fewer",
             )
         chosen = {prompt.prompt_id for prompt in drawn}
         return self.keep(lambda prompt: prompt.prompt_id in chosen)

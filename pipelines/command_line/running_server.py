@@ -35,10 +35,8 @@ def running_server(url: str, recipe: str) -> Iterator[str]:
         with Client.connect(url) as client:
             if not client.is_ready():
                 raise ServerUnavailableError(
-                    "the server is not ready",
-                    values=url,
-                    limit="a server with all models loaded",
-                    remedy="start it with 'draftproof serve', or omit the address",
+                    f"the server at {url} is not ready",
+                    "start it with 'draftproof serve', or omit the address",
                 )
         yield url
         return

@@ -125,11 +125,11 @@ def _demonstrate(
         answered_s = time.monotonic()
         _say("4. Stopping the server")
     stopped_s = time.monotonic()
-    verdict, figures = verdict_of(pairs), figures_of(pairs)
-    closing = [str(verdict)]
+    (verdict, reason), figures = verdict_of(pairs), figures_of(pairs)
+    closing = [f"{verdict.upper()}: {reason}"]
     if figures:
         _say(f"\n{table(figures)}")
-        closing += [conclusion(figures, was_busy=others.were_busy)] if verdict.is_pass else []
+        closing += [conclusion(figures, was_busy=others.were_busy)] if verdict == "pass" else []
     document = {
         **as_document(pairs),
         "others_share_of_cores": round(others.share, 3),
@@ -184,7 +184,7 @@ def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list
 
 def _one_line(pair: Pair) -> str:
     spent = pair.speculative
-    equal = "equal" if pair.divergence is None else "DIFFERENT"
+    equal = "equal" if pair.difference is None else "DIFFERENT"
     return (
         f"-- {spent.total_accepted_draft_tokens} of {spent.total_draft_tokens} draft tokens accepted, "
         f"{spent.e2e_latency_s:.2f} s, target alone {pair.target.e2e_latency_s:.2f} s, {equal}"

@@ -10,9 +10,11 @@ from typing import Any
 from pipelines.bench.blocks import Blocks, Interval
 from pipelines.bench.figures import pooled
 from pipelines.client import Chunk, Client, CompletionRequest, Generation
-from pipelines.client.comparison import Divergence, first_divergence
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
+from pipelines.program import Verdict
+from pipelines.validation.differences import Difference
+from pipelines.validation.exact.comparing import first_difference
 
 _WORTH = 1.1  # ratio; a smaller gain hardly pays for the memory of a draft
 
@@ -36,9 +38,9 @@ class Pair:
     speculative: Generation
 
     @property
-    def divergence(self) -> Divergence | None:
+    def difference(self) -> Difference | None:
         """Return where the answers first differ; None if they are equal."""
-        return first_divergence(self.target, self.speculative)
+        return first_difference(self.prompt.prompt_id, self.target, self.speculative)
 
 
 def ask_pair(
@@ -188,40 +190,24 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Comparison of all answers with those of the target alone.
-
-    Attributes:
-        is_pass: Whether all are equal, and any tokens were compared and accepted.
-        reason: Why, in one sentence.
-    """
-
-    is_pass: bool
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{'PASS' if self.is_pass else 'FAIL'}: {self.reason}"
-
-
-def verdict_of(pairs: Sequence[Pair]) -> Verdict:
-    """Return the verdict on all pairs."""
-    different = [pair for pair in pairs if pair.divergence is not None]
+def verdict_of(pairs: Sequence[Pair]) -> tuple[Verdict, str]:
+    """Return ``pass`` if all answers are equal, and any tokens were compared and accepted; and why."""
+    different = [pair for pair in pairs if pair.difference is not None]
     tokens = sum(pair.target.num_output_tokens for pair in pairs)
     drafted = sum(pair.speculative.total_draft_tokens for pair in pairs)
     accepted = sum(pair.speculative.total_accepted_draft_tokens for pair in pairs)
     if different:
         first = different[0]
-        return Verdict(
-            False,
+        return (
+            "fail",
             f"{len(different)} of {len(pairs)} answers differ from the target's own; first: prompt "
-            f"{first.prompt.prompt_id}, T={first.temperature:g}: {first.divergence}",
+            f"{first.prompt.prompt_id}, T={first.temperature:g}: {first.difference}",
         )
     if not tokens:
-        return Verdict(False, f"{len(pairs)} answers without a token, so nothing was compared")
+        return "fail", f"{len(pairs)} answers without a token, so nothing was compared"
     if accepted:
-        return Verdict(
-            True,
+        return (
+            "pass",
             f"all {len(pairs)} answers ({tokens} tokens, {accepted} of them accepted draft tokens) are the "
             "target's own, token for token",
         )
@@ -229,24 +215,20 @@ def verdict_of(pairs: Sequence[Pair]) -> Verdict:
     if drafted:
         why = f"none of {drafted} draft tokens was right: this draft does not help this target"
     own = f"all {len(pairs)} answers ({tokens} tokens) are the target's own"
-    return Verdict(False, f"{own}, but {why} (see docs/reference/commands.md)")
+    return "fail", f"{own}, but {why} (see docs/reference/commands.md)"
 
 
 def as_document(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return figures and verdict as a JSON object."""
     return {
-        "verdict": "pass" if verdict_of(pairs).is_pass else "fail",
+        "verdict": verdict_of(pairs)[0],
         "answers_compared": len(pairs),
         "tokens_compared": sum(pair.target.num_output_tokens for pair in pairs),
         "accepted_draft_tokens": sum(pair.speculative.total_accepted_draft_tokens for pair in pairs),
         "answers_that_differ": [
-            {
-                "prompt_id": pair.prompt.prompt_id,
-                "temperature": pair.temperature,
-                "divergence": asdict(pair.divergence),
-            }
+            asdict(pair.difference) | {"temperature": pair.temperature}
             for pair in pairs
-            if pair.divergence is not None
+            if pair.difference is not None
         ],
         "figures": [asdict(each) for each in figures_of(pairs)],
     }

@@ -6,6 +6,7 @@ Containers use ``run``, which becomes the server instead of starting one in the 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.atomic_file import write_whole
 from pipelines.building import build_recipe, package_arguments, run_build
-from pipelines.deploy.doctor import examine, print_findings
+from pipelines.deploy.doctor import examine, print_checks
 from pipelines.deploy.pair_source import PairSource
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
 from pipelines.deploy.served_files import ServedFiles
@@ -22,8 +24,12 @@ from pipelines.deploy.server import Server, beside, find_server, lock_run_direct
 from pipelines.deploy.triton.command import ServerCommand, gateway_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import RUNTIMES
-from pipelines.errors import ServerStartError
+from pipelines.deploy.triton.models import rendered_parameters
+from pipelines.deploy.triton.pair_record import LOOP
+from pipelines.errors import InvalidRequestError, ServerStartError
 from pipelines.program import run_program
+
+ADAPTIVE = "adaptive"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,7 +91,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     length = add(_draft_length, "draft-length", "set the draft length, also of a running server", recipe)
     length.add_argument(
         "--num-draft-tokens",
-        default="adaptive",
+        default=ADAPTIVE,
         help="a number, 0 to switch speculation off, or adaptive (%(default)s)",
     )
     run = add(_run, "run", "serve a run directory in the foreground, for containers", serving, ports)
@@ -176,15 +182,39 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _draft_length(options: argparse.Namespace) -> int:
-    from pipelines.deploy.live_settings import set_draft_length
-
     path = set_draft_length(run_directory(options.recipe), options.num_draft_tokens)
     print(f"default draft length: {options.num_draft_tokens} ({path})")
     return 0
 
 
+def set_draft_length(directory: Path, wanted: str) -> Path:
+    """Write the file that a server reads when it changes: for the next requests, and after a restart.
+
+    Args:
+        directory: ``.run/<recipe>`` with its rendered repository.
+        wanted: ``adaptive``, or a number of draft tokens; 0 switches speculation off.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        InvalidRequestError: The value is invalid, or greater than ``max_draft_len``.
+        RepositoryError: There is no rendered repository.
+    """
+    limit = int(rendered_parameters(directory, LOOP)["max_draft_len"])
+    if wanted not in (ADAPTIVE, *map(str, range(limit + 1))):
+        raise InvalidRequestError(
+            f"num_draft_tokens={wanted!r} is neither '{ADAPTIVE}' nor 0 to max_draft_len={limit}",
+            "use one of these; 0 switches speculation off",
+        )
+    path = directory / "draft_length.json"
+    document = {"num_draft_tokens": None if wanted == ADAPTIVE else int(wanted)}
+    write_whole(path, json.dumps(document) + "\n")
+    return path
+
+
 def _doctor(options: argparse.Namespace) -> int:
-    return print_findings(examine(_ports(options)))
+    return print_checks(examine(_ports(options)))
 
 
 def _run(options: argparse.Namespace) -> int:

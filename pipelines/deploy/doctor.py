@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.available_resources import has_avx2_alone, processor_flags
-from pipelines.deploy.finding import Finding
-from pipelines.deploy.gpu_doctor import gpu_findings
+from pipelines.available_resources import available_bytes, has_avx2_alone, processor_flags
+from pipelines.deploy.check import Check
+from pipelines.deploy.gpu_doctor import gpu_checks
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.install import REPOSITORY_ROOT, TritonInstall, shared_python
 from pipelines.errors import DraftproofError
@@ -26,7 +26,7 @@ NEEDS_SERVER = ("demo", "try", "serve", "verify", "bench")
 NEEDS_ENGINES = ("engines", "repository", *NEEDS_SERVER)
 
 
-def examine(ports: Ports) -> list[Finding]:
+def examine(ports: Ports) -> list[Check]:
     """Check the machine without changing anything or raising."""
     return [
         _python(),
@@ -40,20 +40,20 @@ def examine(ports: Ports) -> list[Finding]:
         _triton(),
         _shared_python(),
         _free_ports(ports),
-        *gpu_findings(),
+        *gpu_checks(),
     ]
 
 
-def print_findings(findings: Sequence[Finding]) -> int:
+def print_checks(checks: Sequence[Check]) -> int:
     """Print a table and a summary; return 0 if ``draftproof demo`` works, otherwise 1."""
-    width = max(len(finding.name) for finding in findings)
-    for finding in findings:
-        found = "-      " if finding.is_absent else "ok     "
-        mark = "MISSING" if finding.stops else "note   " if finding.remedy else found
-        print(f"{mark} {finding.name:<{width}}  {finding.value}")
-        if finding.remedy:
-            print(f"        {'':<{width}}  -> {finding.remedy}")
-    stopped = sorted({command for finding in findings for command in finding.stops})
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        found = "-      " if check.is_absent else "ok     "
+        mark = "MISSING" if check.stops else "note   " if check.remedy else found
+        print(f"{mark} {check.name:<{width}}  {check.value}")
+        if check.remedy:
+            print(f"        {'':<{width}}  -> {check.remedy}")
+    stopped = sorted({command for check in checks for command in check.stops})
     if stopped:
         print(f"\nThese commands do not work on this machine: {', '.join(stopped)}. All others do.")
     else:
@@ -61,26 +61,24 @@ def print_findings(findings: Sequence[Finding]) -> int:
     return int("demo" in stopped)
 
 
-def _python() -> Finding:
+def _python() -> Check:
     version = platform.python_version()
     if (3, 10) <= sys.version_info[:2] <= (3, 12) and sys.maxsize > 2**32:
-        return Finding("Python", f"{version}, {sys.executable}")
-    return Finding(
-        "Python", version, "create the virtual environment with Python 3.10 to 3.12", NEEDS_ENGINES
-    )
+        return Check("Python", f"{version}, {sys.executable}")
+    return Check("Python", version, "create the virtual environment with Python 3.10 to 3.12", NEEDS_ENGINES)
 
 
-def _glibc() -> Finding:
+def _glibc() -> Check:
     name, version = platform.libc_ver()
     parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if name == "glibc" and parts >= MIN_GLIBC:
-        return Finding("C library", f"glibc {version}")
+        return Check("C library", f"glibc {version}")
     remedy = "Triton needs glibc 2.35 (Debian 12, Ubuntu 22.04 or newer); use one of these, or a container"
-    return Finding("C library", f"{name or 'unknown'} {version}", remedy, NEEDS_SERVER)
+    return Check("C library", f"{name or 'unknown'} {version}", remedy, NEEDS_SERVER)
 
 
-def _processor() -> Finding:
-    lines = _read("/proc/cpuinfo").splitlines()
+def _processor() -> Check:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     flags = processor_flags()
     known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
@@ -88,43 +86,42 @@ def _processor() -> Finding:
     cores = len(os.sched_getaffinity(0))
     value = f"{platform.machine()}, {cores} cores, {' '.join(present) or 'no AVX2'}, {model}"
     if platform.machine() != "x86_64" or "avx2" not in flags:
-        return Finding("Processor", value, "the embedded engines need x86-64 with AVX2", NEEDS_ENGINES)
+        return Check("Processor", value, "the embedded engines need x86-64 with AVX2", NEEDS_ENGINES)
     if has_avx2_alone() and shutil.which("g++") is None:
-        return Finding("Processor", value, "with AVX2 alone, engines are faster if they are built with g++")
-    return Finding("Processor", value)
+        return Check("Processor", value, "with AVX2 alone, engines are faster if they are built with g++")
+    return Check("Processor", value)
 
 
-def _memory() -> Finding:
-    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
-    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024
+def _memory() -> Check:
+    available = available_bytes()
     value = f"{available / 2**30:.1f} GiB available"
     if available >= MIN_MEMORY_BYTES:
-        return Finding("Memory", value)
-    return Finding("Memory", value, f"'demo' needs {MIN_MEMORY_BYTES / 2**30:.0f} GiB; close other programs")
+        return Check("Memory", value)
+    return Check("Memory", value, f"'demo' needs {MIN_MEMORY_BYTES / 2**30:.0f} GiB; close other programs")
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> Check:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return Finding("/dev/shm", "absent", "Triton's Python models communicate through it", NEEDS_SERVER)
+        return Check("/dev/shm", "absent", "Triton's Python models communicate through it", NEEDS_SERVER)
     value = f"{free / 2**20:.0f} MiB free"
     if free >= MIN_SHARED_MEMORY_BYTES:
-        return Finding("/dev/shm", value)
-    return Finding(
+        return Check("/dev/shm", value)
+    return Check(
         "/dev/shm", value, "free up 64 MiB, or start the container with a larger --shm-size", NEEDS_SERVER
     )
 
 
-def _disk() -> Finding:
+def _disk() -> Check:
     free = shutil.disk_usage(REPOSITORY_ROOT).free
     value = f"{free / 2**30:.1f} GiB free"
     if free >= MIN_DISK_BYTES:
-        return Finding("Disk", value)
-    return Finding("Disk", value, f"engines need {MIN_DISK_BYTES / 2**30:.0f} GiB", ("engines",))
+        return Check("Disk", value)
+    return Check("Disk", value, f"engines need {MIN_DISK_BYTES / 2**30:.0f} GiB", ("engines",))
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> Check:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -132,47 +129,40 @@ def _package(name: str) -> Finding:
     # Tensors arrive empty in Triton with numpy 2.
     if version == "not installed" or (name == "numpy" and not version.startswith("1.")):
         remedy = "remove .venv and run 'make doctor', which installs the locked packages"
-        return Finding(name, version, remedy, NEEDS_ENGINES)
-    return Finding(name, version)
+        return Check(name, version, remedy, NEEDS_ENGINES)
+    return Check(name, version)
 
 
-def _compiler() -> Finding:
+def _compiler() -> Check:
     path = shutil.which("g++")
     if path is not None:
-        return Finding("g++", f"{path}, for engines with attention or products of our own")
-    return Finding(
+        return Check("g++", f"{path}, for engines with attention or products of our own")
+    return Check(
         "g++", "absent", "for attention of our own, and faster engines with AVX2 alone: apt install g++"
     )
 
 
-def _triton() -> Finding:
+def _triton() -> Check:
     try:
         TritonInstall.find()
     except DraftproofError as error:
-        return Finding("Triton", f"{error.what}: {error.values}", error.remedy, NEEDS_SERVER)
-    return Finding("Triton", f"2.51.0 in nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}")
+        return Check("Triton", error.message, error.remedy, NEEDS_SERVER)
+    return Check("Triton", f"2.51.0 in nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}")
 
 
-def _shared_python() -> Finding:
+def _shared_python() -> Check:
     library = shared_python()
     if library is not None:
-        return Finding("libpython", str(library))
+        return Check("libpython", str(library))
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     remedy = f"apt install libpython{version}, or use a Python built with --enable-shared"
-    return Finding("libpython", f"no libpython{version}.so.1.0", remedy, NEEDS_SERVER)
+    return Check("libpython", f"no libpython{version}.so.1.0", remedy, NEEDS_SERVER)
 
 
-def _free_ports(ports: Ports) -> Finding:
+def _free_ports(ports: Ports) -> Check:
     value = f"OpenAI {ports.openai}, HTTP {ports.http}, gRPC {ports.grpc}, metrics {ports.metrics}"
     try:
         ports.check_free()
     except DraftproofError as error:
-        return Finding("Ports", f"{error.what}: {error.values}", error.remedy, ("serve",))
-    return Finding("Ports", f"{value} are free")
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+        return Check("Ports", error.message, error.remedy, ("serve",))
+    return Check("Ports", f"{value} are free")

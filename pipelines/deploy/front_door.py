@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,6 @@ from pipelines import configuration
 from pipelines.deploy.ports import HOST
 from pipelines.errors import ServerStartError
 
-_LABEL = "[A-Za-z0-9_-]{1,63}"  # of a name in DNS: the resolver fails on empty and longer ones
-_ADDRESS = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?:[0-9]{{1,5}}|\[[0-9a-fA-F:]+\]:[0-9]{{1,5}}")
 HostName = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*$", max_length=253)]
 """Name of a host in small letters, without a port."""
 
@@ -60,13 +57,6 @@ class FrontDoorSettings:
         timeout_s: Longest time of an answer; None for as long as its engine works on it.
         request_log: File that gets a line of JSON for each request; "" for none.
         log_texts: Whether these lines have prompts and answers.
-        servers: ``host:port`` of the gRPC server of each server of a fleet, which all serve the same pair.
-            Without these and ``server_name``, requests go to the server to which the front door belongs.
-        server_name: ``host:port`` whose host is a name in DNS, such as that of a headless service: each of
-            its addresses is a server. They are looked up every few seconds. "" for none.
-        max_requests_per_server: Most answers that this front door asks of each of these servers at a time;
-            None leaves it to their queues.
-        prefix_tokens: Prompts whose first so many tokens are equal go to the same server of a fleet.
     """
 
     address: str = HOST
@@ -83,15 +73,6 @@ class FrontDoorSettings:
     timeout_s: PositiveFloat | None = None
     request_log: str = ""
     log_texts: bool = False
-    servers: tuple[str, ...] = ()
-    server_name: str = ""
-    max_requests_per_server: PositiveInt | None = None
-    prefix_tokens: PositiveInt = 32  # a block of the cache; what is shorter is cached nowhere
-
-    @property
-    def has_fleet(self) -> bool:
-        """Whether requests go to the servers of a fleet."""
-        return bool(self.servers or self.server_name)
 
     def listen(self, port: int) -> socket.socket:
         """Return a socket that listens on ``address``; connections inherit its limits.
@@ -107,10 +88,8 @@ class FrontDoorSettings:
             listening = socket.create_server((self.address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ServerStartError(
-                "the port for OpenAI's API cannot be listened on",
-                values=f"{self.address}:{port}: {error}",
-                limit="it must be free, and the address of this machine",
-                remedy="choose another one with OPENAI_PORT, --openai-port or --port, or change the address",
+                f"the front door cannot listen on {self.address}:{port}: {error}",
+                "choose another port with --openai-port or --port, or change the address in the settings",
             ) from None
         # What a client does not read stays small, and is dropped after a while.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
@@ -149,32 +128,15 @@ class FrontDoorSettings:
         )
 
     def _check(self, path: Path) -> None:
-        self._check_servers(path)
         try:
             is_loopback = ipaddress.ip_address(self.address).is_loopback
         except ValueError:
             raise ServerStartError(
-                f"{path}: address is not an IP address",
-                values=f"address={self.address!r}",
-                limit="such as 127.0.0.1, 0.0.0.0 or ::",
-                remedy=_REMEDY,
+                f"{path}: address={self.address!r} is not an IP address such as 127.0.0.1, 0.0.0.0 or ::",
+                _REMEDY,
             ) from None
         if not (is_loopback or self.keys):
             raise ServerStartError(
-                f"{path}: everybody could use this server",
-                values=f"address={self.address}, no keys",
-                limit="any address but loopback needs API keys",
-                remedy="make one with 'draftproof api-key', and name its file as keys",
-            )
-
-    def _check_servers(self, path: Path) -> None:
-        named = (*self.servers, self.server_name) if self.server_name else self.servers
-        wrong = [each for each in named if not _ADDRESS.fullmatch(each)]
-        wrong += [each for each in self.servers if self.servers.count(each) > 1]
-        if wrong:
-            raise ServerStartError(
-                f"{path}: an address of servers cannot be used",
-                values=f"servers or server_name has {wrong[0]!r}",
-                limit="host:port of a server's gRPC port, each once",
-                remedy=_REMEDY,
+                f"{path}: everybody could use this server: address={self.address} and no keys",
+                "make one with 'draftproof api-key', and name its file as keys",
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.available_resources import available_cores
-from pipelines.deploy.finding import Finding
+from pipelines.deploy.check import Check
 from pipelines.deploy.gpus import Gpu, visible_gpus
 from pipelines.deploy.triton.nvidia_triton import NvidiaTriton
 from pipelines.errors import DraftproofError
@@ -19,7 +19,7 @@ MIN_DRIVER = 580  # CUDA 13, which is in the images of 1.2.1 (NVIDIA's table of 
 PLANNED = 0.97  # of a GPU's memory: build/tensorrt_llm/memory_plan.py leaves the rest to others
 
 READY = "engines can be built and served here"
-"""Text of the last finding if nothing is missing."""
+"""Text of the last check if nothing is missing."""
 
 _NO_GPU = "GPU"
 _NO_BUILDER = "not on PATH"
@@ -36,8 +36,8 @@ _REMEDIES = {
 _ELSE = "check that the driver is loaded, with nvidia-smi on the machine"
 
 
-def gpu_findings(root: Path = Path("/")) -> list[Finding]:
-    """Return what was found, without changing anything or raising; the last finding is the conclusion.
+def gpu_checks(root: Path = Path("/")) -> list[Check]:
+    """Return what was found, without changing anything or raising; the last check is the conclusion.
 
     Args:
         root: Folder with ``proc`` and the files by which container engines mark their containers.
@@ -47,33 +47,33 @@ def gpu_findings(root: Path = Path("/")) -> list[Finding]:
     try:
         gpus = visible_gpus()
     except DraftproofError as error:
-        findings = [_absent(error, root)]
+        checks = [_absent(error, root)]
         lacks.append("no GPU")
     else:
-        findings = [*map(_gpu, gpus), *_driver(gpus), _ranks(len(gpus))]
-        findings.append(_container(root, complete=builder is not None and triton is not None))
-    findings.append(Finding("trtllm-build", builder or _NO_BUILDER, is_absent=builder is None))
+        checks = [*map(_gpu, gpus), *_driver(gpus), _ranks(len(gpus))]
+        checks.append(_container(root, complete=builder is not None and triton is not None))
+    checks.append(Check("trtllm-build", builder or _NO_BUILDER, is_absent=builder is None))
     path = str(triton.binary) if triton else "not installed here"
-    findings.append(Finding("NVIDIA's Triton", path, is_absent=triton is None))
+    checks.append(Check("NVIDIA's Triton", path, is_absent=triton is None))
     if builder is None:
         lacks.append("no trtllm-build")
     if triton is None:
         lacks.append("no Triton with its backend")
     works = f"{', '.join(lacks)}: {_WITHOUT_GPU}" if lacks else READY
-    return [*findings, Finding("tensorrt_llm", works)]
+    return [*checks, Check("tensorrt_llm", works)]
 
 
-def _absent(error: DraftproofError, root: Path) -> Finding:
+def _absent(error: DraftproofError, root: Path) -> Check:
     if shutil.which("nvidia-smi") is not None:
-        remedy = next((text for said, text in _REMEDIES.items() if said in error.values), _ELSE)
-        return Finding(_NO_GPU, error.values, f"{remedy}; the embedded runtime needs no GPU")
+        remedy = next((text for said, text in _REMEDIES.items() if said in error.message), _ELSE)
+        return Check(_NO_GPU, error.message, f"{remedy}; the embedded runtime needs no GPU")
     if (root / "proc/driver/nvidia/version").exists():
         remedy = "start the container with --gpus all and NVIDIA's toolkit, or install the driver's programs"
-        return Finding(_NO_GPU, "nvidia-smi is absent, but the driver is loaded", remedy)
-    return Finding(_NO_GPU, "none; the embedded runtime needs none")
+        return Check(_NO_GPU, "nvidia-smi is absent, but the driver is loaded", remedy)
+    return Check(_NO_GPU, "none; the embedded runtime needs none")
 
 
-def _gpu(gpu: Gpu) -> Finding:
+def _gpu(gpu: Gpu) -> Check:
     value = f"{gpu.name}, {gpu.memory_mib / 1024:.0f} GiB, SM {gpu.sm}, driver {gpu.driver}"
     remedy = ""
     if gpu.sm < MIN_SM:
@@ -86,35 +86,35 @@ def _gpu(gpu: Gpu) -> Finding:
         )
     elif gpu.sm < MIN_SM_FP8:
         remedy = f"FP8 needs SM {MIN_SM_FP8} or newer; INT8 recipes can be built"
-    return Finding(f"GPU {gpu.index}", value, remedy)
+    return Check(f"GPU {gpu.index}", value, remedy)
 
 
-def _driver(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+def _driver(gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     driver = gpus[0].driver  # of the machine, for all its GPUs
     major = driver.partition(".")[0]
     if not major.isdecimal():  # "[N/A]"
-        yield Finding(
+        yield Check(
             "Driver", "not reported", f"see that /proc/driver/nvidia/version says {MIN_DRIVER} or newer"
         )
     elif int(major) < MIN_DRIVER:
         remedy = f"the recipes' image has CUDA 13: install driver {MIN_DRIVER} or newer on the machine itself"
-        yield Finding("Driver", driver, remedy)
+        yield Check("Driver", driver, remedy)
 
 
-def _ranks(num_gpus: int) -> Finding:
+def _ranks(num_gpus: int) -> Check:
     """Compare cores with the processes of the largest pair: the server, and two ranks on each GPU."""
     cores, processes = available_cores(), 1 + 2 * num_gpus
     value = f"{cores} cores for up to {processes} processes of a pair on {num_gpus} GPUs"
     if cores >= processes:
-        return Finding("Cores for GPUs", value)
+        return Check("Cores for GPUs", value)
     remedy = "ranks that share a core slow each other: raise --cpus or --cpuset-cpus, or use fewer GPUs"
-    return Finding("Cores for GPUs", value, remedy)
+    return Check("Cores for GPUs", value, remedy)
 
 
-def _container(root: Path, *, complete: bool) -> Finding:
+def _container(root: Path, *, complete: bool) -> Check:
     inside = any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv"))
     version = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
     value = f"NVIDIA's Triton {version}" if version else "one without NVIDIA's Triton" if inside else "none"
     if complete:
-        return Finding("Container", value)
-    return Finding("Container", value, "engines are built and served in the recipe's tensorrt_llm.container")
+        return Check("Container", value)
+    return Check("Container", value, "engines are built and served in the recipe's tensorrt_llm.container")

@@ -73,10 +73,9 @@ def check_gpus(wanted: tuple[int, ...]) -> tuple[Gpu, ...]:
     missing = sorted(set(wanted) - {gpu.index for gpu in gpus})
     if missing:
         raise ServerStartError(
-            "the engines need GPUs that this machine does not have",
-            values=f"no GPU {', '.join(map(str, missing))}; there are {len(gpus)} x {gpus[0].name}",
-            limit=f"gpu_device_ids {', '.join(map(str, wanted))}",
-            remedy="use a recipe with a smaller tp_size or other gpu_device_ids, or --runtime embedded",
+            f"the engines need the GPUs {', '.join(map(str, wanted))}, and this machine has no "
+            f"{', '.join(map(str, missing))}: there are {len(gpus)} x {gpus[0].name}",
+            "use a recipe with a smaller tp_size or other gpu_device_ids, or --runtime embedded",
         )
     return gpus
 
@@ -104,10 +103,5 @@ def _parse(line: str) -> Gpu:
     return Gpu(int(index), name, int(memory), int(free), capability, driver)
 
 
-def _no_gpu(values: str) -> ServerStartError:
-    return ServerStartError(
-        "no NVIDIA GPU can be used",
-        values=values,
-        limit="TensorRT-LLM needs an NVIDIA GPU",
-        remedy=INSTEAD,
-    )
+def _no_gpu(why: str) -> ServerStartError:
+    return ServerStartError(f"no NVIDIA GPU can be used: {why}", INSTEAD)

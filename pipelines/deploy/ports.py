@@ -56,12 +56,7 @@ class Ports:
             if text is None:
                 continue
             if not text.isdecimal():
-                raise ServerStartError(
-                    "an environment variable is not a port number",
-                    values=f"{variable}={text!r}",
-                    limit="1 to 65535",
-                    remedy="correct or unset it",
-                )
+                raise ServerStartError(f"{variable}={text!r} is not a port number", "correct or unset it")
             values[name] = int(text)
         return cls(**values)
 
@@ -92,11 +87,10 @@ class Ports:
         used = {name: number for name, number in asdict(self).items() if number or name != "openai"}
         numbers = tuple(used.values())
         if len(set(numbers)) < len(numbers) or not all(0 < number < 65536 for number in numbers):
+            shown = ", ".join(f"{_WRITTEN[name]} {number}" for name, number in used.items())
             raise ServerStartError(
-                "the ports are invalid",
-                values=", ".join(f"{_WRITTEN[name]} {number}" for name, number in used.items()),
-                limit="must be different numbers from 1 to 65535",
-                remedy="choose others with --http-port, --grpc-port, --metrics-port and --openai-port",
+                f"the ports are not different numbers from 1 to 65535: {shown}",
+                "choose others with --http-port, --grpc-port, --metrics-port and --openai-port",
             )
         for name, number in used.items():
             _check_free(_WRITTEN[name], number)
@@ -141,17 +135,13 @@ def _check_free(name: str, number: int) -> None:
             option = f"--{name.lower()}-port"
             if error.errno != errno.EADDRINUSE:
                 raise ServerStartError(
-                    f"the {name} port cannot be used",
-                    values=f"port {number}: {error.strerror}",
-                    limit="ports below 1024 need privileges",
-                    remedy=f"choose another with {option}",
+                    f"the {name} port {number} cannot be used: {error.strerror}",
+                    f"choose another with {option}",
                 ) from None
             owner = _listener(number)
             raise PortInUseError(
-                f"the {name} port is in use",
-                values=f"port {number}" + (f", used by {owner}" if owner else ""),
-                limit="no other process may listen on it",
-                remedy=f"stop that process ('draftproof stop' names ours) or choose another with {option}",
+                f"the {name} port {number} is in use" + (f" by {owner}" if owner else ""),
+                f"stop that process ('draftproof stop' names ours) or choose another with {option}",
             ) from None
 
 

@@ -95,10 +95,7 @@ class ServedFiles:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ServerStartError(
-                "the rendered repository cannot be read",
-                values=f"{repository}: {error!r}",
-                limit="must be rendered by this version",
-                remedy="run 'draftproof repository'",
+                f"{repository} was not rendered by this version: {error!r}", "run 'draftproof repository'"
             ) from None
 
     @property

@@ -63,10 +63,8 @@ def run_directory(recipe: str, run: Path = RUN) -> Path:
         name = yaml.safe_load(Path(recipe).read_text(encoding="utf-8"))["name"]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
         raise RecipeError(
-            "the recipe cannot be read",
-            values=f"{recipe}: {' '.join(str(error).split())}",
-            limit="a recipe is a YAML mapping with the key name",
-            remedy="use the name of a recipe, or the path of its file",
+            f"the recipe {recipe} cannot be read: {' '.join(str(error).split())}",
+            "use the name of a recipe, or the path of its YAML file, which has the key name",
         ) from None
     return run / str(name)
 
@@ -84,20 +82,16 @@ def lock_run_directory(directory: Path) -> None:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise ServerStartError(
-            "the run directory is not writable",
-            values=f"{path}: {error.strerror}, user {os.getuid()}",
-            limit="needs a directory on a volume that the server's user can write to",
-            remedy="create it, and make that user its owner",
+            f"the run directory is not writable: {path}: {error.strerror}, user {os.getuid()}",
+            "create it on a volume that this user can write to, and make that user its owner",
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         raise ServerStartError(
-            "another server uses this run directory",
-            values=str(path),
-            limit="one server per run directory",
-            remedy="stop that server first, or give this one its own volume",
+            f"another server uses this run directory: it holds {path}",
+            "stop that server first, or give this one its own volume",
         ) from None
     os.set_inheritable(lock, True)
 
@@ -148,10 +142,7 @@ class Server:
         repository = directory / "model_repository"
         if not repository.is_dir():
             raise ServerStartError(
-                "there is no model repository",
-                values=str(repository),
-                limit="it must be rendered before the server starts",
-                remedy="run 'draftproof repository'",
+                f"there is no model repository {repository}", "run 'draftproof repository'"
             )
         cls.check_none_runs(directory)
         cls.clear(directory)
@@ -200,10 +191,9 @@ class Server:
         running = cls.running(directory)
         if running is not None:
             raise ServerStartError(
-                "a server of this recipe is running already",
-                values=f"process {running.process.pid}, HTTP port {running.ports.http}",
-                limit="one server per recipe",
-                remedy=f"use it, or stop it with '{running.stop_command}'",
+                f"a server of this recipe is running already: process {running.process.pid}, HTTP port "
+                f"{running.ports.http}",
+                f"use it, or stop it with '{running.stop_command}'",
             )
 
     @classmethod
@@ -276,10 +266,9 @@ class Server:
                 raise _start_failure(self.log)
             if time.monotonic() - began_s > timeout_s:
                 raise ServerStartError(
-                    "Triton did not become ready in time",
-                    values=f"{timeout_s:.0f} s, log {self.log}:\n{error_lines(self.log)}\n",
-                    limit=f"--timeout-s {timeout_s:.0f}",
-                    remedy=f"read the log and stop it with '{self.stop_command}', or raise --timeout-s",
+                    f"Triton did not become ready within {timeout_s:.0f} s, log {self.log}:\n"
+                    f"{error_lines(self.log)}\n",
+                    f"read the log and stop it with '{self.stop_command}', or raise --timeout-s",
                 )
             time.sleep(_POLL_S)
         return time.monotonic() - began_s
@@ -361,20 +350,15 @@ def find_server(directory: Path) -> Server:
     server = Server.running(directory)
     if server is None:
         raise ServerUnavailableError(
-            "no server of this recipe is running",
-            values=str(directory / "server.json"),
-            limit="needs a server started by 'draftproof serve'",
-            remedy="run 'draftproof serve'",
+            f"no server of this recipe is running, by {directory / 'server.json'}", "run 'draftproof serve'"
         )
     return server
 
 
 def _start_failure(log: Path) -> ServerStartError:
     return ServerStartError(
-        "Triton ended before it was ready",
-        values=f"log {log}:\n{error_lines(log)}\n",
-        limit="all models of the repository must load",
-        remedy="fix the error in the log; 'draftproof doctor' shows what this machine lacks",
+        f"Triton ended before it was ready, log {log}:\n{error_lines(log)}\n",
+        "fix the error in the log; 'draftproof doctor' shows what this machine lacks",
     )
 
 

@@ -1,6 +1,6 @@
 """Implements in-flight batching for the embedded runtime.
 
-``engine`` computes a step, ``kv_cache`` manages the blocks for keys and values, ``sequence`` holds the state
-of a request, ``lane`` decides what a step computes, ``executor`` combines them, and ``step_loop`` runs
-executors on a thread.
+``scheduler`` decides what a step computes, ``engine`` computes it, and ``executor`` combines them. A
+``Request`` waits and runs in a ``BatchClass``; ``contexts`` and ``kv_cache`` hold what the engine keeps of
+its text. ``step_loop`` runs executors on a thread.
 """

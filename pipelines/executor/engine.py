@@ -1,7 +1,7 @@
 """Loads an engine and computes its steps.
 
 An engine directory contains ``engine.xml``, ``engine.bin`` and ``engine.json``, written by
-``build/openvino/engine.py``. ``lane`` decides what a step computes.
+``build/openvino/engine.py``. ``scheduler`` decides what a step computes.
 
 The weights are copied to where only this process can change them, and checked there. OpenVINO would map the
 file and read it again for each new shape of a step, even if it has changed by then
@@ -10,10 +10,8 @@ file and read it again for each new shape of a step, even if it has changed by t
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +20,7 @@ import numpy.typing as npt
 
 from pipelines.engine_memory import MAX_LOGGED_ROWS
 from pipelines.errors import EngineLoadError
+from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.kv_cache import SCRATCH_BLOCK
 from pipelines.executor.network import Network, compile_networks, operator_library
 from pipelines.executor.step import (
@@ -35,111 +34,16 @@ from pipelines.executor.step import (
 )
 from pipelines.executor.weights import Weights
 from pipelines.manifest import EngineFiles, check_digest, sha256_bytes
-
-FORMAT_VERSIONS = (2, 3)  # only the latter has operators other than attention
-
+from pipelines.speculation.token_ids import Logits
 
 STEP_TIMEOUT_S = {"draft": 5.0, "target": 120.0}
 """Time limit of a short step by role: requests can continue without the draft, but not without the target."""
 
-_DEFAULTS = {  # of entries that older engines, or those of pairs without a trained head, do not have
-    "attention": "openvino",
-    "linear": "openvino",
-    "feature_layers": (),
-    "reads_features": False,
-    "hidden_size": 0,
-    "state_bytes": 0,
-    "log_bytes": 0,
-}
-
 _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
 """Time that each token of a step adds for each byte of the weights, as on a single busy core."""
 
-_CROWDS = 2, 9, 64, 128  # rows of the steps that are compared
+_TRIED_SIZES = 2, 9, 64, 128  # tokens of the steps that are compared
 _NUM_NAMED = 8  # rows in an error
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """The contents of ``engine.json`` needed to run the engine.
-
-    Attributes:
-        vocab_size: Columns of the logits.
-        end_ids: End tokens.
-        max_position_embeddings: Longest sequence for which the network was trained, in tokens.
-        kv_cache_dtype: "float32", "float16" or "int8".
-        attention: "openvino" or "draftproof".
-        linear: "openvino" or "draftproof".
-        kv_block_size: Positions in a block.
-        num_threads: Threads of a step. Results are only bitwise equal with the same number of threads, so it
-            belongs to the engine and not to the machine.
-        weight_bytes_per_step: Minimum bytes of weights that a step reads, whatever the batch.
-        compile_properties: Properties for OpenVINO.
-        feature_layers: Layers whose hidden states a target returns and a trained head reads.
-        reads_features: Whether this is a trained head.
-        hidden_size: Features of a hidden state.
-        state_bytes: Bytes of the recurrent states of a text; 0 for a network without.
-        log_bytes: Bytes that a drafted token adds to them until it is accepted.
-    """
-
-    role: str
-    recipe: str
-    openvino_version: str
-    vocab_size: int
-    num_layers: int
-    num_kv_heads: int
-    head_size: int
-    max_position_embeddings: int
-    end_ids: tuple[int, ...]
-    kv_block_size: int
-    kv_cache_dtype: str
-    attention: str
-    linear: str
-    num_threads: int
-    weight_bytes_per_step: int
-    compile_properties: dict[str, str]
-    feature_layers: tuple[int, ...] = ()
-    reads_features: bool = False
-    hidden_size: int = 0
-    state_bytes: int = 0
-    log_bytes: int = 0
-
-    @property
-    def has_one_form(self) -> bool:
-        """Whether a position has the same bits in a chunk and as a row (docs/decisions/exact-rows.md)."""
-        return self.attention == "draftproof"
-
-    @classmethod
-    def read(cls, files: EngineFiles) -> EngineConfig:
-        """Read ``engine.json``.
-
-        Raises:
-            EngineLoadError: The file is missing, changed or incomplete, or has another format version.
-        """
-        path = files.path("engine.json")
-        content = files.read(path.name)
-        try:
-            document = json.loads(content)
-            version = document["format_version"]
-            document = {**_DEFAULTS, **document}
-            fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
-            lists = {name: tuple(fields[name]) for name in ("end_ids", "feature_layers")}
-            config = cls(**{**fields, **lists})
-        except (ValueError, KeyError, TypeError) as error:
-            raise EngineLoadError(
-                "the engine description cannot be read",
-                values=f"{path}: {error!r}",
-                limit="an engine directory contains engine.json, engine.xml and engine.bin",
-                remedy="run 'draftproof engines'",
-            ) from error
-        if version not in FORMAT_VERSIONS:
-            raise EngineLoadError(
-                "the engine has another format",
-                values=f"format_version={version} in {path}",
-                limit=f"this version reads formats {FORMAT_VERSIONS[0]} and {FORMAT_VERSIONS[1]}",
-                remedy="run 'draftproof engines'",
-            )
-        return config
 
 
 class StepEngine(Protocol):
@@ -159,7 +63,7 @@ class StepEngine(Protocol):
     def is_busy(self) -> bool:
         """See above."""
 
-    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+    def step(self, inputs: StepInputs) -> Logits:
         """Compute one step and return logits, float32 [n, vocab_size]."""
 
     def copy_block(self, source: int, destination: int) -> None:
@@ -169,8 +73,28 @@ class StepEngine(Protocol):
         """Copy the recurrent states of one slot to another."""
 
 
+@dataclass(frozen=True)
+class StepRules:
+    """What the steps of an engine have to keep so that a decode token has the same bits in each.
+
+    Attributes:
+        least_tokens: Fewest tokens of a step.
+        repeats_lone_row: Whether a single row of logits is computed twice.
+        max_num_tokens: Most tokens of a step; None for no limit.
+    """
+
+    least_tokens: int = 2
+    repeats_lone_row: bool = False
+    max_num_tokens: int | None = None
+
+
 class Engine:
-    """A compiled network with its KV cache.
+    """A compiled network with its KV cache; ``load_engine`` returns one that has been checked.
+
+    Attributes:
+        config: Its description.
+        directory: Its directory.
+        rules: What its steps keep to.
 
     Args:
         files: Files of the engine.
@@ -180,12 +104,8 @@ class Engine:
             (``weights.Weights``); None to keep them in memory.
         num_slots: Slots of recurrent states to allocate.
 
-    Attributes:
-        max_num_tokens: Tokens of a step, beyond which a target would not be exact; None for no limit.
-
     Raises:
-        EngineLoadError: Files are missing, changed, built for another OpenVINO, or do not compile; or a
-            target is not exact; or it computes numbers that are not finite.
+        EngineLoadError: Files are missing, changed, built for another OpenVINO, or do not compile.
     """
 
     def __init__(
@@ -199,25 +119,33 @@ class Engine:
         import openvino
 
         self.config = config or EngineConfig.read(files)
-        self._directory = files.directory
+        self.directory = files.directory
+        self.rules = StepRules()
+        self.states: npt.NDArray[np.float32] | None = None
         installed = openvino.__version__.split("-")[0]
         if installed.split(".")[:2] != self.config.openvino_version.split(".")[:2]:
             raise EngineLoadError(
-                "the engine was built with another OpenVINO",
-                values=f"built with {self.config.openvino_version}, installed {installed}",
-                limit="major and minor version must be equal: the attention operator is not a stable format",
-                remedy="run 'draftproof engines'",
+                f"the engine was built with OpenVINO {self.config.openvino_version}, and {installed} is "
+                "installed: its attention operator is not a stable format",
+                "run 'draftproof engines'",
             )
         if self.config.linear == "draftproof":
             weights_folder = None  # these products read the weights themselves, at each step
         self._weights = Weights(files.path("engine.bin"), files.sha256("engine.bin"), weights_folder)
         try:
-            compiled, compiled_row = _compile(openvino, files, self._weights, self.config)
+            compiled, compiled_token = _compile(openvino, files, self._weights, self.config)
         except RuntimeError as error:
-            raise _cannot_run(files, error) from error
+            raise _cannot_run(files.directory, error) from error
+        caches = self._allocate(openvino, compiled, num_blocks, num_slots)
+        self._network = Network(compiled, caches, openvino.Tensor)
+        self._token_network = compiled_token and Network(compiled_token, caches, openvino.Tensor)
+        self._late: Network | None = None  # with a step that was given up, and may still be running
+
+    def _allocate(self, openvino: Any, compiled: Any, num_blocks: int, num_slots: int) -> dict[str, Any]:
+        """Return the tensors that the network keeps between steps, by name, filled with zeros."""
         self._kv: list[npt.NDArray[Any]] = []
         self._states: list[npt.NDArray[Any]] = []
-        caches = {}
+        kept = {}
         for port in compiled.inputs:
             name = port.get_any_name()
             leading = {
@@ -229,26 +157,30 @@ class Engine:
             if leading is not None:
                 sizes = [dim.get_length() for dim in list(port.get_partial_shape())[len(leading) :]]
                 shape = openvino.Shape([*leading, *sizes])
-                caches[name] = tensor = openvino.Tensor(port.get_element_type(), shape)
+                kept[name] = tensor = openvino.Tensor(port.get_element_type(), shape)
                 tensor.data[...] = 0
                 if "cache" in name:
                     self._kv.append(tensor.data)
                 elif name.startswith("state."):
                     self._states.append(tensor.data)
-        self._network = Network(compiled, caches, openvino.Tensor)
-        self._row_network = compiled_row and Network(compiled_row, caches, openvino.Tensor)
-        self._late: Network | None = None  # with a step that was given up, and may still be running
-        self._least_tokens, self._repeats_lone_row = 2, False
-        self.states: npt.NDArray[np.float32] | None = None
-        try:  # also lays the weights out for the kernels, so that the originals can go
-            self._try_lone_row()
-            self.max_num_tokens = self._most_exact_tokens()
+        return kept
+
+    def check(self) -> None:
+        """Find the rules of the steps by trying some, and give the memory of the original weights back.
+
+        The first step of a size also lays the weights out for its kernels.
+
+        Raises:
+            EngineLoadError: The network does not run, a target is not exact, or it computes numbers that are
+                not finite.
+        """
+        try:
+            self.rules = _rules_for_lone_tokens(self)
+            self.rules = replace(self.rules, max_num_tokens=_most_exact_tokens(self))
         except (RuntimeError, TimeoutError) as error:
-            for network in filter(None, (self._network, self._row_network)):
+            for network in filter(None, (self._network, self._token_network)):
                 network.cancel()  # it reads the weights, which are unmapped with this object
-            raise _cannot_run(files, error) from error
-        if self.max_num_tokens is not None and self.max_num_tokens <= _CROWDS[0]:
-            raise _is_not_exact(files, self.max_num_tokens)
+            raise _cannot_run(self.directory, error) from error
         self._weights.release()
 
     @property
@@ -258,7 +190,7 @@ class Engine:
             self._late = None
         return self._late is not None
 
-    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+    def step(self, inputs: StepInputs) -> Logits:
         """Compute one step and write its keys and values.
 
         Args:
@@ -275,22 +207,23 @@ class Engine:
         """
         token_bytes = len(inputs.input_ids) * self.config.weight_bytes_per_step
         limit_s = STEP_TIMEOUT_S[self.config.role] + _TIMEOUT_S_PER_TOKEN_AND_BYTE * token_bytes
-        return self._run(inputs, limit_s)
+        return self.run(inputs, self.rules, limit_s)
 
-    def _run(self, inputs: StepInputs, timeout_s: float) -> npt.NDArray[np.float32]:
+    def run(self, inputs: StepInputs, rules: StepRules, timeout_s: float) -> Logits:
+        """Compute one step by other rules and another time limit; else as ``step``."""
         num_rows, num_tokens = len(inputs.logits_rows), len(inputs.input_ids)
         if self.config.reads_features:
             inputs = with_states(inputs, self.config.hidden_size, len(self.config.feature_layers))
         if not self.config.state_bytes:
-            inputs = dataclasses.replace(inputs, slots=None)
+            inputs = replace(inputs, slots=None)
         elif inputs.slots is None:
             raise ValueError("a step of a network with recurrent states names the slots of its sequences")
-        inputs = with_tokens(inputs, self._least_tokens)
-        if num_rows == 1 and self._repeats_lone_row:
-            inputs = dataclasses.replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
-        is_row = len(inputs.input_ids) == len(inputs.logits_rows) == 1
-        is_row &= inputs.features is None or not len(inputs.features)
-        network = self._row_network if is_row and self._row_network else self._network
+        inputs = with_tokens(inputs, rules.least_tokens)
+        if num_rows == 1 and rules.repeats_lone_row:
+            inputs = replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
+        is_lone = len(inputs.input_ids) == len(inputs.logits_rows) == 1
+        is_lone &= inputs.features is None or not len(inputs.features)
+        network = self._token_network if is_lone and self._token_network else self._network
         if self.is_busy:
             raise RuntimeError("an earlier step is still running")
         logits = network.compute(with_sequences(inputs, self.config.num_threads), timeout_s)
@@ -300,69 +233,6 @@ class Engine:
         if self.config.feature_layers:
             self.states = network.states()[: num_rows if self.config.reads_features else num_tokens]
         return logits[:num_rows]
-
-    def _try_lone_row(self) -> None:
-        """Find out whether a token alone, or a row of logits alone, has the bits that it has with others.
-
-        OpenVINO multiplies a single row by another kernel: that of a layer always, that of the INT8 head if
-        its inputs are not rounded, or if there are few (docs/decisions/exact-rows.md). The kernels of this
-        machine decide, so they are tried here. Products of our own know rows only.
-        """
-        token_ids = np.arange(7, dtype=np.int32)  # a draft may read fewer tokens than it has logits
-        limit_s = max(STEP_TIMEOUT_S.values())
-        tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), as_rows=False, num_logits=7, slot=NO_SLOT)
-        together = pack([tokens], self.config.kv_block_size)
-        expected = self._finite(self._run(together, limit_s), together)[-1].copy()
-        found = self._run(dataclasses.replace(together, logits_rows=together.logits_rows[-1:]), limit_s)[0]
-        self._repeats_lone_row = bool(np.ptp(expected) == 0) or not np.array_equal(found, expected)
-        if self.config.linear == "draftproof":
-            # Not the first position, where a dummy row writes.
-            row = Chunk(token_ids[-1:], 1, (SCRATCH_BLOCK,), as_rows=True, num_logits=1, slot=NO_SLOT)
-            alone = pack([row], self.config.kv_block_size)
-            expected = self._run(alone, limit_s)[0].copy()
-            self._least_tokens = 1
-            if not np.array_equal(self._run(alone, limit_s)[0], expected):
-                self._least_tokens = 2
-
-    def _most_exact_tokens(self) -> int | None:
-        """Return how many tokens a step may have so that a row has the bits that it has among two.
-
-        On AVX2, OpenVINO's INT8 products add the inputs of a row up in another order from 81 rows on, and
-        some from five on (docs/decisions/exact-rows.md). None is no limit. What a draft proposes may depend
-        on other rows.
-        """
-        if self.config.role == "draft" or self.config.linear == "draftproof":
-            return None
-        row = Chunk(np.ones(1, np.int32), 1, (SCRATCH_BLOCK,), as_rows=True, num_logits=1, slot=NO_SLOT)
-        limit_s = max(STEP_TIMEOUT_S.values())
-        expected = None
-        for exact, count in zip((0, *_CROWDS), _CROWDS, strict=False):
-            inputs = pack([row] * count, self.config.kv_block_size)
-            logits = self._finite(self._run(inputs, limit_s), inputs)
-            expected = logits[0].copy() if expected is None else expected
-            if (logits != expected).any():
-                return exact
-        return None
-
-    def _finite(self, logits: npt.NDArray[np.float32], inputs: StepInputs) -> npt.NDArray[np.float32]:
-        """Return the logits of a trial step, of which each row must have a best token.
-
-        Raises:
-            EngineLoadError: A row has none.
-        """
-        best = logits.max(axis=1)  # NaN if any number of the row is
-        bad = np.flatnonzero(~np.isfinite(best))
-        if not len(bad):
-            return logits
-        rows = bad[:_NUM_NAMED].tolist()
-        raise EngineLoadError(
-            "the engine computes numbers that are not finite",
-            values=f"{self._directory}: the largest logit is {best[bad[0]]} in {len(bad)} of {len(logits)} "
-            f"rows: {rows}, of the tokens {inputs.input_ids[inputs.logits_rows[rows]].tolist()}",
-            limit="a finite largest logit in each row",
-            remedy="check the checkpoint and its quantization: weights or scales may be damaged or have "
-            "overflowed; then run 'draftproof engines'",
-        )
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy the keys and values of one block to another."""
@@ -375,25 +245,108 @@ class Engine:
             tensor[destination] = tensor[source]
 
 
-def _is_not_exact(files: EngineFiles, num_exact: int) -> EngineLoadError:
-    crowd = (
-        f"a row other bits among {_CROWDS[1]} rows than among two" if num_exact else "equal rows other bits"
-    )
-    return EngineLoadError(
-        "an answer of this target would depend on what else it computes",
-        values=f"{files.directory}: OpenVINO gives {crowd}",
-        limit="the same bits in every step, without which a draft could change the output",
-        remedy="install g++ where engines are built, set 'linear: draftproof' for the target in the recipe, "
-        "and run 'draftproof engines'",
+def load_engine(
+    files: EngineFiles,
+    num_blocks: int,
+    config: EngineConfig | None = None,
+    weights_folder: Path | None = None,
+    num_slots: int = 1,
+) -> Engine:
+    """Load an engine and check it; arguments and errors are those of ``Engine`` and ``Engine.check``."""
+    engine = Engine(files, num_blocks, config=config, weights_folder=weights_folder, num_slots=num_slots)
+    engine.check()
+    return engine
+
+
+def _rules_for_lone_tokens(engine: Engine) -> StepRules:
+    """Find out whether a token alone, or a row of logits alone, has the bits that it has with others.
+
+    OpenVINO multiplies a single row by another kernel: that of a layer always, that of the INT8 head if its
+    inputs are not rounded, or if there are few (docs/decisions/exact-rows.md). The kernels of this machine
+    decide, so they are tried here. Products of our own know rows only.
+    """
+    rules, block_size = StepRules(), engine.config.kv_block_size
+    token_ids = np.arange(7, dtype=np.int32)  # a draft may read fewer tokens than it has logits
+    tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), is_decode=False, num_logits=7, slot=NO_SLOT)
+    together = pack([tokens], block_size)
+    expected = _trial(engine, together, rules)[-1].copy()
+    found = _run(engine, replace(together, logits_rows=together.logits_rows[-1:]), rules)[0]
+    repeats_lone_row = bool(np.ptp(expected) == 0) or not np.array_equal(found, expected)
+    rules = replace(rules, repeats_lone_row=repeats_lone_row)
+    if engine.config.linear != "draftproof":
+        return rules
+    # Not the first position, where a dummy row writes.
+    token = Chunk(token_ids[-1:], 1, (SCRATCH_BLOCK,), is_decode=True, num_logits=1, slot=NO_SLOT)
+    alone = pack([token], block_size)
+    expected = _run(engine, alone, rules)[0].copy()
+    alone_rules = replace(rules, least_tokens=1)
+    return alone_rules if np.array_equal(_run(engine, alone, alone_rules)[0], expected) else rules
+
+
+def _most_exact_tokens(engine: Engine) -> int | None:
+    """Return how many tokens a step may have so that a decode token has the bits that it has among two.
+
+    On AVX2, OpenVINO's INT8 products add the inputs of a row up in another order from 81 rows on, and some
+    from five on (docs/decisions/exact-rows.md). None is no limit. What a draft proposes may depend on other
+    tokens.
+
+    Raises:
+        EngineLoadError: Not even steps of more than two tokens are exact.
+    """
+    if engine.config.role == "draft" or engine.config.linear == "draftproof":
+        return None
+    token = Chunk(np.ones(1, np.int32), 1, (SCRATCH_BLOCK,), is_decode=True, num_logits=1, slot=NO_SLOT)
+    expected = None
+    for exact, count in zip((0, *_TRIED_SIZES), _TRIED_SIZES, strict=False):
+        logits = _trial(engine, pack([token] * count, engine.config.kv_block_size), engine.rules)
+        expected = logits[0].copy() if expected is None else expected
+        if (logits != expected).any():
+            if exact <= _TRIED_SIZES[0]:
+                raise _is_not_exact(engine.directory, exact)
+            return exact
+    return None
+
+
+def _trial(engine: Engine, inputs: StepInputs, rules: StepRules) -> Logits:
+    """Compute a step, each of whose rows must have a best token.
+
+    Raises:
+        EngineLoadError: A row has none.
+    """
+    logits = _run(engine, inputs, rules)
+    best = logits.max(axis=1)  # NaN if any number of the row is
+    bad = np.flatnonzero(~np.isfinite(best))
+    if not len(bad):
+        return logits
+    rows = bad[:_NUM_NAMED].tolist()
+    raise EngineLoadError(
+        f"the engine {engine.directory} computes numbers that are not finite: the largest logit is "
+        f"{best[bad[0]]} in {len(bad)} of {len(logits)} rows: {rows}, of the tokens "
+        f"{inputs.input_ids[inputs.logits_rows[rows]].tolist()}",
+        "check the checkpoint and its quantization, whose weights or scales may be damaged or too large, and "
+        "run 'draftproof engines'",
     )
 
 
-def _cannot_run(files: EngineFiles, error: Exception) -> EngineLoadError:
+def _run(engine: Engine, inputs: StepInputs, rules: StepRules) -> Logits:
+    return engine.run(inputs, rules, max(STEP_TIMEOUT_S.values()))
+
+
+def _is_not_exact(directory: Path, num_exact: int) -> EngineLoadError:
+    found = f"a row other bits among {_TRIED_SIZES[1]} rows than among two"
     return EngineLoadError(
-        "the engine does not run on this machine",
-        values=f"{files.directory}: {next(iter(str(error).splitlines()), repr(error))}",
-        limit="the network needs an x86-64 processor with AVX2",
-        remedy="run 'draftproof doctor', then remove the engine and run 'draftproof engines'",
+        f"answers of the target {directory} would depend on what else it computes: OpenVINO gives "
+        f"{found if num_exact else 'equal rows other bits'}",
+        "install g++ where engines are built, set 'linear: draftproof' for the target in the recipe, and run "
+        "'draftproof engines'",
+    )
+
+
+def _cannot_run(directory: Path, error: Exception) -> EngineLoadError:
+    return EngineLoadError(
+        f"the engine {directory} does not run on this machine, which must be an x86-64 processor with AVX2: "
+        f"{next(iter(str(error).splitlines()), repr(error))}",
+        "run 'draftproof doctor', then remove the engine and run 'draftproof engines'",
     )
 
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipelines.errors import InvalidRequestError
-from pipelines.executor import sequence
-from pipelines.executor.lane import Work
+from pipelines.executor.request import Request
 from pipelines.speculation.request import GenerationRequest, Output
 
 _LOOK_AHEAD_S = 0.02
@@ -34,38 +33,38 @@ class GrammarTurns:
         self._num_turns = 0
         self._next_s = 0.0
 
-    def fit(self, work: list[Work]) -> list[Work]:
-        """Leave slow requests of a planned step to a later one: all but one, and that one until its turn.
+    def resting(self, running: Sequence[Request]) -> frozenset[Request]:
+        """Return the slow requests that leave the next step to others: all but one, and that until its turn.
 
         Args:
-            work: The planned step, which stays as it is if all are slow.
+            running: All running requests; none rests if all are slow.
         """
-        slow = [(item, slow_s) for item in work if (slow_s := _slow_s(item))]
-        if len(slow) in (0, len(work)):
-            return work
-        turn = None
-        if time.monotonic() >= self._next_s:
-            turn, slow_s = slow[self._num_turns % len(slow)]
-            self._num_turns += 1
-            self._next_s = time.monotonic() + slow_s / _SLOW_SHARE
-        return [item for item in work if item is turn or not _slow_s(item)]
+        slow = [each for each in running if _slow_s(each)]
+        if len(slow) in (0, len(running)):
+            return frozenset()
+        if time.monotonic() < self._next_s:
+            return frozenset(slow)
+        turn = slow.pop(self._num_turns % len(slow))
+        self._num_turns += 1
+        self._next_s = time.monotonic() + _slow_s(turn) / _SLOW_SHARE
+        return frozenset(slow)
 
 
-def _slow_s(item: Work) -> float:
-    grammar = item.sequence.request.grammar
+def _slow_s(request: Request) -> float:
+    grammar = request.asked.grammar
     return 0.0 if grammar is None else grammar.slow_s
 
 
 @contextmanager
-def looking_ahead(sequences: Sequence[sequence.Sequence]) -> Iterator[None]:
+def looking_ahead(requests: Sequence[Request]) -> Iterator[None]:
     """Compute what grammars allow on another thread while the engine computes logits; wait at the end.
 
     A request whose grammar is too slow verifies fewer of its draft tokens, so that others need not wait.
 
     Args:
-        sequences: Requests that get logits from the step.
+        requests: Requests that get logits from the step.
     """
-    guided = [each for each in sequences if each.sampler.has_grammar]
+    guided = [each for each in requests if each.sampler.has_grammar]
     running = _LOOK_AHEAD_THREAD.submit(_look_ahead, guided) if guided else None
     try:
         yield
@@ -74,16 +73,16 @@ def looking_ahead(sequences: Sequence[sequence.Sequence]) -> Iterator[None]:
             running.result()
 
 
-def _look_ahead(sequences: Sequence[sequence.Sequence]) -> None:
-    for each in sequences:
+def _look_ahead(requests: Sequence[Request]) -> None:
+    for each in requests:
         with suppress(BaseException):  # the choice will fail in the same way, for this request alone
-            num_ready = each.sampler.look_ahead(each.draft_ids, _LOOK_AHEAD_S / len(sequences))
+            num_ready = each.sampler.look_ahead(each.draft_ids, _LOOK_AHEAD_S / len(requests))
             if num_ready < len(each.draft_ids):
-                each.leave_out(len(each.draft_ids) - num_ready)
+                each.leave_out_drafts(len(each.draft_ids) - num_ready)
 
 
 async def with_renewed_grammars(
-    generate: Callable[[GenerationRequest], AsyncGenerator[Output, None]], request: GenerationRequest
+    generate: Callable[[GenerationRequest], AsyncGenerator[Output, None]], asked: GenerationRequest
 ) -> AsyncGenerator[Output, None]:
     """Answer a request; where its grammar has no room left, renew that off the loop and continue the answer.
 
@@ -93,27 +92,27 @@ async def with_renewed_grammars(
 
     Args:
         generate: Answers a request.
-        request: The request.
+        asked: The request.
     """
-    grammar, renewed = request.grammar, None
-    is_proposal = request.keep_drafting is not None or request.target_states is not None
+    grammar, renewed = asked.grammar, None
+    is_proposal = asked.keep_drafting is not None or asked.target_states is not None
     while True:
         new_ids = []
         try:
-            async with aclosing(generate(request)) as outputs:
+            async with aclosing(generate(asked)) as outputs:
                 async for output in outputs:
                     yield output
                     new_ids.append(output.token_ids)
             return
         except InvalidRequestError:
-            is_new = request is not renewed or new_ids
+            is_new = asked is not renewed or new_ids
             if grammar is None or is_proposal or not is_new or not grammar.is_used_up:
                 raise
         await asyncio.get_running_loop().run_in_executor(_RENEWAL_THREADS, grammar.renew)
-        request = renewed = replace(
-            request,
-            input_ids=np.concatenate((request.input_ids, *new_ids)),
-            prompt_length=request.num_prompt_tokens,
-            max_tokens=request.max_tokens - sum(map(len, new_ids)),
-            prompt_log_probs=request.prompt_log_probs and not new_ids,
+        asked = renewed = replace(
+            asked,
+            input_ids=np.concatenate((asked.input_ids, *new_ids)),
+            prompt_length=asked.num_prompt_tokens,
+            max_tokens=asked.max_tokens - sum(map(len, new_ids)),
+            prompt_log_probs=asked.prompt_log_probs and not new_ids,
         )

@@ -2,12 +2,12 @@
 
 Blocks that no request uses keep their contents until they are evicted, least recently used first. They form a
 tree: a node is a block, and its path from the root holds the tokens before it. A request starts from the
-longest path that matches its tokens. Each lane of an executor has a tree of its own.
+longest path that matches its tokens. Each batch class of an executor has a tree of its own.
 
 With OpenVINO's attention, the last bits of a key depend on whether its position was computed as prompt (in a
-chunk) or as output (as a row). So a node also records how many of its positions are prompt, and a block is
-reused only if the request would have computed it in the same way. A warm cache therefore never changes an
-output. With attention of our own both forms have the same bits, and the tokens alone decide.
+chunk) or as output (as a decode token). So a node also records how many of its positions are prompt, and a
+block is reused only if the request would have computed it in the same way. A warm cache therefore never
+changes an output. With attention of our own both forms have the same bits, and the tokens alone decide.
 """
 
 from __future__ import annotations

@@ -6,18 +6,16 @@ import contextlib
 import ctypes
 import functools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.available_resources import has_avx2_alone
 from pipelines.errors import EngineLoadError
+from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.step import StepInputs
 from pipelines.manifest import EngineFiles
-
-if TYPE_CHECKING:
-    from pipelines.executor.engine import EngineConfig
 
 
 def operator_library(files: EngineFiles) -> str | None:
@@ -40,10 +38,8 @@ def operator_library(files: EngineFiles) -> str | None:
         return _loaded(content)
     except OSError as error:
         raise EngineLoadError(
-            "the engine's operators cannot be loaded",
-            values=f"{files.path(name)}: {error}",
-            limit="the version of OpenVINO that they were compiled with",
-            remedy=f"remove the engine (rm -r {files.directory}) and run 'draftproof engines'",
+            f"the engine's operators cannot be loaded: {files.path(name)}: {error}",
+            f"remove the engine (rm -r {files.directory}) and run 'draftproof engines'",
         ) from None
 
 
@@ -122,7 +118,7 @@ class Network:
 def compile_networks(
     openvino: Any, network: str, weights: Any, config: EngineConfig, operators: str | None
 ) -> tuple[Any, Any]:
-    """Return the network for any step, and for a single row, or None: a draft computes most rows alone.
+    """Return the network for any step, and for a single token, or None: a draft computes most tokens alone.
 
     OpenVINO plans the memory of each operation again in each step, which takes a fifth of a small draft's,
     unless all shapes are fixed. Products of our own do not copy the weights for a second network.

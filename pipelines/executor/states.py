@@ -35,8 +35,10 @@ class ReturnedStates:
         while self._parts and sum(map(len, self._parts)) - MAX_STATES >= len(self._parts[0]):
             self._parts.popleft()
 
-    def take(self, end: int) -> States:
-        """Return the states before a position, float32 [n, size], and forget all."""
+    def take(self, end: int) -> States | None:
+        """Return the states before a position, float32 [n, size], and forget all; None if there are none."""
+        if not self._parts:
+            return None
         states = np.concatenate(self._parts)
         num_rejected = self._end - end
         self._parts.clear()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +23,9 @@ class Chunk:
         token_ids: int32 [n].
         start: Absolute position of the first token.
         blocks: Blocks of the request, enough for ``start + n`` positions.
-        as_rows: Whether each token is passed as a sequence of its own, all with the same blocks. In this form
-            a generated position has the same bits whatever else is computed. Otherwise the tokens are one
-            sequence of at least two: a prompt.
+        is_decode: Whether the tokens are decode tokens: each is a sequence of its own, all with the same
+            blocks. In this form a generated position has the same bits whatever else is computed. Otherwise
+            the tokens are one sequence of at least two: part of a prompt.
         num_logits: Number of last tokens whose logits are returned.
         features: The target's states, which a trained head reads beside known tokens, float32 [n, size].
         hidden: Its own output at the position before, float32 [1, hidden], beside a single drafted token.
@@ -33,17 +34,12 @@ class Chunk:
 
     token_ids: TokenIds
     start: int
-    blocks: SequenceOf[int]
-    as_rows: bool
+    blocks: Sequence[int]
+    is_decode: bool
     num_logits: int
     features: npt.NDArray[np.float32] | None = None
     hidden: npt.NDArray[np.float32] | None = None
     slot: int | None = None
-
-    def first(self, count: int, num_logits: int) -> Chunk:
-        """Return the first ``count`` tokens with all that belongs to them."""
-        features = None if self.features is None else self.features[:count]
-        return replace(self, token_ids=self.token_ids[:count], num_logits=num_logits, features=features)
 
 
 @dataclass(frozen=True)
@@ -79,10 +75,8 @@ class StepInputs:
     hidden_rows: npt.NDArray[np.int32] | None = None
     slots: npt.NDArray[np.int32] | None = None
 
-    def moved_on(
-        self, token_ids: SequenceOf[int], hidden: npt.NDArray[np.float32] | None = None
-    ) -> StepInputs:
-        """Return the inputs of the next position of each request of a step of single rows.
+    def moved_on(self, token_ids: Sequence[int], hidden: npt.NDArray[np.float32] | None = None) -> StepInputs:
+        """Return the inputs of the next position of each request of a step of single decode tokens.
 
         Args:
             token_ids: The token of each request; dummy rows after them stay where they are. No request begins
@@ -107,11 +101,11 @@ class StepInputs:
 NO_SLOT = -1
 """Marks what belongs to no request, and therefore has no recurrent state: dummy rows, and a warm-up."""
 
-WARM_UP_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=1, slot=NO_SLOT)
+WARM_UP_TOKEN = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), is_decode=True, num_logits=1, slot=NO_SLOT)
 """A token that belongs to no request, with logits, so that a first step prepares the output head too."""
 
 
-def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> StepInputs:
+def pack(chunks: Sequence[Chunk], block_size: int, num_tokens: int = 0) -> StepInputs:
     """Lay out the chunks of a step for the engine.
 
     Args:
@@ -138,7 +132,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         count = len(chunk.token_ids)
         stop = chunk.start + count
         used = chunk.blocks[: -(-stop // block_size)]
-        num_sequences, length = (count, 1) if chunk.as_rows else (1, count)
+        num_sequences, length = (count, 1) if chunk.is_decode else (1, count)
         begin = len(token_ids)
         token_ids.extend(chunk.token_ids.tolist())
         positions.extend(range(chunk.start, stop))
@@ -165,7 +159,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     return with_tokens(inputs, num_tokens)
 
 
-def _check(chunks: SequenceOf[Chunk], block_size: int) -> None:
+def _check(chunks: Sequence[Chunk], block_size: int) -> None:
     kinds = set()
     for chunk in chunks:
         count = len(chunk.token_ids)
@@ -174,15 +168,13 @@ def _check(chunks: SequenceOf[Chunk], block_size: int) -> None:
         is_whole = 0 <= chunk.num_logits <= count and count > 0 and states in ([], [count])
         if not is_whole or len(chunk.blocks) * block_size < chunk.start + count or len(kinds) > 1:
             raise InternalError(
-                "the chunks of a step do not fit together",
-                values=f"{count} tokens from position {chunk.start} on, {states} states, "
-                f"{chunk.num_logits} logits, {len(chunk.blocks)} blocks of {block_size}",
-                limit="states for all tokens of a step or for none, and a block for each position",
-                remedy="report it: this is a bug in Draftproof",
+                f"the chunks of a step do not fit together: {count} tokens from position {chunk.start} on, "
+                f"{states} states, {chunk.num_logits} logits, {len(chunk.blocks)} blocks of {block_size}",
+                "report it: this is a bug in Draftproof",
             )
 
 
-def _read_by_head(chunks: SequenceOf[Chunk]) -> dict[str, Any]:
+def _read_by_head(chunks: Sequence[Chunk]) -> dict[str, Any]:
     features = [chunk.features for chunk in chunks if chunk.features is not None]
     hidden = [chunk.hidden for chunk in chunks if chunk.hidden is not None]
     if not features and not hidden:
@@ -258,19 +250,16 @@ def _repeat_last(begins: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.in
     return np.append(begins, np.repeat(begins[-1:], count))
 
 
-def size_of_rows(num_rows: int) -> int:
-    """Return the rows that a step without prompts computes: an engine prepares each size at its first use."""
-    multiple = 1 if num_rows <= 16 else 2 if num_rows <= 64 else 8
-    return -(-num_rows // multiple) * multiple
+def padded_size(num_tokens: int, *, has_prompt: bool) -> int:
+    """Return how many tokens a step computes, dummy rows included, so that steps have few different sizes.
 
-
-def size_with_prompts(num_tokens: int) -> int:
-    """Round up the number of tokens of a step with prompts.
-
-    OpenVINO permanently keeps about 4 MB of kernels for each number of tokens it has seen: 2 GB for the two
-    engines of ``demo-large`` with all numbers up to 512. Rounding leaves few numbers for 5 % more tokens.
+    An engine prepares each size at its first use. With prompts, OpenVINO permanently keeps about 4 MB of
+    kernels for each: 2 GB for the two engines of ``demo-large`` with all sizes up to 512. Rounding leaves few
+    sizes for 5 % more tokens.
     """
-    for limit, multiple in ((32, 4), (128, 8), (256, 16)):
-        if num_tokens <= limit:
-            return -(-num_tokens // multiple) * multiple
-    return -(-num_tokens // 32) * 32
+    if has_prompt:
+        limits: tuple[tuple[float, int], ...] = ((32, 4), (128, 8), (256, 16), (math.inf, 32))
+    else:
+        limits = ((16, 1), (64, 2), (math.inf, 8))
+    multiple = next(multiple for limit, multiple in limits if num_tokens <= limit)
+    return -(-num_tokens // multiple) * multiple

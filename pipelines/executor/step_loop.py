@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 
 from pipelines.asyncio_thread import AsyncioThread
+from pipelines.executor.chunk_budget import SharedTime
 from pipelines.executor.executor import Executor
-from pipelines.executor.prompt_pace import SharedTime
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class StepLoop(AsyncioThread):
         self._time = SharedTime()
         for executor in self._executors:
             executor.on_work = self._work.set
-            executor.pace.shared = self._time
+            executor.scheduler.chunk_budget.shared = self._time
 
     @property
     def is_blocked(self) -> bool:
@@ -59,7 +59,7 @@ class StepLoop(AsyncioThread):
                 raise
             except BaseException:  # a bug, or a panic in Rust: these requests fail, later ones are served
                 _LOG.exception(
-                    "a step of %d requests raised an unexpected error", executor.counts.num_running
+                    "a step of %d requests raised an unexpected error", executor.scheduler.num_running
                 )
                 executor.fail_all()
             previous = executor
@@ -67,8 +67,8 @@ class StepLoop(AsyncioThread):
     def _next(self) -> Executor | None:
         """Return the first executor with work; one that only reads long prompts waits when it must."""
         busy = [executor for executor in self._executors if executor.has_work]
-        self._time.num_reading = sum(executor.counts.num_reading for executor in busy)
-        self._time.num_answering = sum(executor.counts.num_answering for executor in busy)
+        self._time.num_reading = sum(executor.scheduler.num_reading for executor in busy)
+        self._time.num_answering = sum(executor.scheduler.num_answering for executor in busy)
         ready = (executor for executor in busy if not (self._time.must_wait and _only_reads_long(executor)))
         return next(ready, busy[0] if busy else None)
 
@@ -87,4 +87,4 @@ class StepLoop(AsyncioThread):
 
 def _only_reads_long(executor: Executor) -> bool:
     """Return whether all running requests are far from the end of their prompts."""
-    return 0 < executor.counts.num_running == executor.counts.num_reading
+    return 0 < executor.scheduler.num_running == executor.scheduler.num_reading

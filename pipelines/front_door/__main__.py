@@ -13,16 +13,11 @@ from pathlib import Path
 import uvloop
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.triton.models import ROUTER, rendered_parameters
 from pipelines.deploy.triton.place import read_key
-from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet import Fleet
-from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.own_server import OwnServer
-from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.serving import log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
@@ -56,8 +51,7 @@ async def _serve(
         drain_s: How long to wait for running requests after the signal.
 
     Raises:
-        ServerStartError: The repository, the API keys or the certificate cannot be read, or a server of the
-            fleet serves another pair.
+        ServerStartError: The repository, the API keys or the certificate cannot be read.
     """
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,17 +59,8 @@ async def _serve(
     threading.Thread(target=end_with_the_gateway, daemon=True).start()
     model = await asyncio.to_thread(lambda: ServedModel.of(ServedFiles.read(directory)))
     metrics = MetricsPage(model, metrics_address)
-    router: RouterCalls
-    if settings.has_fleet:
-        own = ServerIdentity.read(directory)
-        addresses = Addresses(settings.servers, settings.server_name)
-        placement = Placement(settings.prefix_tokens, settings.max_requests_per_server)
-        router = fleet = Fleet(addresses, model, own, placement, settings.timeout_s)
-        await fleet.begin()
-        metrics.publish(fleet)
-    else:
-        router = own_server = OwnServer(model, rendered_parameters(directory, ROUTER), settings.timeout_s)
-        metrics.publish(own_server)
+    router = OwnServer(model, rendered_parameters(directory, ROUTER), settings.timeout_s)
+    metrics.publish(router)
     found = socket.socket(fileno=listening)
     await serve(model, router, metrics, settings, found, stopping, drain_s, read_key(directory))
 

@@ -134,10 +134,9 @@ async def _stream(
 def _check_number(num_answers: int, limit: int) -> None:
     if num_answers > limit:
         raise InvalidRequestError(
-            "the request has too many answers",
-            values=f"{num_answers} answers, prompts times n",
-            limit=f"at most {limit}, the server's max_batch_size and max_queue_size together",
-            remedy="send several requests, one after the other",
+            f"prompts times n ask for {num_answers} answers, and at most {limit} are possible: the server's "
+            "max_batch_size and max_queue_size",
+            "send several requests, one after the other",
         )
 
 

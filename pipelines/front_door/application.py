@@ -10,21 +10,22 @@ from typing import Any
 from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.errors import ModelNotFoundError
 from pipelines.front_door.access.clients import CLIENT, KeyRing
 from pipelines.front_door.answering import json_response
 from pipelines.front_door.delivery import deliver
+from pipelines.front_door.endpoints.anthropic import CountBody, MessagesBody, answer_message, count_tokens
 from pipelines.front_door.endpoints.chat import ChatBody, answer_chat
 from pipelines.front_door.endpoints.completions import CompletionBody, answer_completion
 from pipelines.front_door.endpoints.kept_responses import KEPT, KeptResponses
-from pipelines.front_door.endpoints.messages import CountBody, MessagesBody, answer_message, count_tokens
 from pipelines.front_door.endpoints.responses import ResponsesBody, answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from pipelines.front_door.guarding import HEALTH, RequestsInProgress, needs_key, openai_application
 from pipelines.front_door.observing.exchange import EXCHANGE, Exchange
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
-from pipelines.front_door.requests.body import read_body, receive_body
-from pipelines.front_door.requests.sampling import check_model
+from pipelines.front_door.requests.body import receive_body
+from pipelines.front_door.requests.fields import read_body
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.web_application import Handler
@@ -80,6 +81,8 @@ class FrontDoor:
         metrics: Publishes metrics.
         observers: Called with each exchange when it has ended.
         server_key: The server's key, with which operators choose an arm; "" for none.
+        checks_model: Whether requests must name the model as it is served; one server has one model,
+            whatever a client calls it.
 
     Raises:
         ServerStartError: The file of API keys is missing or invalid.
@@ -93,6 +96,8 @@ class FrontDoor:
         metrics: MetricsPage,
         observers: Sequence[Callable[[Exchange], None]],
         server_key: str = "",
+        *,
+        checks_model: bool = False,
     ) -> None:
         self.in_progress = RequestsInProgress()
         self._model = model
@@ -100,6 +105,7 @@ class FrontDoor:
         self._settings = settings
         self._metrics = metrics
         self._observers = observers
+        self._checks_model = checks_model
         self._keys = KeyRing(Path(settings.keys) if settings.keys else None, server_key)
         self._kept = KeptResponses(settings.max_kept_bytes)
 
@@ -144,7 +150,7 @@ class FrontDoor:
             with self.in_progress.one_more(), request[CLIENT].request():
                 content = await receive_body(request, self._settings.body_timeout_s)
                 body = await read_body(kind, content, self._model.style(with_tools=True).calls)
-                if self._settings.has_fleet:  # one server has one model, whatever a client calls it
+                if self._checks_model:
                     check_model(body.model, self._model)
                 if getattr(body, "arm", None):
                     self._keys.check_arm(request, body.arm)
@@ -181,6 +187,19 @@ async def _show_playground(request: web.Request) -> web.Response:
     name, kind = _PLAYGROUND_FILES[request.path]
     text = (_PLAYGROUND / name).read_text(encoding="utf-8")
     return web.Response(text=text, content_type=kind, charset="utf-8", headers=_PLAYGROUND_HEADERS)
+
+
+def check_model(given: str, model: ServedModel) -> None:
+    """Refuse a model that is not served; a request may leave the name out.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+    """
+    if given not in ("", model.name):
+        raise ModelNotFoundError(
+            f"model={given[:200]!r} is not served here, but {model.name!r} is",
+            "send a name that GET /v1/models lists",
+        )
 
 
 def _model_document(model: ServedModel) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Turns errors into OpenAI's error object or Anthropic's, with the four parts of ours in it."""
+"""Turns errors into the error objects of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ from pipelines.front_door.requests.body import ENCODINGS
 
 _LOG = logging.getLogger(__name__)
 
-_FIELD = re.compile(r"[a-z_]+(?=$|[=[.]|\S* (?:has|gives) )")
-_NAME_FIRST = re.compile(r"\w+[_.]|(\w+) [^:]*: \1=")  # such as top_p, or n in "n is out of range: n=0"
-_LONGEST_PART = 300  # characters: an error may quote what a client sent, which may be of any length
+_FIELD = re.compile(r"(?:^|: |; )([a-z_]+)(?=$|[=[.;]|\S* (?:has|gives) )")
+"""The field that an error is about: its message begins with it, or has it behind a colon."""
+
+_NAME_FIRST = re.compile(r"[a-z]\w*[_.=[]")
+_INSIDE = re.compile(r"[^\w ',]|\d")
+_LONGEST_PART = 600  # characters: an error may quote what a client sent, which may be of any length
 
 DEFECT = InternalError(
-    "the server failed on this request, by a bug in Draftproof",
-    remedy="the server's log has the traceback",
+    "the server failed on this request, by a bug in Draftproof", "the server's log has the traceback"
 )
 
 # Class -> status, OpenAI's type and code. The first that fits counts.
@@ -61,7 +63,6 @@ _KINDS: tuple[tuple[type[DraftproofError], int, str, str | None], ...] = (
     (DraftproofError, 500, "server_error", "internal_error"),
 )
 
-
 _OVERLOADED = 529  # in place of 503
 _ANTHROPICS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 """Status -> Anthropic's type, where it is not OpenAI's or ``api_error``."""
@@ -69,46 +70,26 @@ _ANTHROPICS = {404: "not_found_error", 413: "request_too_large", 503: "overloade
 _MORE = {"thread": {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}}
 """Field -> keys of Anthropic's error that tell its clients to do without it."""
 
-_AGAIN = "send the request again later, or to another server"
-
-
-_GUIDE = "guided_decoding_guide_type="
-
 
 def in_the_clients_words(error: InvalidRequestError, guide_field: str) -> InvalidRequestError:
     """Return an error of the models with the client's field in place of Triton's tensor of guides."""
-    if not error.values.startswith(_GUIDE):
-        return error
-    values = f"{guide_field}={error.values.removeprefix(_GUIDE)}"
-    return type(error)(error.what, values=values, limit=error.limit, remedy=error.remedy)
-
-
-def status_of(error: DraftproofError) -> int:
-    """Return the HTTP status of an error."""
-    return _kind(error)[0]
-
-
-def headers_of(error: DraftproofError) -> dict[str, str]:
-    """Return the HTTP headers of an error besides those of its body."""
-    if isinstance(error, UnauthorizedError):
-        return {"WWW-Authenticate": "Bearer"}
-    return {"Retry-After": "1"} if status_of(error) in (429, 503) else {}
+    return type(error)(error.message.replace("guided_decoding_guide_type=", f"{guide_field}="), error.remedy)
 
 
 def error_document(error: DraftproofError) -> dict[str, Any]:
-    """Return OpenAI's error object."""
+    """Return OpenAI's error object, which also has the message and the remedy each by itself."""
     status, kind, code = _kind(error)
-    named = _FIELD.match(error.values[:_LONGEST_PART])
-    param = named[0] if named and isinstance(error, (InvalidRequestError, ForbiddenError)) else None
-    error = _without_internals(error, status)
-    parts = [_cut(part) for part in (error.what, error.values, error.limit, error.remedy)]
+    named = _FIELD.search(error.message[:_LONGEST_PART])
+    told = _without_internals(error, status)
+    what, remedy = _cut(told.message), _cut(told.remedy)
     return {
         "error": {
-            "message": _message(*parts),
+            "message": " ".join(_sentence(part) for part in (what, remedy) if part),
             "type": kind,
-            "param": param,
+            "param": named[1] if named and isinstance(error, (InvalidRequestError, ForbiddenError)) else None,
             "code": code,
-            **dict(zip(("what", "values", "limit", "remedy"), parts, strict=True)),
+            "what": what,
+            "remedy": remedy,
         }
     }
 
@@ -130,7 +111,7 @@ def error_body(error: DraftproofError, request: web.Request | None = None, statu
     if is_anthropics(request):
         found = document["error"] | _MORE.get(document["error"]["param"], {})
         kind = found["type"].replace("server_error", "api_error")
-        found["type"] = _ANTHROPICS.get(status or status_of(error), kind)
+        found["type"] = _ANTHROPICS.get(status or _kind(error)[0], kind)
         document = {"type": "error", "error": found, "request_id": request[EXCHANGE].request_id}
     return to_json(document)
 
@@ -139,12 +120,15 @@ def error_response(
     error: DraftproofError, status: int = 0, request: web.Request | None = None
 ) -> web.Response:
     """Return the response that tells a client of an error; arguments are those of ``error_body``."""
-    found = status or status_of(error)
+    found = status or _kind(error)[0]
+    headers = {"Retry-After": "1"} if _kind(error)[0] in (429, 503) else {}
+    if isinstance(error, UnauthorizedError):
+        headers = {"WWW-Authenticate": "Bearer"}
     return web.Response(
         body=error_body(error, request, status),
         status=_OVERLOADED if found == 503 and is_anthropics(request) else found,
         content_type="application/json",
-        headers=headers_of(error),
+        headers=headers,
     )
 
 
@@ -152,49 +136,39 @@ def response_to(error: Exception, request: web.Request, settings: FrontDoorSetti
     """Return the response to an error of any class; a defect of ours is logged with its traceback."""
     if isinstance(error, DraftproofError):
         return error_response(error, request=request)
-    if isinstance(error, web.HTTPException):  # from aiohttp: unknown path, body too large
-        return _response_to_http(error, request, settings)
-    _LOG.error("%s %.200r", request.method, request.path, exc_info=error)
-    return error_response(DEFECT, request=request)
-
-
-def _response_to_http(
-    error: web.HTTPException, request: web.Request, settings: FrontDoorSettings
-) -> web.Response:
-    """Return the response for an error of aiohttp."""
-    methods, seconds = error.headers.get(hdrs.ALLOW, ""), f"{settings.body_timeout_s:g} s"
-    taken = ", ".join(ENCODINGS)
-    known = {
-        404: ("the path is unknown", "the paths that GET /openapi.json lists", "send it to one of these"),
-        405: ("the path does not have this method", methods, "use this method"),
-        408: ("the body did not arrive in time", seconds, "send it faster, or a smaller one"),
-        413: ("the body is too large", f"{settings.max_body_bytes} bytes", "send a smaller one"),
-        415: ("the encoding of the body is not supported", f"one of {taken}", "send it as it is"),
-    }
-    others = (error.reason or "the request cannot be read", "HTTP/1.1", "correct the request")
-    what, limit, remedy = known.get(error.status, others)
-    seen = f"{request.method} {request.path!r}"
-    refused = InvalidRequestError(what, values=seen, limit=limit, remedy=remedy)
+    if not isinstance(error, web.HTTPException):
+        _LOG.error("%s %.200r", request.method, request.path, exc_info=error)
+        return error_response(DEFECT, request=request)
+    # From aiohttp: the path is unknown, the body too large and so on.
+    methods = error.headers.get(hdrs.ALLOW, "")
+    what, remedy = {
+        404: ("this path is unknown", "send it to one that GET /openapi.json lists"),
+        405: ("this path does not have this method", f"use {methods}"),
+        408: (f"the body did not arrive within {settings.body_timeout_s:g} s", "send it faster"),
+        413: (f"the body is larger than {settings.max_body_bytes} bytes", "send a smaller one"),
+        415: (f"the body is neither plain nor {', '.join(ENCODINGS)}", "send it as it is"),
+    }.get(error.status, (error.reason or "the request cannot be read", "correct the request"))
+    refused = InvalidRequestError(f"{what}: {request.method} {request.path!r}", remedy)
     response = error_response(refused, error.status, request)
     response.headers.update({hdrs.ALLOW: methods} if methods else {})
     return response
 
 
 def _without_internals(error: DraftproofError, status: int) -> DraftproofError:
-    """Return an error without names of models, addresses and paths of the server."""
-    if isinstance(error, (ServerBusyError, RequestTimeoutError)) or status < 500:
+    """Return an error without names of models, addresses and paths of the server.
+
+    Of an outage clients read what stands before its values, if these are words alone.
+    """
+    if status < 500 or isinstance(error, (ServerBusyError, RequestTimeoutError)):
         return error
-    if isinstance(error, (ServerUnavailableError, RequestCancelledError)):
-        return type(error)(error.what, remedy=_AGAIN)
-    if error is not DEFECT:
-        _LOG.warning("a request failed: %s", error)
-    return type(error)(error.what, remedy=_AGAIN) if isinstance(error, EngineFailedError) else DEFECT
-
-
-def _message(what: str, values: str, limit: str, remedy: str) -> str:
-    """Return the four parts as sentences."""
-    seen = f"{what}: {values}" if values else what
-    return " ".join(map(_sentence, filter(None, (seen, limit and f"allowed: {limit}", remedy))))
+    if not isinstance(error, (ServerUnavailableError, RequestCancelledError)):
+        if error is not DEFECT:
+            _LOG.warning("a request failed: %s", error)
+        if not isinstance(error, EngineFailedError):
+            return DEFECT
+    begin = re.split("[:;]", error.message, maxsplit=1)[0]
+    what = "the server cannot answer now" if _INSIDE.search(begin) else begin
+    return type(error)(what, "send the request again later, or to another server")
 
 
 def _sentence(part: str) -> str:

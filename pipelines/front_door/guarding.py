@@ -48,17 +48,12 @@ class RequestsInProgress:
         """
         if self.is_draining:
             raise ServerUnavailableError(
-                "the server is shutting down",
-                values=f"{self._number} requests are still answered",
-                limit="no new requests",
-                remedy="send the request to another server, or later",
+                f"the server is shutting down: {self._number} requests are still answered",
+                "send the request to another server, or later",
             )
         if self._number >= MAX_REQUESTS:
             raise ServerBusyError(
-                "too many requests are open",
-                values=f"{self._number} requests",
-                limit=f"{MAX_REQUESTS} at a time",
-                remedy="send the request again later",
+                f"{self._number} requests are open, and at most {MAX_REQUESTS} may be", "send it again later"
             )
         self._number += 1
         try:

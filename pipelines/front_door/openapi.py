@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from pipelines.front_door.requests.fields import IDLE_FIELDS
 from pipelines.front_door.requests.sampling import SamplingFields
 
-_PARTS = ("what", "values", "limit", "remedy")
+_PARTS = ("what", "remedy")
 _ERROR = {
     "type": "object",
     "required": ["error"],

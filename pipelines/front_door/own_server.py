@@ -16,7 +16,7 @@ from pipelines.client import Chunk
 from pipelines.client.connection import Timeouts
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm
-from pipelines.router.open_requests import unix_time_s
+from pipelines.router.observation import unix_time_s
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.router.router import Router
 from pipelines.socket_path import is_listening

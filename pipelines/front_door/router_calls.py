@@ -12,7 +12,7 @@ from pipelines.wire.request import CompletionRequest
 
 
 class RouterCalls(Protocol):
-    """Answers requests with one server (``own_server.OwnServer``) or with several (``fleet.Fleet``)."""
+    """Answers requests with one server (``own_server.OwnServer``) or with several (``upstreams.fleet``)."""
 
     @property
     def max_requests(self) -> int:

@@ -54,13 +54,15 @@ class ChatRenderers:
             ServerBusyError: Too many conversations wait, or this one waited too long.
         """
         if self._num_open >= self._max_open:
-            raise self._busy(f"{self._num_open} conversations")
+            raise _busy(
+                f"{self._num_open} conversations are being rendered, and at most {self._max_open} at a time"
+            )
         self._num_open += 1
         try:
             rendering = self._in_turn(partial(self._renderer.render, messages, **options))
             return await within(self._within_s, rendering)
         except asyncio.TimeoutError:
-            raise self._busy(f"waited {self._within_s:g} s") from None
+            raise _busy(f"the conversation was not rendered within {self._within_s:g} s") from None
         finally:
             self._num_open -= 1
 
@@ -76,16 +78,15 @@ class ChatRenderers:
         rendering.add_done_callback(lambda _: self._is_idle.release())
         return await asyncio.shield(rendering)  # goes on if the client leaves
 
-    def _busy(self, values: str) -> ServerBusyError:
-        return ServerBusyError(
-            "too many conversations are being rendered",
-            values=values,
-            limit=f"{self._max_open} at a time, each within {self._within_s:g} s",
-            remedy="send the request again later",
-        )
+
+def _busy(what: str) -> ServerBusyError:
+    return ServerBusyError(what, "send the request again later")
 
 
 _DIGITS = 12
+_QUICK_CHARACTERS = 4096  # take about a millisecond; longer texts are tokenized on another thread
+
+TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,34 @@ class ServedModel:
     def limits(self) -> PromptLimits:
         """Limits of prompts."""
         return PromptLimits(self.tokenizer.vocabulary, self.max_seq_len)
+
+    async def encode(
+        self, text: str, name: str, *, add_special_tokens: bool, parse_special_tokens: bool = False
+    ) -> TokenIds:
+        """Return the tokens of a text; long ones are tokenized on another thread.
+
+        Args:
+            text: The text.
+            name: The field that it came in.
+            add_special_tokens: Whether to add the tokenizer's special tokens, such as BOS.
+            parse_special_tokens: Whether names of special tokens in the text mean these.
+
+        Raises:
+            InvalidRequestError: The text has no tokens, or names a special token that cannot be spelled.
+            PromptTooLongError: The text is longer than any prompt.
+        """
+        self.limits.check_bytes(len(text.encode()), name)
+
+        def work() -> list[int]:
+            return self.tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, parse_special_tokens=parse_special_tokens
+            )
+
+        is_loaded = self.tokenizer.can_parse or not parse_special_tokens
+        is_quick = is_loaded and len(text) <= _QUICK_CHARACTERS
+        ids = work() if is_quick else await asyncio.to_thread(work)
+        self.limits.check_not_empty(len(ids), name)
+        return tuple(ids)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of a prompt's tokens, with the names of special ones."""

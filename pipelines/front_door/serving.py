@@ -18,8 +18,8 @@ from pipelines.atomic_file import version_of
 from pipelines.deploy.front_door import FrontDoorSettings, Tls
 from pipelines.errors import ServerStartError
 from pipelines.front_door.application import FrontDoor
+from pipelines.front_door.observing.exchange import RequestLog
 from pipelines.front_door.observing.metrics import MetricsPage
-from pipelines.front_door.observing.request_log import RequestLog
 from pipelines.front_door.observing.traces import Traces, are_wanted
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
@@ -51,10 +51,8 @@ class TlsContext:
             self.context.load_cert_chain(files.certificate, files.key, password="")
         except (OSError, ssl.SSLError) as error:
             raise ServerStartError(
-                "the certificate cannot be read",
-                values=f"{files.certificate}, {files.key}: {error}",
-                limit="a PEM certificate and its private key, without a password",
-                remedy="correct the files, or their names in the settings of the front door",
+                f"{files.certificate} and {files.key} are no certificate and private key: {error}",
+                "name PEM files without a password in the settings of the front door",
             ) from None
 
     async def watch(self) -> None:
@@ -96,6 +94,8 @@ async def serve(
     stopping: asyncio.Event,
     drain_s: float,
     server_key: str = "",
+    *,
+    checks_model: bool = False,
 ) -> None:
     """Serve until ``stopping`` is set, and close the router and all others.
 
@@ -108,6 +108,7 @@ async def serve(
         stopping: Ends the front door.
         drain_s: How long to wait for running requests then.
         server_key: The server's key, with which operators choose an arm; "" for none.
+        checks_model: Whether requests must name the model as it is served.
 
     Raises:
         ServerStartError: The API keys or the certificate cannot be read.
@@ -116,7 +117,7 @@ async def serve(
     traces = Traces(model.name) if are_wanted() else None
     kept = [each for each in (log, traces) if each is not None]
     observers = [metrics.requests.observe, *(each.observe for each in kept)]
-    door = FrontDoor(model, router, settings, metrics, observers, server_key)
+    door = FrontDoor(model, router, settings, metrics, observers, server_key, checks_model=checks_model)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.close)
         stack.push_async_callback(metrics.close)

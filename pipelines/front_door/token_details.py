@@ -5,12 +5,11 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pipelines.client.generation import TOKEN_SOURCES
-from pipelines.front_door.messages.message import Content
-from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END
+from pipelines.front_door.messages.message import THINK_BEGIN, THINK_END, Content
 from pipelines.front_door.served_model import ServedModel
 from pipelines.wire.chunk import Chunk, TopLogProbs
 
@@ -185,21 +184,6 @@ LogProbsOfTokens = list[dict[str, Any]]
 """For each token what OpenAI's API says of it: its text, bytes, log probability, and alternatives."""
 
 
-@dataclass
-class _Stretch:
-    """Tokens without characters and the one behind them, or those without at the end of the answer.
-
-    Attributes:
-        begin: Characters of the answer before it.
-        end: Characters up to its end.
-        tokens: The log probabilities.
-    """
-
-    begin: int
-    end: int
-    tokens: LogProbsOfTokens = field(default_factory=list)
-
-
 class TextLogProbs:
     """Hands out the log probabilities of one answer, chunk by chunk, with the pieces of its text.
 
@@ -212,31 +196,31 @@ class TextLogProbs:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._stretches: deque[_Stretch] = deque()
-        self._open = _Stretch(0, 0)
+        self._waiting: deque[tuple[int, LogProbsOfTokens]] = deque()  # each up to a place in the answer
+        self._begin = self._end = 0  # of what waits
+        self._silent: LogProbsOfTokens = []  # without characters, at the end
         self._ends_with_text = False
 
     def add(self, chunk: Chunk) -> None:
         """Add the tokens of a chunk, before its text is read."""
         found = chat_log_probs(self._model, chunk.output_ids, chunk.log_probs, chunk.top_log_probs)
         for text, token in zip(texts_of_tokens(self._model, chunk), found["content"], strict=True):
-            self._open.tokens.append(token)
+            self._silent.append(token)
             if text:
-                self._open.end += len(text)
-                self._stretches.append(self._open)
-                self._open = _Stretch(self._open.end, self._open.end)
+                self._end += len(text)
+                self._waiting.append((self._end, self._silent))
+                self._silent = []
 
     def take(self, content: Content) -> LogProbsOfTokens:
         """Return those of the next piece of the text."""
-        end = content.place + len(content.text)
         taken: LogProbsOfTokens = []
-        while self._stretches and self._stretches[0].begin < end:
-            stretch = self._stretches.popleft()
-            self._ends_with_text = stretch.end > content.place
+        while self._waiting and self._begin < content.place + len(content.text):
+            self._begin, tokens = self._waiting.popleft()
+            self._ends_with_text = self._begin > content.place
             if self._ends_with_text:
-                taken += stretch.tokens
+                taken += tokens
         return taken
 
     def rest(self) -> LogProbsOfTokens:
         """Return those behind the last piece of the text, after the end of the answer."""
-        return self._open.tokens if self._ends_with_text and not self._stretches else []
+        return self._silent if self._ends_with_text and not self._waiting else []

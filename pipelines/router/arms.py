@@ -92,8 +92,8 @@ class Bands:
 
     def __post_init__(self) -> None:
         if self.high_from <= self.medium_from:
-            seen, limit = f"bands.high_from={self.high_from}", f"above medium_from={self.medium_from}"
-            raise _refuse("the load would never be medium", seen, limit)
+            band = f"high_from={self.high_from}, medium_from={self.medium_from}"
+            raise CanaryError(f"the load would never be medium with bands.{band}", _REMEDY)
 
     def band(self, num_open: int) -> Band:
         """Return the load band of a request.
@@ -144,12 +144,12 @@ class ArmTable:
         weights = {arm: setting.weight for arm, setting in self.settings.items()}
         if abs(sum(weights.values()) - 1) > _ROUNDING:
             seen = ", ".join(f"{arm}={weight!r}" for arm, weight in weights.items())
-            raise _refuse("the weights must sum to 1", f"{seen}: {sum(weights.values())!r}", "a sum of 1")
+            raise CanaryError(f"the weights must sum to 1, not {sum(weights.values())!r}: {seen}", _REMEDY)
         sockets = [setting.socket for setting in self.settings.values()]
         if len(set(sockets)) < len(sockets):
-            raise _refuse("two arms share a socket", f"sockets {', '.join(sockets)}", "one socket per arm")
+            raise CanaryError(f"two arms share a socket: {', '.join(sockets)}", _REMEDY)
         if self.shadow is not None and self.candidate is None:
-            raise _refuse("shadow needs a candidate", "shadow without candidate", "both or neither")
+            raise CanaryError("shadow needs a candidate", _REMEDY)
 
     @property
     def settings(self) -> dict[Arm, ArmSetting]:
@@ -211,11 +211,9 @@ def read_table(path: Path) -> ArmTable:
         return _parse(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         raise CanaryError(
-            f"{path}: the table of arms cannot be read",
-            values=" ".join(str(error).split()),
-            limit="a JSON file",
-            remedy="resume the rollout with its own command, whose controller writes it again, or delete it: "
-            "then the stable pair answers all requests",
+            f"{path}: the table of arms cannot be read: {' '.join(str(error).split())}",
+            "resume the rollout with its own command, whose controller writes it again, or delete it: then "
+            "the stable pair answers all requests",
         ) from None
     except CanaryError as error:
         raise configuration.located(path, error) from None
@@ -224,7 +222,7 @@ def read_table(path: Path) -> ArmTable:
 def _parse(raw: Any) -> ArmTable:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         seen = f"format={raw.get('format')!r:.200}" if isinstance(raw, dict) else f"{raw!r:.200}"
-        raise _refuse("the table of arms has another version", seen, f"format={FORMAT}")
+        raise CanaryError(f"the table of arms has {seen}, not format={FORMAT}", _REMEDY)
     settings = {key: value for key, value in raw.items() if key != "format"}
     return configuration.parse(ArmTable, settings, CanaryError, _REMEDY)
 
@@ -273,7 +271,3 @@ class LiveArms:
                 table.settings,
                 table.shadow,
             )
-
-
-def _refuse(what: str, values: str, limit: str) -> CanaryError:
-    return CanaryError(what, values=values, limit=limit, remedy=_REMEDY)

@@ -23,8 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 State = Literal["closed", "open", "half_open"]
 
-Outcome = Literal["answered", "error", "timeout", "busy", "unreached", "refused", "differs", "cancelled"]
-"""Outcome of a request to an arm:
+Outcome = Literal["answered", "error", "timeout", "busy", "unreached", "refused", "cancelled"]
+"""Outcome of an attempt, that is of one request to one arm:
 
 answered    the whole answer arrived
 error       the arm failed
@@ -32,7 +32,6 @@ timeout     another arm produced a token while this one was silent for too long
 busy        the queue was full
 unreached   the arm could not be reached, or its response could not be read
 refused     the arm rejected the request as invalid
-differs     its tokens differ from those that the client already has
 cancelled   the client disconnected, its deadline passed, or another arm was faster
 """
 

@@ -63,10 +63,8 @@ def chosen_by_client(name: str, arms: Collection[Arm]) -> Arm:
         if arm == name:
             return arm
     raise InvalidRequestError(
-        "there is no such arm",
-        values=f"arm={name!r:.100}",
-        limit=f"served now: {', '.join(arms)}",
-        remedy="name one of these arms, or leave the parameter out",
+        f"there is no such arm: arm={name!r:.100}; these are served now: {', '.join(arms)}",
+        "name one of these arms, or leave the parameter out",
     )
 
 

@@ -8,7 +8,7 @@ with the same seed, with and without drafting.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,7 @@ from pipelines.errors import DraftproofError, ProcessEndedError, RequestTimeoutE
 from pipelines.router.arms import Arm, ArmTable
 from pipelines.router.breaker import FAILURES, Outcome
 from pipelines.router.failover import RETURNS_WITHIN_S
-from pipelines.router.observation import Observation
-from pipelines.router.open_requests import unix_time_s
+from pipelines.router.observation import Observation, unix_time_s
 from pipelines.router.preprocessing import resumed
 from pipelines.router.received_answer import (
     ReceivedAnswer,
@@ -33,7 +32,7 @@ from pipelines.router.suspects import Suspects
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.calls import stream
 from pipelines.wire.chunk import Chunk
-from pipelines.wire.chunk_parts import continued, with_text, without_first
+from pipelines.wire.chunk_parts import continued, with_text
 from pipelines.wire.messages import EngineRequest
 
 
@@ -77,27 +76,26 @@ class EngineCall:
         self._digest = prompt_id(replace(request, sampling=replace(request.sampling, seed=0)))
         self._lost_at_s: float | None = None  # when it lost its latest process
         self._num_reached = 0  # tokens of the longest part of an answer that it lost
+        self._given_ids: list[int] = []
+        self._last: Chunk | None = None  # the latest chunk that the client has
         self._is_observed = is_observed
         self._first_at_s: float | None = None
         self._latest_at_s = 0.0
         self._longest_pause_s: float | None = None
 
-    def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
-        """Send the request with the time that is left, always streamed so that silence can be noticed."""
-        return self._stream(arm, self._request)
-
-    async def resume(self, arm: Arm, output_ids: Sequence[int], last: Chunk) -> AsyncGenerator[Chunk, None]:
-        """Ask for the rest of an answer; the counts of drafting cover only this part."""
-        rest = resumed(self._request, output_ids)
-        if output_ids:
-            rest = replace(rest, return_prompt_log_probs=False)  # the client has them
-        async with aclosing(self._stream(arm, rest, len(output_ids))) as chunks:
+    async def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
+        """Ask for the answer, or for its rest; the counts of drafting cover only this part."""
+        asked, last = self._request, self._last
+        if last is not None:
+            asked = resumed(asked, self._given_ids)
+        if self._given_ids:
+            asked = replace(asked, return_prompt_log_probs=False)  # the client has them
+        async with aclosing(self._stream(arm, asked, len(self._given_ids))) as chunks:
             async for chunk in chunks:
-                yield continued(chunk, last)
+                yield chunk if last is None else continued(chunk, last)
 
-    async def _stream(
-        self, arm: Arm, request: EngineRequest, num_known: int = 0
-    ) -> AsyncGenerator[Chunk, None]:
+    async def _stream(self, arm: Arm, request: EngineRequest, num_known: int) -> AsyncGenerator[Chunk, None]:
+        """Send a request with the time that is left, always streamed so that silence can be noticed."""
         turn = None
         if self._lost_at_s is not None:
             wait_s = self._lost_at_s + RETURNS_WITHIN_S - time.monotonic()
@@ -136,10 +134,8 @@ class EngineCall:
         left_us = self._request.timeout_us - int(1e6 * (time.monotonic() - self._began_s))
         if left_us <= 0:
             raise RequestTimeoutError(
-                "the request's deadline passed before an arm answered",
-                values=f"timeout={self._request.timeout_us} microseconds, arm {arm}",
-                limit="the timeout sent with the request",
-                remedy="allow more time; the server's log says why its arms did not answer",
+                f"the request's deadline passed before {arm} answered: timeout={self._request.timeout_us} us",
+                "allow more time; the server's log says why its arms did not answer",
             )
         return left_us
 
@@ -160,21 +156,10 @@ class EngineCall:
         """
         return arm == "candidate"
 
-    def output_ids(self, chunk: Chunk) -> Sequence[int]:
-        """Return the new tokens of a chunk."""
-        return chunk.output_ids
-
-    def is_last(self, chunk: Chunk) -> bool:
-        """Whether a chunk ends the answer."""
-        return bool(chunk.finish_reason)
-
-    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
-        """Return the chunk without its first tokens and their text."""
-        skip = self._skip_special_tokens
-        return without_first(chunk, num_tokens, self._vocabulary, skip_special_tokens=skip)
-
     def deliver(self, chunk: Chunk) -> None:
         """Note a chunk that the client gets, and when."""
+        self._given_ids += chunk.output_ids
+        self._last = chunk
         if not self._is_observed:
             return
         self.received.add(chunk)

@@ -1,25 +1,17 @@
 """Answers one request over several arms: the client sees one stream, whichever arm produces it.
 
-When an arm fails, or produces no token for too long, the next arm is asked too. The arms that were asked then
-race for the next token that the client does not have yet, and the losers are cancelled. Before the first
-token this is a hedged request (Dean and Barroso, The Tail at Scale, CACM 2013). After it, the next arm
-answers from the start, and the tokens that the client already has are skipped::
-
-    client has      a b c
-    next arm says   a b c d e        the client gets d e
-                    a b x            "differs": it is asked to continue after a b c
-
-On exact runtimes, arms with the same target give the same answer to the same prompt and seed. An arm with
-another target continues from the tokens that the client has, so no answer breaks off. So does an arm whose
-process was replaced: if no other arm is left, the request waits for it, and for a place in its queue.
+An arm that fails is followed by the next one, which continues after the chunks that the client has. If an arm
+is silent for too long, the next one is asked too; the first of them to say something goes on alone (a hedged
+request: Dean and Barroso, The Tail at Scale, CACM 2013). If no other arm is left, the request waits for the
+new process of an arm whose process ended, and for a place in its queue.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from pipelines.errors import (
@@ -32,26 +24,32 @@ from pipelines.errors import (
 )
 from pipelines.router.breaker import Outcome, outcome_of
 
-Chunk = TypeVar("Chunk")
+
+class Part(Protocol):
+    """A part of an answer."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends the answer; a stream that ends without such a part has failed."""
+
+
+Chunk = TypeVar("Chunk", bound=Part)
 AskedArm = TypeVar("AskedArm", bound=str, contravariant=True)
 
 
-class ArmClient(Protocol[AskedArm, Chunk]):
-    """Sends one request to arms and interprets their chunks.
+class Call(Protocol[AskedArm, Chunk]):
+    """One request, and the arms that may answer it.
 
-    An arm is anything with a name that can answer: a pair of one server, or a server of a fleet.
+    An arm is anything with a name that can answer: a pair of one server, or a server of a group.
     """
 
     def ask(self, arm: AskedArm) -> AsyncGenerator[Chunk, None]:
-        """Stream the answer from its start; each chunk has at least one token or is the last one.
+        """Stream what follows the delivered chunks; each chunk has at least one token or is the last one.
 
         The generator is closed after the last chunk; closing it earlier cancels the answer. Its exceptions
         are failures of the arm, except those that the client caused: an invalid request, its deadline, its
         cancellation.
         """
-
-    def resume(self, arm: AskedArm, output_ids: Sequence[int], last: Chunk) -> AsyncGenerator[Chunk, None]:
-        """Stream what follows the output tokens that the client has; ``last`` is its latest chunk."""
 
     def begin(self, arm: AskedArm) -> Callable[[Outcome], None]:
         """Record that an arm is asked; the returned function is called once, with the outcome."""
@@ -62,17 +60,11 @@ class ArmClient(Protocol[AskedArm, Chunk]):
         Hedging every request of a slow server would make it slower still.
         """
 
-    def output_ids(self, chunk: Chunk) -> Sequence[int]:
-        """Return the new output tokens of a chunk."""
-
-    def is_last(self, chunk: Chunk) -> bool:
-        """Whether a chunk ends the answer; a stream that ends without one has failed."""
-
-    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
-        """Return the chunk without its first tokens; its counts over the whole answer stay."""
+    def deliver(self, chunk: Chunk) -> None:
+        """Note that the client gets a chunk."""
 
 
-Arm = TypeVar("Arm", bound=str)
+AnyArm = TypeVar("AnyArm", bound=str)
 
 RETURNS_WITHIN_S = 60.0
 """Time for which a request waits for the process of an arm, if no other arm is left: as long as the gateway
@@ -88,23 +80,17 @@ _CLIENTS_OWN = (InvalidRequestError, RequestTimeoutError, RequestCancelledError)
 
 
 async def answer_over(
-    order: Sequence[Arm],
-    arms: ArmClient[Arm, Chunk],
-    slow_after_s: float,
-    *,
-    streaming: bool = True,
-    resumes: bool = False,
-) -> AsyncGenerator[tuple[Arm, Chunk], None]:
+    arms: list[AnyArm], call: Call[AnyArm, Chunk], slow_after_s: float, *, streaming: bool = True
+) -> AsyncGenerator[tuple[AnyArm, Chunk], None]:
     """Answer one request.
 
     Args:
-        order: Arms in the order in which they are asked: at least one, none twice.
-        arms: Sends the request to an arm.
+        arms: Arms that may be asked, in this order: at least one, none twice. Each is taken out when it is
+            asked; what is appended meanwhile may be asked too.
+        call: The request.
         slow_after_s: Seconds without a token after which the next arm is asked too.
         streaming: Whether the client receives each chunk as it comes. Otherwise nothing is yielded before the
             end, and then the whole answer of a single arm.
-        resumes: Whether an arm that is asked after the first token continues from the delivered ones, instead
-            of answering from the start.
 
     Yields:
         Each chunk and the arm that produced it.
@@ -120,265 +106,209 @@ async def answer_over(
         Exception: All arms failed. This is the error of the arm that produced the latest tokens, or of the
             last arm if none produced any.
     """
-    race = _Race(order, arms, slow_after_s, streaming=streaming, resumes=resumes)
+    attempts = _Attempts(call, slow_after_s)
+    failures: _Failures[AnyArm, Chunk] = _Failures()
     try:
-        race.ask_next()
-        while not race.is_over:
-            attempt, event = await race.events.get()
-            for chunk in race.take(attempt, event):
-                yield attempt.arm, chunk
-        if race.error is not None:
-            raise race.error
+        attempts.begin(arms.pop(0))
+        while attempts.running:
+            attempt, event = await attempts.events.get()
+            if attempt not in attempts.running:
+                continue  # another arm was faster
+            if event is None:
+                if arms and attempts.is_silent(attempt) and call.may_hedge(attempt.arm):
+                    attempt.is_late = True
+                    attempts.begin(arms.pop(0))
+                else:
+                    attempts.watch(attempt)
+            elif isinstance(event, Exception):
+                attempts.end(attempt, failures.outcome(attempt, event))
+                failures.add(attempt, event)
+                if not arms and not attempts.running and failures.may_wait():
+                    await asyncio.sleep(_RETRY_S)
+                    arms += failures.take_gone()
+                if arms and not (attempt.is_late and attempts.running):  # then the next one runs already
+                    attempts.begin(arms.pop(0))
+            else:
+                failures.note_progress()
+                attempt.held.append(event)
+                attempt.has_spoken = True
+                if not (streaming or event.is_last):
+                    continue
+                failures.speaker = attempt
+                arms += attempts.end_others(attempt)
+                if event.is_last:
+                    attempts.end(attempt, "answered")
+                for chunk in attempt.held:
+                    call.deliver(chunk)
+                    yield attempt.arm, chunk
+                attempt.held.clear()
+                if event.is_last:
+                    return
+        assert failures.error is not None
+        raise failures.error
     finally:
-        await race.close()
+        await attempts.close()
 
 
 @dataclass(eq=False)
-class _Attempt(Generic[Arm]):
+class _Attempt(Generic[AnyArm, Chunk]):
     """A request to one arm.
 
     Attributes:
         arm: The arm.
-        end: Records the outcome; called once.
+        note: Records the outcome; called once.
         heard_at_s: When the arm was asked or sent its latest chunk.
-        num_seen: Output tokens that it has sent, including those that it was told to continue from.
-        has_called: Whether the next arm was asked because this one is slow.
+        is_late: Whether the next arm was asked because this one is silent.
         has_spoken: Whether it has sent anything.
+        held: Chunks that the client does not have yet.
     """
 
-    arm: Arm
-    end: Callable[[Outcome], None]
+    arm: AnyArm
+    note: Callable[[Outcome], None]
     heard_at_s: float
-    num_seen: int = 0
-    has_called: bool = False
+    is_late: bool = False
     has_spoken: bool = False
+    held: list[Chunk] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Said(Generic[Chunk]):
-    chunk: Chunk
-
-
-@dataclass(frozen=True)
-class _Silent:
-    """The arm sent nothing for ``slow_after_s``."""
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """The stream ended; with a failure, if the arm is still in the race."""
-
-    error: Exception
-
-
-_Event = _Said[Chunk] | _Silent | _Ended
-
-
-class _Race(Generic[Arm, Chunk]):
+class _Attempts(Generic[AnyArm, Chunk]):
     """The arms that were asked for one answer.
 
     Attributes:
-        events: Events of all arms in order, including arms that have left the race.
-        is_over: Whether the answer is complete or has failed.
-        error: Why it failed.
+        running: Those whose next event counts.
+        events: Events of all arms in order: a chunk, why the stream ended, or None after a time without
+            either.
+
+    Args:
+        call: The request.
+        slow_after_s: That time.
     """
 
-    def __init__(
-        self,
-        order: Sequence[Arm],
-        arms: ArmClient[Arm, Chunk],
-        slow_after_s: float,
-        *,
-        streaming: bool,
-        resumes: bool,
-    ) -> None:
-        self.events: asyncio.Queue[tuple[_Attempt[Arm], _Event[Chunk]]] = asyncio.Queue()
-        self.is_over = False
-        self.error: Exception | None = None
-        self._order = order
-        self._arms = arms
+    def __init__(self, call: Call[AnyArm, Chunk], slow_after_s: float) -> None:
+        self.running: list[_Attempt[AnyArm, Chunk]] = []
+        self.events: asyncio.Queue[tuple[_Attempt[AnyArm, Chunk], Chunk | Exception | None]] = asyncio.Queue()
+        self._call = call
         self._slow_after_s = slow_after_s
-        self._streaming = streaming
         self._loop = asyncio.get_running_loop()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._running: dict[_Attempt[Arm], asyncio.Task[None]] = {}
-        self._timers: dict[_Attempt[Arm], asyncio.TimerHandle] = {}
-        self._spent: set[Arm] = set()  # those that run, or cannot answer
-        self._late: set[Arm] = set()  # arms that another one overtook
-        self._delivered: list[int] = []
-        self._last: Chunk | None = None  # the last delivered chunk
-        self._resumes = resumes  # whether arms are asked to continue after the delivered tokens
-        self._gone: set[Arm] = set()  # arms that are asked again when no other is left
-        self._lost: set[Arm] = set()  # arms whose process ended since the last delivered chunk
-        self._gone_at_s: float | None = None  # since when no other arm is left
-        self._num_deaths = 0  # processes that ended while they had the request
-        self._speaker: _Attempt[Arm] | None = None  # produced the last delivered chunk
-        self._kept: dict[_Attempt[Arm], list[Chunk]] = {}  # chunks held until the end, without streaming
+        self._tasks: dict[_Attempt[AnyArm, Chunk], asyncio.Task[None]] = {}
+        self._timers: dict[_Attempt[AnyArm, Chunk], asyncio.TimerHandle] = {}
 
-    def ask_next(self, after_s: float = 0.0) -> bool:
-        """Ask the next arm that is left, slow ones last; False if none is left."""
-        left = [arm for arm in self._order if arm not in self._spent]
-        if not left:
-            return False
-        arm = min(left, key=lambda arm: arm in self._late)
-        self._spent.add(arm)
-        self._ask(arm, after_s)
-        return True
+    def begin(self, arm: AnyArm) -> None:
+        """Ask an arm."""
+        attempt = _Attempt[AnyArm, Chunk](arm, self._call.begin(arm), self._loop.time())
+        self.running.append(attempt)
+        self._tasks[attempt] = self._loop.create_task(self._read(attempt, self._call.ask(arm)))
+        self.watch(attempt)
 
-    def take(self, attempt: _Attempt[Arm], event: _Event[Chunk]) -> Sequence[Chunk]:
-        """Handle an event and return the chunks that it delivers to the client."""
-        if attempt not in self._running:
-            return ()
-        if isinstance(event, _Said):
-            attempt.has_spoken = True
-            return (self._pass_on if self._streaming else self._keep)(attempt, event.chunk)
-        if isinstance(event, _Ended):
-            self._fail(attempt, event.error)
-        else:
-            self._note_silence(attempt)
-        return ()
+    def watch(self, attempt: _Attempt[AnyArm, Chunk]) -> None:
+        """Let ``events`` have None when the arm has been silent for too long, and again if it still is."""
+        left_s = self._left_s(attempt)
+        wait_s = left_s if left_s > 0 else self._slow_after_s
+        self._timers[attempt] = self._loop.call_later(wait_s, self.events.put_nowait, (attempt, None))
+
+    def is_silent(self, attempt: _Attempt[AnyArm, Chunk]) -> bool:
+        """Whether the arm has been silent for too long; chunks may wait while the client takes none."""
+        return self._left_s(attempt) <= 0
+
+    def end(self, attempt: _Attempt[AnyArm, Chunk], outcome: Outcome) -> None:
+        """End an attempt; it is cancelled if it has not ended itself."""
+        self.running.remove(attempt)
+        self._tasks[attempt].cancel()
+        self._timers[attempt].cancel()
+        attempt.note(outcome)
+
+    def end_others(self, attempt: _Attempt[AnyArm, Chunk]) -> list[AnyArm]:
+        """End all attempts but the one that is ahead; returns their arms, which may be asked again."""
+        others = [other for other in self.running if other is not attempt]
+        for other in others:
+            self.end(other, "timeout" if other.is_late else "cancelled")
+        if attempt.is_late:
+            attempt.is_late = False
+            self.watch(attempt)
+        return [other.arm for other in others]
 
     async def close(self) -> None:
-        """Cancel all running requests and wait until they have ended."""
-        for attempt in tuple(self._running):
-            self._retire(attempt, "cancelled")
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Cancel what runs and wait until everything has ended."""
+        for attempt in tuple(self.running):
+            self.end(attempt, "cancelled")
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _ask(self, arm: Arm, after_s: float = 0.0) -> None:
-        attempt = _Attempt(arm, self._arms.begin(arm), self._loop.time() + after_s)
-        if self._resumes and self._last is not None:
-            attempt.num_seen = len(self._delivered)
-            answer = self._arms.resume(arm, tuple(self._delivered), self._last)
-        else:
-            answer = self._arms.ask(arm)
-        self._running[attempt] = self._loop.create_task(self._read(attempt, answer, after_s))
-        self._tasks.append(self._running[attempt])
-        self._watch(attempt, self._slow_after_s)
+    def _left_s(self, attempt: _Attempt[AnyArm, Chunk]) -> float:
+        return attempt.heard_at_s + self._slow_after_s - self._loop.time()
 
-    async def _read(
-        self, attempt: _Attempt[Arm], answer: AsyncGenerator[Chunk, None], after_s: float
-    ) -> None:
+    async def _read(self, attempt: _Attempt[AnyArm, Chunk], answer: AsyncGenerator[Chunk, None]) -> None:
         error: Exception = EngineFailedError(
-            f"the arm {attempt.arm} ended an answer early",
-            values="neither a last chunk nor an error",
-            limit="one of both must end an answer",
-            remedy="the server's log has the cause; send the request again",
+            f"the arm {attempt.arm} ended an answer early, with neither a last chunk nor an error",
+            "the server's log has the cause; send the request again",
         )
         try:
-            if after_s:
-                await asyncio.sleep(after_s)
             async with aclosing(answer) as chunks:
                 async for chunk in chunks:
                     attempt.heard_at_s = self._loop.time()
-                    self.events.put_nowait((attempt, _Said(chunk)))
+                    self.events.put_nowait((attempt, chunk))
         except Exception as raised:
             error = raised
         finally:  # also if the arm's own code cancelled it
-            self.events.put_nowait((attempt, _Ended(error)))
+            self.events.put_nowait((attempt, error))
 
-    def _watch(self, attempt: _Attempt[Arm], wait_s: float) -> None:
-        self._timers[attempt] = self._loop.call_later(wait_s, self.events.put_nowait, (attempt, _Silent()))
 
-    def _note_silence(self, attempt: _Attempt[Arm]) -> None:
-        left_s = attempt.heard_at_s + self._slow_after_s - self._loop.time()
-        if left_s > 0:
-            self._watch(attempt, left_s)
-        elif self._arms.may_hedge(attempt.arm) and self.ask_next():
-            attempt.has_called = True
-        else:
-            self._watch(attempt, self._slow_after_s)
+class _Failures(Generic[AnyArm, Chunk]):
+    """What went wrong with the attempts at one answer.
 
-    def _pass_on(self, attempt: _Attempt[Arm], chunk: Chunk) -> Sequence[Chunk]:
-        """Deliver the tokens of a chunk that the client does not have yet."""
-        token_ids, is_last = list(self._arms.output_ids(chunk)), self._arms.is_last(chunk)
-        missing = self._delivered[attempt.num_seen :]
-        num_known = min(len(missing), len(token_ids))
-        attempt.num_seen += len(token_ids)
-        is_short = is_last and attempt.num_seen < len(self._delivered)
-        if is_short or missing[:num_known] != token_ids[:num_known]:
-            self._differ(attempt)
-            return ()
-        if missing and num_known == len(token_ids) and not is_last:
-            return ()
-        self._speaker = attempt
-        self._delivered += token_ids[num_known:]
-        self._last = self._arms.without_first(chunk, num_known) if num_known else chunk
-        self._win(attempt, is_last=is_last)
-        return (self._last,)
+    Attributes:
+        error: What the client hears of if no arm answers.
+        speaker: The attempt that delivered the latest chunk.
+    """
 
-    def _keep(self, attempt: _Attempt[Arm], chunk: Chunk) -> Sequence[Chunk]:
-        """Hold a chunk back and deliver the whole answer with the last one."""
-        is_last = self._arms.is_last(chunk)
-        attempt.num_seen += len(self._arms.output_ids(chunk))
-        kept = self._kept.setdefault(attempt, [])
-        kept.append(chunk)
-        if is_last or all(other is attempt or other.num_seen < attempt.num_seen for other in self._running):
-            self._win(attempt, is_last=is_last)
-        return kept if is_last else ()
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.speaker: _Attempt[AnyArm, Chunk] | None = None
+        self._lost: set[AnyArm] = set()  # arms whose process ended since the latest chunk of any arm
+        self._gone: list[AnyArm] = []  # arms that may be asked again when no other is left
+        self._waits_since_s: float | None = None
+        self._num_deaths = 0  # processes that ended while they had the request
 
-    def _win(self, attempt: _Attempt[Arm], *, is_last: bool) -> None:
-        """Cancel the other arms: this one is ahead of them."""
-        self._gone_at_s = None
-        self._lost.clear()
-        for other in tuple(self._running):
-            if other is attempt:
-                continue
-            self._spent.discard(other.arm)
-            if other.has_called:
-                self._late.add(other.arm)
-            self._retire(other, "timeout" if other.has_called else "cancelled")
-        if is_last:
-            self._retire(attempt, "answered")
-            self.is_over, self.error = True, None
-        elif attempt.has_called:
-            attempt.has_called = False
-            self._watch(attempt, self._slow_after_s)
+    def outcome(self, attempt: _Attempt[AnyArm, Chunk], error: Exception) -> Outcome:
+        """Return the outcome of an attempt that failed; the end of a process counts once against an arm."""
+        is_known = isinstance(error, ProcessEndedError) and attempt.arm in self._lost
+        return "unreached" if is_known else outcome_of(error)
 
-    def _fail(self, attempt: _Attempt[Arm], error: Exception) -> None:
-        has_no_process = isinstance(error, ProcessEndedError)
-        is_known = has_no_process and attempt.arm in self._lost  # counts once against the arm
-        self._retire(attempt, "unreached" if is_known else outcome_of(error))
+    def add(self, attempt: _Attempt[AnyArm, Chunk], error: Exception) -> None:
+        """Note that an attempt failed.
+
+        Raises:
+            DraftproofError: The same error, if it is the client's own and another arm would not help.
+        """
         is_refused_by_candidate = attempt.arm == "candidate" and isinstance(error, InvalidRequestError)
         if isinstance(error, _CLIENTS_OWN) and not is_refused_by_candidate:
-            self.is_over, self.error = True, error
+            raise error
+        has_waited = self._waits_since_s is not None or bool(self._lost and self.speaker)
+        if isinstance(error, ServerBusyError) and has_waited:  # the queue of a process that was replaced
+            self._gone.append(attempt.arm)
+            self.error = self.error or error
             return
-        # A request that lost its process is kept although the queue of the next one is full.
-        has_waited = self._gone_at_s is not None or bool(self._lost and self._delivered)
-        is_kept = isinstance(error, ServerBusyError) and has_waited
-        if not is_kept and (
-            attempt is self._speaker or not (self._speaker or isinstance(self.error, ServerBusyError))
-        ):
+        if attempt is self.speaker or not (self.speaker or isinstance(self.error, ServerBusyError)):
             self.error = error
-        if has_no_process or is_kept:
-            self._gone.add(attempt.arm)
         if isinstance(error, ProcessEndedError):
+            self._gone.append(attempt.arm)
             self._lost.add(attempt.arm)
             self._num_deaths += attempt.has_spoken or error.took_request
-        if not attempt.has_called:
-            self.ask_next()
-        if not self._running and self._gone and not isinstance(self.error, ServerBusyError):
-            self._wait_for_process()
-        self.is_over = not self._running
 
-    def _wait_for_process(self) -> None:
-        """Ask the arms that are gone again after a pause, unless that took too long already."""
-        now_s = self._loop.time()
-        if self._gone_at_s is None:
-            self._gone_at_s = now_s
-        if now_s + _RETRY_S > self._gone_at_s + RETURNS_WITHIN_S or self._num_deaths >= _MOST_DEATHS:
-            return
-        self._resumes = True
-        self._spent -= self._gone
-        self._gone.clear()
-        self.ask_next(_RETRY_S)
+    def note_progress(self) -> None:
+        """Note that an arm has sent a chunk."""
+        self._lost.clear()
+        self._waits_since_s = None
 
-    def _differ(self, attempt: _Attempt[Arm]) -> None:
-        """Make an arm continue from the delivered tokens, because its own answer differs from them."""
-        self._resumes = True
-        self._retire(attempt, "differs")
-        self._ask(attempt.arm)
+    def may_wait(self) -> bool:
+        """Whether an arm without a process is asked again after a pause."""
+        now_s = asyncio.get_running_loop().time()
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        is_time_left = now_s + _RETRY_S <= self._waits_since_s + RETURNS_WITHIN_S
+        has_hope = bool(self._gone) and not isinstance(self.error, ServerBusyError)
+        return has_hope and is_time_left and self._num_deaths < _MOST_DEATHS
 
-    def _retire(self, attempt: _Attempt[Arm], outcome: Outcome) -> None:
-        self._running.pop(attempt).cancel()
-        self._timers.pop(attempt).cancel()
-        attempt.end(outcome)
+    def take_gone(self) -> list[AnyArm]:
+        """Return the arms that are asked again."""
+        gone, self._gone = self._gone, []
+        return gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,8 @@ from pipelines.errors import CanaryError
 from pipelines.router.arms import Arm, Band
 
 FORMAT = 4
+
+_UNIX_TIME_AT_ZERO_S = time.time() - time.monotonic()
 
 _REMEDY = "continue with the version that wrote it, or abort the rollout and start a new one"
 
@@ -25,6 +28,11 @@ Rightness = Literal["stable", "own_target", "itself"]
 FallbackReason = Literal["error", "timeout", "busy", "refused", "out"]
 """Why an arm did not answer: it failed; it produced no token in time; its queue was full; it refused a
 request that the next arm accepted; its breaker was open."""
+
+
+def unix_time_s() -> float:
+    """Return Unix time that is monotonic even when the system clock is changed."""
+    return _UNIX_TIME_AT_ZERO_S + time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,13 @@ class Observation:
     num_common_tokens: int | None = None
     divergence: Divergence | None = None
 
+    @property
+    def itl_s(self) -> float | None:
+        """Mean time per output token after the first, as ``Generation.itl_s``."""
+        if self.ttft_s is None or self.e2e_latency_s is None or self.num_output_tokens < 2:
+            return None
+        return (self.e2e_latency_s - self.ttft_s) / (self.num_output_tokens - 1)
+
     def to_line(self) -> bytes:
         """Return one line of JSON with its newline; a lone surrogate becomes a question mark.
 
@@ -139,9 +154,6 @@ class Observation:
             raw = None
         if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
             raise CanaryError(
-                "an observation has another version",
-                values=f"{line[:80]!r}",
-                limit=f"a line of JSON with format={FORMAT}",
-                remedy=_REMEDY,
+                f"an observation is no line of JSON with format={FORMAT}: {line[:80]!r}", _REMEDY
             )
         return configuration.parse(cls, raw, CanaryError, _REMEDY)

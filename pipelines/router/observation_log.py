@@ -126,10 +126,9 @@ def read_observations(path: Path, offset: int) -> tuple[list[Observation], int]:
     data = _read(segment, offset - _begin(segment)) if segment is not None else None
     if data is None:
         raise CanaryError(
-            "observations were deleted before they were read",
-            values=f"read up to byte {offset} of {path}; kept: {[each.name for each in segments]}",
-            limit="the reader must not fall behind the oldest segment",
-            remedy="abort the rollout and start a new one",
+            f"observations after byte {offset} of {path} were deleted before they were read; "
+            f"these files are kept: {[each.name for each in segments]}",
+            "abort the rollout and start a new one",
         )
     whole = data[: data.rfind(b"\n") + 1]
     try:

@@ -61,30 +61,22 @@ class PromptLimits:
     def check_not_empty(self, num_tokens: int, name: str) -> None:
         """Refuse a prompt without tokens; raises InvalidRequestError."""
         if not num_tokens:
-            raise InvalidRequestError(
-                "the prompt is empty",
-                values=f"{name} gives 0 tokens",
-                limit="at least 1 token",
-                remedy="send a prompt",
-            )
+            raise InvalidRequestError(f"the prompt is empty: {name} gives 0 tokens", "send a prompt")
 
     def check_ids(self, ids: Sequence[int] | npt.NDArray[np.int32], name: str) -> None:
         """Refuse ids outside the vocabulary; raises InvalidRequestError."""
         array = np.asarray(ids)
         if array.size and not 0 <= array.min() <= array.max() < self._num_tokens:
             raise InvalidRequestError(
-                "a token id is outside the vocabulary",
-                values=f"{name} has ids from {array.min()} to {array.max()}",
-                limit=f"0 to {self._num_tokens - 1}",
-                remedy="use the tokenizer with which the engine was built",
+                f"a token id is outside the vocabulary: {name} has ids from {array.min()} to {array.max()}, "
+                f"not 0 to {self._num_tokens - 1}",
+                "use the tokenizer with which the engine was built",
             )
 
     def _too_long(self, values: str) -> PromptTooLongError:
         return PromptTooLongError(
-            "the prompt is too long",
-            values=values,
-            limit=f"max_seq_len={self._max_seq_len} tokens, prompt and output together",
-            remedy="shorten the prompt, or serve with a larger max_seq_len",
+            f"the prompt is too long: {values}; max_seq_len={self._max_seq_len} limits prompt and output",
+            "shorten the prompt, or serve with a larger max_seq_len",
         )
 
 
@@ -187,10 +179,8 @@ class Preprocessing:
         for text in texts:
             if self.tokenizer.names_special_token(text):
                 raise InvalidRequestError(
-                    f"a {kind.one} cannot be expressed in the model's tokens",
-                    values=f"{kind.one} {text.encode()!r}",
-                    limit="its tokens must spell its bytes; special tokens spell none",
-                    remedy=kind.remedy,
+                    f"the {kind.one} {text.encode()!r} names a special token, which spells no bytes",
+                    kind.remedy,
                 )
         return words
 
@@ -239,28 +229,24 @@ def resumed_by_client(
     """
     if len(output_ids) >= whole.max_tokens:
         raise InvalidRequestError(
-            "nothing is left of the answer",
-            values=f"resume_output_ids has {len(output_ids)} tokens, max_tokens={whole.max_tokens}",
-            limit="fewer than max_tokens, which counts the whole answer",
-            remedy="raise max_tokens, or take the answer as complete",
+            f"nothing is left of the answer: resume_output_ids has {len(output_ids)} tokens, and "
+            f"max_tokens={whole.max_tokens} counts the whole answer",
+            "raise max_tokens, or take the answer as complete",
         )
     min_tokens = max(0, whole.sampling.min_tokens)
     text = vocabulary.join(output_ids[min_tokens:])
     if cut_at_stop_word(text, whole.stop) != text:
         raise InvalidRequestError(
-            "the answer is complete: it contains a stop word",
-            values=f"resume_output_ids has {len(output_ids)} tokens",
-            limit="an answer ends at its first stop word",
-            remedy="take the answer as complete, or send the stop words with which it began",
+            f"the answer is complete: the {len(output_ids)} tokens of resume_output_ids contain a stop word",
+            "take the answer as complete, or send the stop words with which it began",
         )
     boundary = ChunkBoundary(vocabulary, whole.stop, min_tokens)
     num_whole = len(boundary.release(output_ids, is_final=False))
     if num_whole < len(output_ids):
         raise InvalidRequestError(
-            "resume_output_ids ends inside a character or a possible stop word",
-            values=f"the last {len(output_ids) - num_whole} of {len(output_ids)} tokens",
-            limit="the tokens of whole chunks, whose text the client has",
-            remedy="leave these tokens out; the server generates them again",
+            "resume_output_ids ends inside a character or a possible stop word, with the last "
+            f"{len(output_ids) - num_whole} of {len(output_ids)} tokens",
+            "leave these tokens out; the server generates them again",
         )
     return resumed(whole, output_ids)
 
@@ -269,8 +255,5 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     # Checked here because engines see single rounds, which ask for fewer tokens than the whole answer.
     if min_tokens > max_tokens > 0:
         raise InvalidRequestError(
-            "min_tokens exceeds max_tokens",
-            values=f"min_tokens={min_tokens}, max_tokens={max_tokens}",
-            limit="at most max_tokens",
-            remedy="lower min_tokens or raise max_tokens",
+            f"min_tokens={min_tokens} exceeds max_tokens={max_tokens}", "lower min_tokens or raise max_tokens"
         )

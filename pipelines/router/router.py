@@ -2,7 +2,7 @@
 
 If the client sends no seed, the router draws one and sends it to every arm. So arms with the same target give
 the same answer: a fallback can take over in mid-stream, and a replay on the candidate can be compared token
-by token. An arm with another target continues from the tokens that the client has.
+by token. Whichever arm takes over continues after the tokens that the client has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,20 +23,15 @@ from pipelines.router.arms import Arm, LiveArms, pair_in_service
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog
-from pipelines.router.open_requests import OpenRequests
 from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
 from pipelines.router.received_answer import prompt_id
-from pipelines.router.routing import Arrived, Ended, Routing
+from pipelines.router.routing import Ended, Routing
 from pipelines.router.suspects import Suspects
 from pipelines.time_limit import within
-from pipelines.wire.admission import OpenLimit
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.chunk_parts import joined
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.request import MAX_ID_BYTES, CompletionRequest
-
-_NUM_ENGINES = 3
-"""Stable pair, candidate and target alone, each with its own limits."""
 
 
 class Router:
@@ -54,27 +49,17 @@ class Router:
         preprocessing: Turns requests for text into requests for tokens.
         arms: The table of arms.
         log: Receives an observation of each answer during a rollout.
-        open_requests: Requests in flight.
-        max_open: Most requests of this router at a time.
     """
 
-    def __init__(
-        self,
-        preprocessing: Preprocessing,
-        arms: LiveArms,
-        log: ObservationLog,
-        open_requests: OpenRequests,
-        max_open: int,
-    ) -> None:
+    def __init__(self, preprocessing: Preprocessing, arms: LiveArms, log: ObservationLog) -> None:
         self.num_requests: Counter[tuple[Arm, Ended]] = Counter()
         self.num_fallbacks: Counter[Arm] = Counter()
         self.vocabulary = preprocessing.vocabulary
         self.log = log
         self._preprocess = preprocessing
-        self._open_limit = OpenLimit(max_open)
         self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._suspects = Suspects()
-        self.routing: Routing[Chunk] = Routing(arms, log, open_requests, self._count)
+        self.routing: Routing[Chunk] = Routing(arms, log, self._count)
 
     @classmethod
     def of(
@@ -89,11 +74,8 @@ class Router:
         """
         max_batch_size = int(parameter("max_batch_size"))
         pair = pair_in_service(parameter("stable_socket"), parameter("control_socket"), max_batch_size)
-        log = ObservationLog(Path(parameter("observations_file")))
-        # Engines would refuse requests beyond these.
-        max_open = _NUM_ENGINES * (max_batch_size + int(parameter("max_queue_size")))
         arms = LiveArms(Path(parameter("arms_file")) if in_rollouts else None, pair)
-        return cls(preprocessing, arms, log, OpenRequests(), max_open)
+        return cls(preprocessing, arms, ObservationLog(Path(parameter("observations_file"))))
 
     async def answer(
         self,
@@ -119,21 +101,16 @@ class Router:
         """
         for name in ("session_id", "arm"):
             _check_id(name, getattr(request, name))
-        with ExitStack() as place:
-            place.enter_context(self._open_limit.place())
-            asked = await self._tokenized(request, timeout_us)
-            asked = replace(asked, streaming=streaming, request_id=request_id)
-            answered = self.answer_tokens(
-                asked,
-                only_arm or request.arm,
-                is_alone=bool(only_arm),
-                skip_special_tokens=request.skip_special_tokens,
-            )
-            async with aclosing(answered) as chunks:
-                async for chunk in chunks:
-                    if chunk.finish_reason:
-                        place.close()  # a client that has its answer may send the next request
-                    yield chunk
+        asked = await self._tokenized(request, timeout_us)
+        answered = self.answer_tokens(
+            replace(asked, streaming=streaming, request_id=request_id),
+            only_arm or request.arm,
+            is_alone=bool(only_arm),
+            skip_special_tokens=request.skip_special_tokens,
+        )
+        async with aclosing(answered) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def close(self) -> None:
         """Stop all replays."""
@@ -152,10 +129,8 @@ class Router:
                 asked = await within(timeout_us / 1e6 or None, work)
             except asyncio.TimeoutError:
                 raise RequestTimeoutError(
-                    "the request's deadline passed before its text was tokenized",
-                    values=f"timeout={timeout_us} microseconds",
-                    limit="the timeout sent with the request",
-                    remedy="allow more time, shorten the prompt, or send fewer long prompts concurrently",
+                    f"the request's deadline passed before its text was tokenized: timeout={timeout_us} us",
+                    "allow more time, shorten the prompt, or send fewer long prompts concurrently",
                 ) from None
         if not timeout_us:
             return asked
@@ -184,31 +159,32 @@ class Router:
         own_id = f"{request.request_id}/{secrets.token_hex(8)}"
         key = request.session_id or request.request_id or own_id
         named_by = prompt_id(request) if table.canary_id else ""
-        arrived = Arrived(own_id, key, request.session_id, named, named_by)
+        routed = self.routing.begin(
+            table, own_id, key, session_id=request.session_id, named=named, prompt_id=named_by
+        )
         if table.candidate is not None:
             # Stable remembers more of a session than the candidate, whose draft would look worse than it is.
             request = replace(request, session_id="")
-        visit = self.routing.begin(arrived, table)
         call = EngineCall(
             request,
             {arm: Path(setting.socket) for arm, setting in table.settings.items()},
             self.vocabulary,
-            partial(self.routing.ask, visit),
+            partial(self.routing.ask, routed),
             self._suspects,
             skip_special_tokens=skip_special_tokens,
             is_observed=bool(table.canary_id),
         )
         held: list[Chunk] = []
         num_drafted = 0
-        answered = self.routing.answer(visit, call, streaming=request.streaming, is_alone=is_alone)
+        answered = self.routing.answer(routed, call, streaming=request.streaming, is_alone=is_alone)
         async with aclosing(answered) as chunks:
             async for arm, chunk in chunks:
                 held.append(chunk)
-                if not (request.streaming or chunk.finish_reason):
+                if not (request.streaming or chunk.is_last):
                     continue
                 whole, held = joined(held), []
-                if whole.finish_reason:
-                    yield replace(whole, arm=arm, fallback_from=visit.observation.fallback_from)
+                if whole.is_last:
+                    yield replace(whole, arm=arm, fallback_from=routed.observation.fallback_from)
                 else:
                     yield with_news_only(whole, num_drafted)
                 if whole.counts is not None:
@@ -232,8 +208,6 @@ def _check_id(name: str, value: str) -> None:
     num_bytes = len(value.encode())
     if num_bytes > MAX_ID_BYTES:
         raise InvalidRequestError(
-            f"the {name} is too long",
-            values=f"{num_bytes} bytes",
-            limit=f"at most {MAX_ID_BYTES} bytes",
-            remedy="send a shorter one, such as a UUID or a digest of the long one",
+            f"the {name} has {num_bytes} bytes, more than {MAX_ID_BYTES}",
+            "send a shorter one, such as a UUID or a digest of the long one",
         )

@@ -7,38 +7,33 @@ kind of arm knows, such as how an answer is resumed or compared, its ``RoutedCal
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol
 
 from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
 from pipelines.router.breaker import Breaker, Outcome
 from pipelines.router.choice import choose, chosen_by_client, fallback_order, healthy_first, skipped_arms
-from pipelines.router.failover import ArmClient, answer_over
-from pipelines.router.observation import Observation
+from pipelines.router.failover import Call, Chunk, answer_over
+from pipelines.router.observation import Observation, unix_time_s
 from pipelines.router.observation_log import ObservationLog
-from pipelines.router.open_requests import OpenRequests, unix_time_s
 from pipelines.router.shadow import Replayed, ShadowTraffic
-
-Chunk = TypeVar("Chunk")
 
 Ended = Literal["answered", "error", "left"]
 """How a request ended: "left" if no arm is to blame, because the client disconnected, its deadline passed, or
 the request was refused."""
 
 
-class RoutedCall(ArmClient[Arm, Chunk], Replayed, Protocol[Chunk]):
+class RoutedCall(Call[Arm, Chunk], Replayed, Protocol[Chunk]):
     """One request, the arms that may answer it, and what was seen of their answers."""
 
     @property
     def outcomes(self) -> Mapping[Arm, Outcome]:
         """Known outcomes of the arms that were asked."""
-
-    def deliver(self, chunk: Chunk) -> None:
-        """Note a chunk that the client gets."""
 
     def observed(self, observation: Observation) -> Observation:
         """Complete the observation of an answer by ``observation.arm``."""
@@ -47,38 +42,19 @@ class RoutedCall(ArmClient[Arm, Chunk], Replayed, Protocol[Chunk]):
         """Complete the observation of a request without an answer; no failure if no arm is to blame."""
 
 
-@dataclass(frozen=True)
-class Arrived:
-    """A request of a client, as far as it is routed by it.
-
-    Attributes:
-        request_id: Unique id of the request.
-        key: The key by which it is routed.
-        session_id: Its session; "" for none.
-        arm: Arm that the client chose; "" for none.
-        prompt_id: Identifies prompt and sampling.
-    """
-
-    request_id: str
-    key: str
-    session_id: str
-    arm: str
-    prompt_id: str
-
-
 @dataclass
-class Visit:
-    """One request that is routed.
+class Routed:
+    """One request, and where it is routed to.
 
     Attributes:
         table: The table of arms at arrival.
-        wanted: The arm that the request is routed to.
+        arm: The arm that the request is routed to.
         number: Number among the open requests.
         observation: The observation, completed when the request ends.
     """
 
     table: ArmTable
-    wanted: Arm
+    arm: Arm
     number: int
     observation: Observation
 
@@ -89,23 +65,19 @@ class Routing(Generic[Chunk]):
     Args:
         arms: The table of arms.
         log: Receives an observation of each answer during a rollout.
-        open_requests: Requests in flight.
         ended: Receives the observation of each request and replay that ended, also without a rollout.
     """
 
     def __init__(
-        self,
-        arms: LiveArms,
-        log: ObservationLog,
-        open_requests: OpenRequests,
-        ended: Callable[[Observation, Ended], None],
+        self, arms: LiveArms, log: ObservationLog, ended: Callable[[Observation, Ended], None]
     ) -> None:
         self._arms = arms
         self._log = log
-        self._open = open_requests
         self._has_ended = ended
+        self._numbers = itertools.count()
+        self._arrived_at_s: dict[int, float] = {}  # of what is in flight, in the order of arrival
         self._breakers: dict[str, Breaker] = {}
-        self._shadow = ShadowTraffic(arms, open_requests, self._note)
+        self._shadow = ShadowTraffic(arms, self._open, self._note)
 
     @property
     def table(self) -> ArmTable:
@@ -115,7 +87,7 @@ class Routing(Generic[Chunk]):
     @property
     def num_open(self) -> int:
         """Number of requests in flight, including replays."""
-        return len(self._open)
+        return len(self._arrived_at_s)
 
     @property
     def replays(self) -> tuple[int, int]:
@@ -132,42 +104,52 @@ class Routing(Generic[Chunk]):
         """Stop all replays."""
         await self._shadow.close()
 
-    def begin(self, arrived: Arrived, table: ArmTable) -> Visit:
-        """Choose the arm of a request, and count it as open.
+    def begin(
+        self, table: ArmTable, request_id: str, key: str, *, session_id: str, named: str, prompt_id: str
+    ) -> Routed:
+        """Choose the arm of a request, and count it as in flight.
+
+        Args:
+            table: The current table of arms.
+            request_id: Unique id of the request.
+            key: The key by which it is routed.
+            session_id: Its session; "" for none.
+            named: Arm that the client chose; "" for none.
+            prompt_id: Identifies prompt and sampling.
 
         Raises:
             InvalidRequestError: The client chose an arm that is not served.
         """
-        if arrived.arm:
-            arm = chosen_by_client(arrived.arm, table.settings)
+        if named:
+            arm = chosen_by_client(named, table.settings)
         else:
-            arm = choose(table.weights(unix_time_s()), table.salt, arrived.key)
-        number, arrived_at_s = self._open.begin()
+            arm = choose(table.weights(unix_time_s()), table.salt, key)
+        number, arrived_at_s = self._open()
         observation = Observation(
             canary_id=table.canary_id,
-            request_id=arrived.request_id,
+            request_id=request_id,
             arm=arm,
             arrived_at_s=arrived_at_s,
             oldest_open_at_s=arrived_at_s,
-            band=table.bands.band(len(self._open)),
-            overridden=bool(arrived.arm),
-            prompt_id=arrived.prompt_id,
-            session_id=arrived.session_id,
+            band=table.bands.band(self.num_open),
+            overridden=bool(named),
+            prompt_id=prompt_id,
+            session_id=session_id,
         )
-        return Visit(table, arm, number, observation)
+        return Routed(table, arm, number, observation)
 
-    def ask(self, visit: Visit, arm: Arm) -> Callable[[Outcome], None]:
+    def ask(self, routed: Routed, arm: Arm) -> Callable[[Outcome], None]:
         """Record that an arm is asked; the returned function is called once, with the outcome."""
-        asked = self._breaker(visit.table, arm).begin(time.monotonic())
+        asked = self._breaker(routed.table, arm).begin(time.monotonic())
         return lambda outcome: asked.note(outcome, time.monotonic())
 
     async def answer(
-        self, visit: Visit, call: RoutedCall[Chunk], *, streaming: bool = True, is_alone: bool = False
+        self, routed: Routed, call: RoutedCall[Chunk], *, streaming: bool = True, is_alone: bool = False
     ) -> AsyncGenerator[tuple[Arm, Chunk], None]:
         """Answer a request that has begun; see ``failover.answer_over``.
 
         Args:
-            visit: From ``begin``.
+            routed: From ``begin``.
             call: The request.
             streaming: Whether the client receives each chunk as it comes.
             is_alone: Whether only the arm that the request is routed to may answer.
@@ -175,48 +157,52 @@ class Routing(Generic[Chunk]):
         Raises:
             DraftproofError: No arm answered.
         """
-        settings = visit.table.settings
-        order = (visit.wanted,) if is_alone else fallback_order(visit.wanted, settings)
-        healthy = healthy_first(
-            order, lambda arm: self._breaker(visit.table, arm).lets_through(time.monotonic())
-        )
+        table = routed.table
+        order = (routed.arm,) if is_alone else fallback_order(routed.arm, table.settings)
+        healthy = healthy_first(order, lambda arm: self._breaker(table, arm).lets_through(time.monotonic()))
         is_judged = False
-        answered = answer_over(healthy, call, visit.table.slow_after_s, streaming=streaming)
+        answered = answer_over(list(healthy), call, table.slow_after_s, streaming=streaming)
         try:
             async with aclosing(answered) as chunks:
                 async for arm, chunk in chunks:
-                    call.deliver(chunk)
-                    if call.is_last(chunk):
+                    if chunk.is_last:
                         is_judged = True
-                        self._complete(visit, call, arm, order)
+                        self._complete(routed, call, arm, order)
                     yield arm, chunk
         except DraftproofError as error:
-            visit.observation = call.failed(visit.observation, error)
-            is_judged = bool(visit.observation.failure)
+            routed.observation = call.failed(routed.observation, error)
+            is_judged = bool(routed.observation.failure)
             raise
         finally:
-            self._note(visit.number, visit.observation, is_judged)
+            self._note(routed.number, routed.observation, is_judged)
+
+    def _open(self) -> tuple[int, float]:
+        """Count a request or a replay as in flight; returns its number and the time."""
+        number, now_s = next(self._numbers), unix_time_s()
+        self._arrived_at_s[number] = now_s
+        return number, now_s
 
     def _breaker(self, table: ArmTable, arm: Arm) -> Breaker:
         socket = table.settings[arm].socket
         return self._breakers.setdefault(socket, Breaker(f"{arm} at {socket}"))
 
-    def _complete(self, visit: Visit, call: RoutedCall[Any], arm: Arm, order: tuple[Arm, ...]) -> None:
+    def _complete(self, routed: Routed, call: RoutedCall[Any], arm: Arm, order: tuple[Arm, ...]) -> None:
         """Complete the observation, and let the candidate replay an answer of the stable arm."""
         passed = skipped_arms(order, arm, call.outcomes)
         observation = replace(
-            visit.observation,
+            routed.observation,
             arm=arm,
             fallback_from=tuple(each for each, _ in passed),
             fallback_reasons=tuple(reason for _, reason in passed),
-            e2e_latency_s=unix_time_s() - visit.observation.arrived_at_s,
+            e2e_latency_s=unix_time_s() - routed.observation.arrived_at_s,
         )
-        visit.observation = call.observed(observation)
-        if arm == visit.wanted == "stable":
-            self._shadow.offer(call, visit.observation, visit.table)
+        routed.observation = call.observed(observation)
+        if arm == routed.arm == "stable":
+            self._shadow.offer(call, routed.observation, routed.table)
 
     def _note(self, number: int, observation: Observation, is_judged: bool) -> None:
-        oldest_open_at_s = self._open.end(number)
+        del self._arrived_at_s[number]
+        oldest_open_at_s = next(iter(self._arrived_at_s.values()), unix_time_s())
         ended: Ended = "left"
         if is_judged:
             ended = "error" if observation.failure else "answered"

@@ -14,8 +14,7 @@ from typing import Protocol
 
 from pipelines.router.arms import Arm, ArmTable, LiveArms, ShadowSetting
 from pipelines.router.choice import point
-from pipelines.router.observation import Observation
-from pipelines.router.open_requests import OpenRequests, unix_time_s
+from pipelines.router.observation import Observation, unix_time_s
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,16 +56,16 @@ class ShadowTraffic:
     Args:
         arms: The table of arms, whose limits are read for each replay. Without limits none begins, and the
             queue is emptied.
-        open_requests: Requests in flight; replays are added to them.
+        begin: Counts a replay as in flight; returns its number and the time.
         note: Receives the number and the observation of each replay, and whether it is judged: not if no arm
             is to blame for its end.
     """
 
-    def __init__(self, arms: LiveArms, open_requests: OpenRequests, note: Note) -> None:
+    def __init__(self, arms: LiveArms, begin: Callable[[], tuple[int, float]], note: Note) -> None:
         self.num_begun = 0
         self.num_dropped = 0
         self._arms = arms
-        self._open = open_requests
+        self._begin = begin
         self._note = note
         self._waiting: deque[_Answered] = deque()
         self._running: set[asyncio.Task[None]] = set()
@@ -142,7 +141,7 @@ class ShadowTraffic:
         numbers: dict[Arm, int] = {}
         begun: dict[Arm, Observation] = {}
         for arm in answered.call.replay_arms:
-            numbers[arm], arrived_at_s = self._open.begin()
+            numbers[arm], arrived_at_s = self._begin()
             begun[arm] = Observation(
                 canary_id=table.canary_id,
                 request_id=before.request_id,

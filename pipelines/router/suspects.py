@@ -69,10 +69,9 @@ class Suspects:
             return await within(wait_s, self._next())
         except asyncio.TimeoutError:
             raise ProcessEndedError(
-                "the engine's process ended, and the requests that it had taken are asked again one by one",
-                values=f"no turn within {wait_s:.0f} s",
-                limit="a request waits for a process and its turn for a limited time",
-                remedy="send the request again",
+                "the engine's process ended, and the requests that it had taken are asked again one by one: "
+                f"this one had no turn within {wait_s:.0f} s",
+                "send the request again",
             ) from None
 
     async def _next(self) -> Turn:
@@ -99,8 +98,6 @@ class Turn:
 def _refusal() -> InvalidRequestError:
     return InvalidRequestError(
         "two processes of the engine ended when they answered this request",
-        values="the second one had no other request that lost the first one",
-        limit="a request that lost its process is asked once more",
-        remedy=f"change the request: the same one is refused for {REFUSED_FOR_S / 60:.0f} minutes; "
-        "the server's log has the cause",
+        f"change the request: the same one is refused for {REFUSED_FOR_S / 60:.0f} minutes; the server's log "
+        "has the cause",
     )

@@ -42,7 +42,7 @@ class GenerationRequest:
         input_ids: int32 [n], the known tokens: the prompt, then earlier output.
         max_tokens: Maximum number of output tokens, at least 1.
         prompt_length: Number of leading positions that are prompt and computed in chunks; the others are
-            output and computed as rows. None if all of ``input_ids`` is prompt.
+            output and computed as decode tokens. None if all of ``input_ids`` is prompt.
         draft_input_ids: int32 [k], draft tokens. If there are any, the engine verifies them in one step and
             returns the accepted ones and one token of its own.
         draft_logits: float32 [k, vocab_size], raw logits from which the draft tokens were drawn with
@@ -107,20 +107,14 @@ class GenerationRequest:
         self.sampling.validate(vocab_size)
         num_input, num_draft = len(self.input_ids), len(self.draft_input_ids)
         if not num_input:
-            raise InvalidRequestError(
-                "the prompt is empty",
-                values="input_ids has 0 tokens",
-                limit="at least 1 token",
-                remedy="send a prompt",
-            )
+            raise InvalidRequestError("the prompt is empty: input_ids has 0 tokens", "send a prompt")
         check_range("max_tokens", self.max_tokens, 1, math.inf, "send max_tokens of 1 or more")
         num_tokens = num_input + max(self.max_tokens, num_draft + 1)
         if num_tokens > max_seq_len:
             raise PromptTooLongError(
-                "prompt and output together are too long",
-                values=f"{num_input} prompt tokens + {num_tokens - num_input} max_tokens = {num_tokens}",
-                limit=f"max_seq_len={max_seq_len}",
-                remedy="shorten the prompt, lower max_tokens, or serve with a larger max_seq_len",
+                f"prompt and output together are too long: {num_input} prompt tokens + "
+                f"{num_tokens - num_input} max_tokens = {num_tokens}, with max_seq_len={max_seq_len}",
+                "shorten the prompt, lower max_tokens, or serve with a larger max_seq_len",
             )
         remedy = "send the number of leading input tokens that are prompt"
         check_range("prompt_length", self.num_prompt_tokens, 1, num_input, remedy)
@@ -128,43 +122,31 @@ class GenerationRequest:
         least, most = min(int(part.min()) for part in ids), max(int(part.max()) for part in ids)
         if least < 0 or most >= vocab_size:
             raise InvalidRequestError(
-                "a token id is outside the vocabulary",
-                values=f"ids from {least} to {most}",
-                limit=f"0 to {vocab_size - 1}",
-                remedy="use the tokenizer with which the engine was built",
+                f"a token id is outside the vocabulary: {least} to {most}, not 0 to {vocab_size - 1}",
+                "use the tokenizer with which the engine was built",
             )
         if not all(0 <= end_id < vocab_size for end_id in self.end_ids):
             raise InvalidRequestError(
-                "end_id is not a token",
-                values=f"end_id={', '.join(map(str, self.end_ids))}",
-                limit=f"0 to {vocab_size - 1}",
-                remedy="send a token id of the model's vocabulary, or -1 for an output without end token",
+                f"end_id is no token: end_id={', '.join(map(str, self.end_ids))}, not 0 to {vocab_size - 1}",
+                "send a token id of the model's vocabulary, or -1 for an output without end token",
             )
         if not all((*self.stop_words, *self.bad_words)):
-            raise InvalidRequestError(
-                "a stop word or bad word is empty",
-                values="''",
-                limit="at least one byte",
-                remedy="leave it out",
-            )
+            raise InvalidRequestError("a stop word or bad word is empty", "leave it out")
         if self.num_log_probs is not None:
             most = min(MAX_LOG_PROBS, vocab_size)
             check_range("num_log_probs", self.num_log_probs, 0, most, "ask for fewer alternatives")
         if self.prompt_log_probs and self.num_log_probs is None:
             raise InvalidRequestError(
-                "log probabilities of the prompt need those of the output",
-                values="prompt_log_probs without num_log_probs",
-                limit="num_log_probs is the number of alternatives of both",
-                remedy="send num_log_probs too",
+                "log probabilities of the prompt need those of the output: num_log_probs is missing",
+                "send num_log_probs too",
             )
         if self.draft_logits is not None and (
             not num_draft or self.draft_logits.shape != (num_draft, vocab_size)
         ):
             raise InvalidRequestError(
-                "draft_logits do not fit the draft tokens",
-                values=f"shape {list(self.draft_logits.shape)}, {num_draft} draft tokens",
-                limit=f"one row of {vocab_size} logits for each of at least one draft token",
-                remedy="send the generation_logits of the draft with its tokens, or neither",
+                f"draft_logits do not fit the draft tokens: shape {list(self.draft_logits.shape)}, not "
+                f"{[num_draft, vocab_size]}",
+                "send the generation_logits of the draft with its tokens, or neither",
             )
 
 

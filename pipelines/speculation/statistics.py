@@ -1,4 +1,4 @@
-"""Counts the rounds of speculative answers and computes their rates."""
+"""Counts the rounds of speculative answers."""
 
 from __future__ import annotations
 
@@ -39,31 +39,17 @@ class SpeculationStatistics:
         self.rounds_by_length = [0] * (self.max_draft_len + 1)
         self.tokens_by_source = dict.fromkeys(TOKEN_SOURCES, 0)
 
-    def add_round(self, outcome: Round) -> None:
+    def add_round(self, counted: Round) -> None:
         """Count one target pass."""
-        num_accepted = outcome.num_accepted_tokens
+        num_accepted = counted.num_accepted_tokens
         self.num_rounds += 1
-        self.num_drafting_rounds += outcome.num_draft_tokens > 0
-        self.total_draft_tokens += outcome.num_draft_tokens
+        self.num_drafting_rounds += counted.num_draft_tokens > 0
+        self.total_draft_tokens += counted.num_draft_tokens
         self.total_accepted_draft_tokens += num_accepted
-        self.total_predicted_tokens += outcome.num_predicted
-        self.total_accepted_predicted_tokens += outcome.num_accepted_predicted
-        self.rounds_by_length[outcome.num_draft_tokens] += 1
-        for source in outcome.token_sources.tolist():
+        self.total_predicted_tokens += counted.num_predicted
+        self.total_accepted_predicted_tokens += counted.num_accepted_predicted
+        self.rounds_by_length[counted.num_draft_tokens] += 1
+        for source in counted.token_sources.tolist():
             self.tokens_by_source[TOKEN_SOURCES[source]] += 1
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted over drafted tokens; None if nothing was drafted."""
-        if not self.total_draft_tokens:
-            return None
-        return self.total_accepted_draft_tokens / self.total_draft_tokens
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """1 + accepted tokens per round that drafted; None if no round did."""
-        if not self.num_drafting_rounds:
-            return None
-        return 1 + self.total_accepted_draft_tokens / self.num_drafting_rounds

@@ -62,10 +62,8 @@ class WatchedDraft:
         """
         if self._clock() < self._pause_ends_s:
             raise EngineFailedError(
-                "the draft is paused",
-                values=f"it failed; {self._pause_ends_s - self._clock():.1f} s of the pause remain",
-                limit="a failing draft is tried again after a pause",
-                remedy="the server's log has the cause",
+                f"the draft failed and is paused for {self._pause_ends_s - self._clock():.1f} s more",
+                "the server's log has the cause",
             )
         try:
             output = await self._draft(request)

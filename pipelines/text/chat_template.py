@@ -99,20 +99,15 @@ class ChatTemplate:
         wanted = name or ("tool_use" if with_tools and "tool_use" in self.templates else "default")
         if wanted not in self.templates:
             raise ChatTemplateError(
-                "the model has no chat template of this name",
-                values=f"name {wanted!r}",
-                limit=f"one of {', '.join(sorted(self.templates))}",
-                remedy="choose one of these",
+                f"the model has no chat template of this name: {wanted!r}",
+                f"choose one of {', '.join(sorted(self.templates))}",
             )
         return self.templates[wanted]
 
 
 def _invalid(place: Path | str, error: Exception) -> EngineLoadError:
     return EngineLoadError(
-        f"{place} is not valid",
-        values=repr(error),
-        limit="a file that building the engine writes",
-        remedy="remove the engine and run 'draftproof engines'",
+        f"{place} is not valid: {error!r}", "remove the engine and run 'draftproof engines'"
     )
 
 
@@ -155,21 +150,17 @@ class ChatRenderer:
         """
         source = self._template.source(name, with_tools=tools is not None)
         if not messages:
-            raise _refusal("there are no messages", "messages=[]", "at least one", "send a message")
+            raise ChatTemplateError("there are no messages: messages=[]", "send a message")
         if add_generation_prompt and continue_final_message:
-            raise _refusal(
-                "the prompt cannot end in two ways",
-                "add_generation_prompt and continue_final_message",
-                "at most one of them",
+            raise ChatTemplateError(
+                "the prompt cannot end in two ways: add_generation_prompt and continue_final_message",
                 "leave one out",
             )
         given = _without_marks({"messages": messages, "tools": tools, "documents": documents, **variables})
         if not all(isinstance(message, dict) for message in given["messages"]):
-            raise _refusal(
-                "a message is not an object",
-                f"messages={str(messages)[:200]}",
-                "a list of objects with role and content",
-                "send a list of those",
+            raise ChatTemplateError(
+                f"a message is not an object: messages={str(messages)[:200]}",
+                "send a list of objects with role and content",
             )
         final_text = _mark_end(given["messages"], source) if continue_final_message else ""
         text = self._ask(source, {"add_generation_prompt": add_generation_prompt, **given})
@@ -208,11 +199,9 @@ class ChatRenderer:
                 self._end()
                 raise
         if "error" in answer:
-            raise _refusal(
-                "the chat template does not render the conversation",
-                answer["error"],
-                "the roles and contents that the model was trained with",
-                "change the messages as the reason says",
+            raise ChatTemplateError(
+                f"the chat template does not render the conversation: {answer['error']}",
+                "change the messages as the reason says, to what the model was trained with",
             )
         return str(answer["text"])
 
@@ -247,7 +236,7 @@ def _without_marks(conversation: Mapping[str, Any]) -> dict[str, Any]:
     try:
         copy: dict[str, Any] = json.loads(json.dumps(conversation, ensure_ascii=False).replace(MARK, ""))
     except (TypeError, ValueError, RecursionError) as error:
-        raise _refusal("the conversation is not JSON", str(error), "JSON values", "send those") from None
+        raise ChatTemplateError(f"the conversation is not JSON: {error}", "send JSON values") from None
     return copy
 
 
@@ -263,10 +252,8 @@ def _mark_end(messages: list[dict[str, Any]], source: str) -> str:
             text: str = part["text"]
             part["text"] = text + _END_MARK
             return text
-    raise _refusal(
-        "there is no final message to continue",
-        f"the last message has keys {', '.join(map(str, final))}",
-        "a content with text",
+    raise ChatTemplateError(
+        f"there is no final message to continue: the last message has keys {', '.join(map(str, final))}",
         "send the beginning of the answer as the content of the last message",
     )
 
@@ -274,10 +261,8 @@ def _mark_end(messages: list[dict[str, Any]], source: str) -> str:
 def _until_mark(text: str, final_text: str) -> str:
     mark = _END_MARK.rstrip()
     if mark not in text or final_text.strip() not in text:
-        raise _refusal(
-            "the chat template does not keep the final message",
-            f"{final_text[:200]!r} is not in the prompt",
-            "a template that writes the whole message",
+        raise ChatTemplateError(
+            f"the chat template does not keep the final message: {final_text[:200]!r} is not in the prompt",
             "use add_generation_prompt",
         )
     end = text.rindex(mark)
@@ -285,15 +270,9 @@ def _until_mark(text: str, final_text: str) -> str:
     return text[:end].rstrip() if is_stripped else text[:end]
 
 
-def no_chat_template(values: str) -> ChatTemplateError:
+def no_chat_template(reason: str) -> ChatTemplateError:
     """Return the error of a conversation with a model that has no template."""
-    return _refusal(
-        "the model has no chat template",
-        values,
-        "models with a chat template; base models have none",
-        "serve an instruction-tuned model, or send a prompt instead of messages",
+    return ChatTemplateError(
+        f"the model has no chat template: {reason}",
+        "serve an instruction-tuned model, as base models have none, or send a prompt instead of messages",
     )
-
-
-def _refusal(what: str, values: str, limit: str, remedy: str) -> ChatTemplateError:
-    return ChatTemplateError(what, values=values, limit=limit, remedy=remedy)

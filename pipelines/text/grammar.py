@@ -73,10 +73,9 @@ class RequestGrammar:
         """
         if self._renewing_s > _MOST_RENEWING_S:
             raise InvalidRequestError(
-                "the answer uses up the lexer of its guide again and again",
-                values=f"compiling the guide anew took {self._renewing_s:.1f} s",
-                limit=f"at most {_MOST_RENEWING_S:g} s for one answer",
-                remedy="send a simpler schema or grammar",
+                "the answer uses up the lexer of its guide again and again: compiling the guide anew took "
+                f"{self._renewing_s:.1f} s, and one answer has {_MOST_RENEWING_S:g} s",
+                "send a simpler schema or grammar",
             )
         began_s = time.perf_counter()
         self._begin(self._new_origin())
@@ -119,8 +118,8 @@ class RequestGrammar:
         began_s = time.thread_time()
         try:
             return ask(place.matcher_after(output_ids))
-        except InvalidRequestError:
-            place.begin(self._origin)  # an error is for good
+        except BaseException:  # also a panic of llguidance: an error is for good, and may be half of the way
+            place.begin(self._origin)
             raise
         finally:
             if place is self._masks:
@@ -137,14 +136,14 @@ class RequestGrammarState:
 
     def __init__(self, grammar: RequestGrammar, output_ids: TokenIds) -> None:
         self._grammar = grammar
-        self._output = _Tokens(output_ids)
+        self._output_ids = output_ids
         self._expected: list[int] = []
         self._masks: list[npt.NDArray[np.bool_]] = []  # here and after each of ``_expected``
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing but the end of the output may follow."""
-        return self._grammar.is_complete_after(self._output.ids)
+        return self._grammar.is_complete_after(self._output_ids)
 
     @property
     def may_end(self) -> bool:
@@ -164,20 +163,20 @@ class RequestGrammarState:
             The number of leading tokens after which a mask is known or not needed.
         """
         started_s = time.perf_counter()
-        self._expected, self._masks = [], [self._grammar.mask_after(self._output.ids)]
+        self._expected, self._masks = [], [self._grammar.mask_after(self._output_ids)]
         for token_id in draft_ids.tolist():
             if token_id >= self._grammar.num_tokens or not self._masks[-1][token_id]:
                 break  # it will be rejected
             if time.perf_counter() - started_s > limit_s:
                 return len(self._expected)
             self._expected.append(token_id)
-            known = np.append(self._output.ids, np.array(self._expected, np.int32))
+            known = np.append(self._output_ids, np.array(self._expected, np.int32))
             self._masks.append(self._grammar.mask_after(known))
         return len(draft_ids)
 
     def push(self, token_id: int) -> None:
         """Add one output token."""
-        self._output.append(token_id)
+        self._output_ids = np.append(self._output_ids, np.int32(token_id))
         if self._expected and self._expected[0] == token_id:
             del self._expected[0], self._masks[0]
         else:
@@ -185,7 +184,7 @@ class RequestGrammarState:
 
     def _mask(self) -> npt.NDArray[np.bool_]:
         if not self._masks:
-            self._masks = [self._grammar.mask_after(self._output.ids)]
+            self._masks = [self._grammar.mask_after(self._output_ids)]
         return self._masks[0]
 
 
@@ -202,7 +201,7 @@ class _Place:
     def begin(self, origin: Any) -> None:
         """Go to the beginning with a copy of another matcher."""
         self._matcher = origin.deep_copy()
-        self._consumed = _Tokens(np.empty(0, np.int32))
+        self._consumed: TokenIds = np.empty(0, np.int32)
 
     def matcher_after(self, output_ids: TokenIds) -> Any:
         """Return the matcher after an output, int32 [n]; it moves with the next call.
@@ -210,48 +209,22 @@ class _Place:
         Raises:
             InvalidRequestError: The output does not follow the grammar, or takes too long.
         """
-        consumed = self._consumed.ids
+        consumed = self._consumed
         num_both = min(len(consumed), len(output_ids))
         differing = np.flatnonzero(consumed[:num_both] != output_ids[:num_both])
         num_kept = int(differing[0]) if len(differing) else num_both
         num_back = len(consumed) - num_kept
         if num_back and not self._matcher.rollback(num_back):
             raise _failed(self._matcher.get_error())
-        self._consumed.keep(num_kept)
-        for token_id in output_ids[num_kept:].tolist():
+        for position, token_id in enumerate(output_ids[num_kept:].tolist(), start=num_kept):
             if not self._matcher.consume_token(token_id):
                 raise InvalidRequestError(
-                    "earlier output does not follow the grammar",
-                    values=f"token {token_id} at position {len(self._consumed.ids)} of the output",
-                    limit="output of tokens that the grammar allows",
-                    remedy="continue an answer with the guide with which it began",
+                    f"earlier output does not follow the grammar: token {token_id} at position {position} of "
+                    "the output",
+                    "continue an answer with the guide with which it began",
                 )
-            self._consumed.append(token_id)
+        self._consumed = output_ids
         return self._matcher
-
-
-class _Tokens:
-    """A growing int32 array."""
-
-    def __init__(self, ids: TokenIds) -> None:
-        self._buffer = np.empty(len(ids) + 64, np.int32)
-        self._buffer[: len(ids)] = ids
-        self._length = len(ids)
-
-    @property
-    def ids(self) -> TokenIds:
-        """All tokens as a view, int32 [n]."""
-        return self._buffer[: self._length]
-
-    def append(self, token_id: int) -> None:
-        if self._length == len(self._buffer):
-            self._buffer = np.resize(self._buffer, 2 * self._length)
-        self._buffer[self._length] = token_id
-        self._length += 1
-
-    def keep(self, count: int) -> None:
-        """Drop all but the first tokens."""
-        self._length = count
 
 
 def mask_of(matcher: Any) -> npt.NDArray[np.bool_]:
@@ -271,8 +244,6 @@ def is_used_up(origin: Any) -> bool:
 
 def _failed(reason: str) -> InvalidRequestError:
     return InvalidRequestError(
-        "the grammar could not be followed",
-        values=" ".join(reason.split())[:500],
-        limit="grammars that take little time at each token",
-        remedy="send a simpler schema or grammar",
+        f"the grammar could not be followed: {' '.join(reason.split())[:500]}",
+        "send a simpler schema or grammar",
     )

@@ -81,35 +81,34 @@ class GuideTrials:
 
     async def _new_answer(self, line: bytes) -> dict[str, Any]:
         if self._num_waiting >= _MOST_WAITING:
-            raise _busy(f"{self._num_waiting} guides wait", f"at most {_MOST_WAITING}")
+            raise _busy(f"{self._num_waiting} guides wait")
         ours, theirs = socket.socketpair()
+        job = self._threads.submit(self._exchange, line, ours, theirs)
         self._num_waiting += 1
         try:
-            running = asyncio.get_running_loop().run_in_executor(
-                self._threads, self._exchange, line, ours, theirs
-            )
-            answer = await within(_LIMIT_S, running)
+            answer = await within(_LIMIT_S, asyncio.wrap_future(job))
         except asyncio.TimeoutError:
-            raise _busy(f"it waited {_LIMIT_S:g} s for others", f"{_NUM_AT_ONCE} at a time") from None
+            raise _busy(f"it waited {_LIMIT_S:g} s for others") from None
         finally:
             self._num_waiting -= 1
             with suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)  # ends the trial, and the thread that waits for it
-            ours.close()
-            theirs.close()
+            if job.cancelled():  # before it began; otherwise its thread still uses both, and closes them
+                ours.close()
+                theirs.close()
         if not answer or "is_busy" in answer:
-            raise _busy("the trial of a guide was not over in time", "15 s")
+            raise _busy("the trial of one was not over in time")
         return answer
 
     def _exchange(self, line: bytes, ours: socket.socket, theirs: socket.socket) -> dict[str, Any]:
         try:
-            with self._lock:
-                self._hand_over(theirs)
-            theirs.close()
-            ours.sendall(line)
-            pieces = []
-            while piece := ours.recv(1 << 16):
-                pieces.append(piece)
+            with ours:
+                with theirs, self._lock:
+                    self._hand_over(theirs)
+                ours.sendall(line)
+                pieces = []
+                while piece := ours.recv(1 << 16):
+                    pieces.append(piece)
             content = b"".join(pieces)
             return {**json.loads(content), "num_passed": len(content) - len(content.lstrip())}
         except (OSError, ValueError):  # nobody waits any more, or the process was killed
@@ -160,17 +159,12 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 def wrong_guide(place: str, reason: str) -> InvalidRequestError:
     """Return the error of a guide that cannot be compiled."""
     return InvalidRequestError(
-        "the guide cannot be compiled",
-        values=f"{place}: {' '.join(reason.split())[:500]}",
-        limit="a guide that llguidance compiles quickly; it refuses what it cannot enforce",
-        remedy="correct the place that is named, or send a simpler schema or grammar",
+        f"the guide cannot be compiled: {place}: {' '.join(reason.split())[:500]}",
+        "correct the place that is named, or send a simpler schema or grammar",
     )
 
 
-def _busy(values: str, limit: str) -> ServerBusyError:
+def _busy(reason: str) -> ServerBusyError:
     return ServerBusyError(
-        "too many new guides are being compiled",
-        values=values,
-        limit=limit,
-        remedy="send the request again later",
+        f"too many new guides are being compiled: {reason}", "send the request again later"
     )

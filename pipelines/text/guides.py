@@ -201,18 +201,15 @@ def check_guide(guide: Guide) -> None:
     """
     if guide.kind not in GUIDE_TYPES:
         raise InvalidRequestError(
-            "the type of the guide is unknown",
-            values=f"guided_decoding_guide_type={guide.kind!r:.100}",
-            limit=", ".join(GUIDE_TYPES),
-            remedy="send one of these types",
+            f"the type of the guide is unknown: guided_decoding_guide_type={guide.kind!r:.100}",
+            f"send one of {', '.join(GUIDE_TYPES)}",
         )
     most_bytes = MAX_EBNF_BYTES if guide.kind == "ebnf_grammar" else MAX_GUIDE_BYTES
-    if len(guide.text.encode()) > most_bytes:
+    if (num_bytes := len(guide.text.encode())) > most_bytes:
         raise InvalidRequestError(
-            "the guide is too long",
-            values=f"guided_decoding_guide_type={guide.kind}, {len(guide.text.encode())} bytes",
-            limit=f"at most {most_bytes} bytes",
-            remedy="send a smaller schema or grammar",
+            f"the guide is too long: guided_decoding_guide_type={guide.kind}, {num_bytes} bytes, not at most "
+            f"{most_bytes}",
+            "send a smaller schema or grammar",
         )
 
 

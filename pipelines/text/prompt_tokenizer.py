@@ -132,10 +132,8 @@ class PromptTokenizer:
         ids = self.vocabulary.spell(name)
         if not ids:
             raise InvalidRequestError(
-                "the text contains a special token's name that cannot be written as text",
-                values=f"{name.decode()!r}",
-                limit="names that other tokens spell, unless the request says that they are special",
-                remedy="send parse_special_tokens=true if the special token is meant, or leave the name out",
+                f"the text contains a special token's name that other tokens cannot spell: {name.decode()!r}",
+                "send parse_special_tokens=true if the special token is meant, or leave the name out",
             )
         return ids
 
@@ -156,10 +154,8 @@ def _encoded(tokenizer: Any, text: str) -> Any:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise InvalidRequestError(
-            "the tokenizer cannot split this text",
-            values=f"{len(text)} characters: {error!s:.200}",
-            limit="a pattern of the tokenizer may take ten million steps at one place of a text",
-            remedy="change the text, or use a checkpoint whose tokenizer has another pattern",
+            f"the tokenizer cannot split this text: {len(text)} characters: {error!s:.200}",
+            "change the text, or use a checkpoint whose tokenizer has another pattern",
         ) from None
 
 

@@ -62,10 +62,8 @@ class TokenMap:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
-                "the map of the draft's tokens cannot be read",
-                values=f"{path}: {error!r}",
-                limit=f"this version reads format {FORMAT}",
-                remedy="run 'draftproof engines'",
+                f"the map of the draft's tokens cannot be read in format {FORMAT}: {path}: {error!r}",
+                "run 'draftproof engines'",
             ) from error
 
     def translate_prompt(self, token_ids: TokenIds) -> TokenIds:

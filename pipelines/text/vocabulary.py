@@ -139,10 +139,8 @@ class Vocabulary:
 
 def _unusable(path: Path, error: Exception) -> EngineLoadError:
     return EngineLoadError(
-        "the tokenizer file cannot be read",
-        values=f"{path}: {error}",
-        limit="a Hugging Face tokenizer.json with a BPE or Unigram model is needed",
-        remedy="rebuild the engine from a checkpoint with its tokenizer.json",
+        f"the tokenizer file cannot be read: {path}: {error}",
+        "rebuild the engine from a checkpoint with its tokenizer.json, which has a BPE or Unigram model",
     )
 
 

@@ -38,16 +38,12 @@ def check_words(words: Sequence[bytes], kind: WordKind) -> None:
     """
     if len(words) > MAX_WORDS:
         raise InvalidRequestError(
-            f"there are too many {kind.one}s",
-            values=f"{len(words)} {kind.one}s",
-            limit=f"at most {MAX_WORDS}",
-            remedy=f"send fewer {kind.value}",
+            f"there are too many {kind.one}s: {len(words)}, more than {MAX_WORDS}", f"send fewer {kind.value}"
         )
     for word in words:
         if not 1 <= len(word) <= MAX_WORD_BYTES:
             raise InvalidRequestError(
-                f"a {kind.one} is empty or too long",
-                values=f"{kind.one} {word[:20]!r} of {len(word)} bytes",
-                limit=f"1 to {MAX_WORD_BYTES} bytes of text; special tokens spell none",
-                remedy=kind.remedy,
+                f"a {kind.one} is empty or too long: {len(word)} bytes of text in {word[:20]!r}, not 1 to "
+                f"{MAX_WORD_BYTES}; special tokens spell none",
+                kind.remedy,
             )

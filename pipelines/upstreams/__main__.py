@@ -1,4 +1,6 @@
-"""Answer OpenAI's API with two servers of any engine, and roll the new one out.
+"""Answer OpenAI's API with a fleet, or with two servers or fleets of which the new one is rolled out.
+
+A fleet is several servers of one pair: what one leaves unfinished, another continues.
 
 Runs until SIGTERM or Ctrl-C. ``draftproof canary status``, its orders, ``report`` and ``serve`` work on the
 rollout with ``--recipe <name of the service>``. Exit codes: 0 no rollout, or passed; 1 failed or refused;
@@ -8,6 +10,7 @@ rollout with ``--recipe <name of the service>``. Exit codes: 0 no rollout, or pa
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--again", action="store_true", help="roll a candidate out whose last rollout has ended"
     )
     options = parser.parse_args(arguments)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     log_to_standard_output()
     return run_program(lambda: _run(options))
 
@@ -39,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     settings = UpstreamsSettings.read(options.settings)
     front_door = FrontDoorSettings.read(options.front_door)
-    service = Service(settings, options.settings, run_directory(settings.name), again=options.again)
-    return service.run(front_door, options.port)
+    folder = run_directory(settings.name)
+    return Service(settings, options.settings, folder, front_door, again=options.again).run(options.port)
 
 
 if __name__ == "__main__":

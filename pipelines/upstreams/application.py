@@ -20,7 +20,7 @@ from pipelines.front_door.errors import error_response
 from pipelines.front_door.guarding import HEALTH, RequestsInProgress, needs_key, openai_application
 from pipelines.front_door.requests.body import beside_the_loop, receive_body
 from pipelines.router.arms import Arm
-from pipelines.router.routing import Arrived, Routing
+from pipelines.router.routing import Routing
 from pipelines.upstreams.call import UpstreamCall
 from pipelines.upstreams.metrics import UpstreamMetrics
 from pipelines.upstreams.reading import Piece
@@ -106,10 +106,8 @@ class Application:
                 return web.Response(body=await response.read(), headers=head.headers)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise ServerUnavailableError(
-                "the server in service does not answer",
-                values=name_of(error),
-                limit="a list of models",
-                remedy="send the request again later",
+                f"the server in service does not list its models: {name_of(error)}",
+                "send the request again later",
             ) from None
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -153,11 +151,17 @@ class Application:
         table = self._routing.table
         own_id = secrets.token_hex(12)
         key = request.session_id or own_id
-        arrived = Arrived(own_id, key, request.session_id, request.arm, request.prompt_id)
-        visit = self._routing.begin(arrived, table)
-        call = UpstreamCall(request, self._servers, table, partial(self._routing.ask, visit))
+        routed = self._routing.begin(
+            table,
+            own_id,
+            key,
+            session_id=request.session_id,
+            named=request.arm,
+            prompt_id=request.prompt_id,
+        )
+        call = UpstreamCall(request, self._servers, table, partial(self._routing.ask, routed))
         try:
-            async with aclosing(self._routing.answer(visit, call)) as answered:
+            async with aclosing(self._routing.answer(routed, call)) as answered:
                 async for arm, piece in answered:
                     call.may_read.clear()
                     yield arm, piece
@@ -170,12 +174,8 @@ class Application:
 
 
 def _not_passed_on(request: web.Request) -> InvalidRequestError:
-    return InvalidRequestError(
-        "this path is not passed on",
-        values=f"{request.method} {request.path!r}",
-        limit=", ".join((*PATHS, "/v1/models")),
-        remedy="ask one of the servers itself; a rollout judges answers of OpenAI's API",
-    )
+    seen, known = f"{request.method} {request.path!r}", ", ".join((*PATHS, "/v1/models"))
+    return InvalidRequestError(f"{seen} is not passed on, only {known} are", "ask one of the servers itself")
 
 
 async def _send(request: web.Request, response: web.StreamResponse, piece: Piece) -> None:

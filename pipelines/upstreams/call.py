@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -22,8 +22,7 @@ from pipelines.errors import (
 )
 from pipelines.router.arms import Arm, ArmTable
 from pipelines.router.breaker import Outcome
-from pipelines.router.observation import Divergence, FallbackReason, Observation
-from pipelines.router.open_requests import unix_time_s
+from pipelines.router.observation import Divergence, FallbackReason, Observation, unix_time_s
 from pipelines.time_limit import within
 from pipelines.upstreams.answer import CHARACTERS_PER_TOKEN, Answer, first_difference
 from pipelines.upstreams.reading import Piece, Reading
@@ -69,19 +68,14 @@ class UpstreamCall:
         self._lasted_s = 0.0
 
     def ask(self, arm: Arm) -> AsyncGenerator[Piece, None]:
-        """Stream the response from its start.
+        """Stream the response from its start: nothing tells where bytes of one server end in another's.
 
         Raises:
             TransportError: The client has a part of another response.
             DraftproofError: As ``Reading.pieces``.
         """
         if self._has_begun:
-            raise TransportError(
-                "an answer cannot be continued by another server",
-                values=arm,
-                limit="a server that answers from the start",
-                remedy="send the request again",
-            )
+            raise TransportError(f"{arm} cannot continue another server's answer", "send the request again")
         reading = self._readings[arm] = Reading(self._request, self._server(self._table, arm), self.may_read)
         return self._only_once(reading) if self._request.has_effects else reading.pieces()
 
@@ -101,10 +95,6 @@ class UpstreamCall:
                 raise
             raise RequestCancelledError("the request must not be sent twice") from error
 
-    def resume(self, arm: Arm, output_ids: Sequence[int], last: Piece) -> AsyncGenerator[Piece, None]:
-        """Refuse, as ``ask`` does: nothing tells where the bytes of one server end in another's."""
-        return self.ask(arm)
-
     def begin(self, arm: Arm) -> Callable[[Outcome], None]:
         """Record that an arm is asked; an answer with a fault counts as a failure."""
         asked = self._asked(arm)
@@ -120,18 +110,6 @@ class UpstreamCall:
     def may_hedge(self, arm: Arm) -> bool:
         """Whether a silent server may be overtaken: only by a stream, and before its first token."""
         return self._request.is_stream and not self._has_begun and not self._request.has_effects
-
-    def output_ids(self, chunk: Piece) -> Sequence[int]:
-        """Return no tokens: pieces are bytes."""
-        return ()
-
-    def is_last(self, chunk: Piece) -> bool:
-        """Whether a piece ends the response."""
-        return chunk.is_last
-
-    def without_first(self, chunk: Piece, num_tokens: int) -> Piece:
-        """Return the piece, which has no tokens that could be left out."""
-        return chunk
 
     def deliver(self, chunk: Piece) -> None:
         """Note that the client has a piece."""

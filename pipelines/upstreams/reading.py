@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from pipelines.front_door.requests.body import beside_the_loop
-from pipelines.router.open_requests import unix_time_s
+from pipelines.router.observation import unix_time_s
 from pipelines.upstreams.answer import Answer
 from pipelines.upstreams.request import ForwardedRequest
 from pipelines.upstreams.upstream import Fault, Head, Upstream, head_of, name_of

@@ -50,18 +50,13 @@ class ForwardedRequest:
             body = None
         if not isinstance(body, dict):
             raise InvalidRequestError(
-                "the body is no JSON object",
-                values=f"{len(content)} bytes",
-                limit="a request of OpenAI's API",
-                remedy="correct the request",
+                f"the body of {len(content)} bytes is no JSON object", "send a request of OpenAI's API"
             )
         kept = [name for name in _KEPT_BY_A_SERVER if path == RESPONSES and body.get(name)]
         if kept:
             raise InvalidRequestError(
-                "a response cannot be kept by a server",
-                values=kept[0],
-                limit="requests with the whole conversation: servers that take turns keep none in common",
-                remedy="send the conversation as input",
+                f"servers that take turns keep no responses in common: {kept[0]}",
+                "send the whole conversation as input",
             )
         made = cls(path, content, body, session_id, arm)
         assert made.prompt_id  # computed here, which may be on another thread

@@ -1,12 +1,13 @@
-"""Reads which servers answer, and by which plan the new one is rolled out, from YAML."""
+"""Reads which servers answer, and by which plan the new ones are rolled out, from YAML."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from pipelines import configuration
 from pipelines.errors import CanaryError
@@ -17,25 +18,43 @@ DEFAULT_PLAN = Path(__file__).with_name("plan.yaml")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
+_LABEL = "[A-Za-z0-9_-]{1,63}"  # of a name in DNS: the resolver fails on empty and longer ones
+_ADDRESS = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?:[0-9]{{1,5}}|\[[0-9a-fA-F:]+\]:[0-9]{{1,5}}")
+
 
 @dataclass(frozen=True)
 class UpstreamSetting:
-    """An OpenAI-compatible server.
+    """What answers: a server with OpenAI's API, or a fleet, which is several servers of one pair.
 
     Attributes:
         name: Name in states and reports. A rollout is known by the name of its candidate.
-        url: Address, with or without the path ``/v1``.
+        url: Address of the server, with or without the path ``/v1``; "" for a fleet.
         model: Model that requests to it name; "" for the one that the client named.
         key_file: File whose only line is the API key; "" for none. Relative paths count from the folder of
             the settings.
         key_variable: Environment variable with the API key; "" for none.
+        servers: ``host:port`` of the gRPC server of each server of the fleet.
+        server_name: ``host:port`` whose host is a name in DNS, such as that of a headless service: each of
+            its addresses is a server. They are looked up every few seconds. "" for none.
+        max_requests_per_server: Most answers that are asked of each of these servers at a time; None leaves
+            it to their queues.
+        prefix_tokens: Prompts whose first so many tokens are equal go to the same server of the fleet.
     """
 
     name: Name
-    url: str
+    url: str = ""
     model: str = ""
     key_file: str = ""
     key_variable: str = ""
+    servers: tuple[str, ...] = ()
+    server_name: str = ""
+    max_requests_per_server: PositiveInt | None = None
+    prefix_tokens: PositiveInt = 32  # a block of the cache; what is shorter is cached nowhere
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether it is a fleet."""
+        return bool(self.servers or self.server_name)
 
 
 @configuration.strict
@@ -45,8 +64,8 @@ class UpstreamsSettings:
 
     Attributes:
         name: Name of the service; ``.run/<name>`` has its state.
-        stable: Server in service.
-        candidate: Server to roll out; None for none.
+        stable: What is in service.
+        candidate: What to roll out; None for nothing.
         plan: Plan of the rollout; "" for the default. Relative paths count from the folder of the settings.
         timeout_s: Longest silence of a server, in seconds.
     """
@@ -62,21 +81,27 @@ class UpstreamsSettings:
         """Read a file.
 
         Raises:
-            CanaryError: It cannot be read, a key is unknown or missing, or both servers have one name.
+            CanaryError: It cannot be read, a key is unknown or missing, both have one name, or one has
+                neither an address nor servers, or one that is none.
         """
         settings = configuration.read_yaml(cls, path, CanaryError, _REMEDY)
         if settings.candidate is not None and settings.candidate.name == settings.stable.name:
             raise CanaryError(
-                f"{path}: both servers have the same name",
-                values=f"name={settings.stable.name}",
-                limit="a name of its own for each server",
-                remedy=_REMEDY,
+                f"{path}: both have the name {settings.stable.name}", "give each a name of its own"
             )
+        for each in settings.upstreams:
+            if bool(each.url) == each.is_fleet:
+                what = "both url and servers" if each.url else "neither url nor servers nor server_name"
+                raise CanaryError(f"{path}: {each.name} has {what}", _REMEDY)
+            for address in filter(None, (*each.servers, each.server_name)):
+                if not _ADDRESS.fullmatch(address):
+                    what = f"servers or server_name of {each.name} has {address!r}, which is no host:port"
+                    raise CanaryError(f"{path}: {what}", _REMEDY)
         return settings
 
     @property
     def upstreams(self) -> tuple[UpstreamSetting, ...]:
-        """The servers that there are."""
+        """What there is of both."""
         return (self.stable,) if self.candidate is None else (self.stable, self.candidate)
 
     def plan_file(self, path: Path) -> Path:

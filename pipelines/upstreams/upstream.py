@@ -139,13 +139,8 @@ class Upstream:
         *,
         may_have_begun: bool,
     ) -> Fault:
-        error = kind(
-            "an upstream server gave no answer",
-            values=f"{self.name}: {name}",
-            limit="an answer of OpenAI's API",
-            remedy="send the request again later",
-        )
-        return Fault(name, error, response, may_have_begun)
+        what = f"an upstream server gave no answer: {self.name}: {name}"
+        return Fault(name, kind(what, "send the request again later"), response, may_have_begun)
 
     def _quotes_key(self, said: bytes) -> bool:
         return bool(self.endpoint.key) and self.endpoint.key.encode() in said

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pipelines.canary.controller.world import Outcome
+from pipelines.canary.controller.world import PhaseResult
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.run_files import RouterFiles
 from pipelines.errors import CanaryError, DraftproofError, ModelNotFoundError
@@ -43,27 +43,27 @@ class UpstreamWorld(RouterFiles):
         self._stable = stable
         self._candidate = candidate
 
-    def preflight(self) -> Outcome:
+    def preflight(self) -> PhaseResult:
         """Check that the candidate lists the models that clients name, and answers in the same ways."""
         stable, candidate = (self._endpoints[name] for name in (self._stable, self._candidate))
         listed = {"stable": _models(stable), "candidate": _models(candidate)}
         needed = {candidate.model} if candidate.model else set(listed["stable"])
         if missing := sorted(needed - set(listed["candidate"])):
             reason = f"refused: {self._candidate} does not list {', '.join(missing)}"
-            return Outcome(False, f"{reason}; name its model in the settings", listed)
+            return PhaseResult(False, f"{reason}; name its model in the settings", listed)
         able, also_able = _abilities(stable), _abilities(candidate)
         evidence = {"stable": able.document(), "candidate": also_able.document()}
         lacking = [name for name in _NEEDED if getattr(able, name) and not getattr(also_able, name)]
         if self._responses(self._stable) == "answered" and self._responses(self._candidate) == "missing":
             lacking.append(RESPONSES)
         if lacking:
-            return Outcome(False, f"refused: {self._candidate} has no {', '.join(lacking)}", evidence)
-        return Outcome(True, "both servers list the same models and answer in the same ways", evidence)
+            return PhaseResult(False, f"refused: {self._candidate} has no {', '.join(lacking)}", evidence)
+        return PhaseResult(True, "both servers list the same models and answer in the same ways", evidence)
 
-    def load(self) -> Outcome:
+    def load(self) -> PhaseResult:
         """Name the candidate's arm: its server runs already."""
         evidence = {"socket": self._candidate, "control_socket": "", "same_target": True}
-        return Outcome(True, "its server runs already", evidence)
+        return PhaseResult(True, "its server runs already", evidence)
 
     def _responses(self, name: str) -> Literal["answered", "missing", "failed"]:
         """Ask whether a server has ``/v1/responses``, which others than vLLM and OpenAI may not have."""
@@ -79,9 +79,9 @@ class UpstreamWorld(RouterFiles):
                 return "failed"
         return "answered"
 
-    def settle(self) -> Outcome:
+    def settle(self) -> PhaseResult:
         """Change nothing: the candidate answers where it did."""
-        return Outcome(True, f"{self._candidate} is in service; make it stable in the settings")
+        return PhaseResult(True, f"{self._candidate} is in service; make it stable in the settings")
 
     def unload(self) -> str:
         """Leave both servers to those who run them."""
@@ -94,10 +94,8 @@ class UpstreamWorld(RouterFiles):
             CanaryError: Always.
         """
         raise CanaryError(
-            "memory and CPU time of servers of other engines are not known",
-            values=self._candidate,
-            limit="memory: null and cpu_per_token: null in the limits",
-            remedy="correct the limits",
+            f"memory and CPU time of {self._candidate} are not known, as of all servers of other engines",
+            "write memory: null and cpu_per_token: null in the limits",
         )
 
     def listener(self, socket: str) -> int | None:
@@ -126,8 +124,5 @@ def _models(endpoint: Endpoint) -> list[str]:
         return sorted(str(each["id"]) for each in listed)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CanaryError(
-            "a server does not list its models",
-            values=f"{endpoint.url}: {type(error).__name__}",
-            limit="the list of GET /v1/models",
-            remedy="check the address",
+            f"{endpoint.url}/v1/models is no list of models ({type(error).__name__})", "check the address"
         ) from None

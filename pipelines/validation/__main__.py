@@ -22,12 +22,11 @@ from pipelines.command_line.running_server import running_server
 from pipelines.deploy.server import run_directory
 from pipelines.errors import InvalidRequestError, RecipeError
 from pipelines.program import EXIT_INCONCLUSIVE, run_program
-from pipelines.validation.exact.run import LEAST_PROMPTS
-from pipelines.validation.exact.sections import PASSES
+from pipelines.validation.exact.plan import LEAST_PROMPTS
 from pipelines.validation.openai import command
 from pipelines.validation.own import verify_own
 from pipelines.validation.reference import compare_with_reference
-from pipelines.validation.report import Report, add_report_options, show
+from pipelines.validation.report import add_report_options, show
 from pipelines.validation.size import MOST_PROMPTS, Size, add_size_options
 from pipelines.validation.stopping import stoppable, stopped_early
 
@@ -52,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.reference:
                 section = stoppable(compare_with_reference)(url, options.recipe, prompts, print)
                 about = conditions("pipelines.validation", command_line, recipe=options.recipe)
-                return show(Report((section,)), about, page, as_json=options.json)
+                return show([section], about, page, as_json=options.json)
             asked = prompts, options.only, command_line
-            report, context = stoppable(verify_own)(url, options.recipe, size, ends_at_s, *asked)
-        return show(report, context, page, as_json=options.json, printed=PASSES)
+            sections, context = stoppable(verify_own)(url, options.recipe, size, ends_at_s, *asked)
+        return show(sections, context, page, as_json=options.json)
 
     result = {"verdict": "inconclusive"} if options.json else None
     return run_program(work, result, EXIT_INCONCLUSIVE)

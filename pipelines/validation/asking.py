@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pipelines.errors import DraftproofError
-from pipelines.time_left import TimeLeft, place
+from pipelines.time_left import TimeLeft, duration
 from pipelines.validation.stopping import stoppable
 
 OnAnswer = Callable[[str, int, int], None]
@@ -88,7 +88,8 @@ class Stages:
             mean_s = (self._clock() - self._began_s) / self._num_begun
             left_s = min(left_s, mean_s * (self._num_stages - self._num_begun))
         self._num_begun += 1
-        _print(f"{place(self._num_begun, self._num_stages, left_s)} {name}: {num_all} questions")
+        left = f"{duration(max(0.0, left_s))} left"
+        _print(f"[{self._num_begun}/{self._num_stages}, {left}] {name}: {num_all} questions")
         self._stage = TimeLeft(num_all, _print, lambda done: f"{name}: {done:.0f} of {num_all}")
 
 

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.bench.reporting.section import Section, Verdict
-from pipelines.client import Client, CompletionRequest
+from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.connection import SPECULATIVE
-from pipelines.command_line.prompt_lengths import fitting_prompts, read_vocabulary
+from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_directories
 from pipelines.time_left import duration
 from pipelines.validation.asking import Stages
-from pipelines.validation.distribution.drawing import DrawPlan, draw_from_own
+from pipelines.validation.distribution.drawing import NUM_PROMPTS, NUM_TOKENS, draw_from_own
 from pipelines.validation.distribution.sections import judge
-from pipelines.validation.exact.run import LEAST_PROMPTS, Limits, read_limits, run_exact
-from pipelines.validation.report import Report
+from pipelines.validation.exact.plan import LEAST_PROMPTS, Limits, ProofPlan
+from pipelines.validation.exact.proof import prove
+from pipelines.validation.exact.sections import exact_sections
+from pipelines.validation.exact.timetable import Timetable
+from pipelines.validation.exact.verdict import Proof
 from pipelines.validation.size import MOST_PROMPTS, Size
-from pipelines.validation.stopping import cancelled_when_stopped
+from pipelines.validation.stopping import cancelled_when_stopped, stop_error
 
 _FIRST_LINE_TOKENS = 64
 """More than the first line that makes a cold prompt different from all earlier ones (``exact/plan.py``)."""
+
+_MOST_ANSWERS = 1000
+"""Unseeded answers of each prompt and rule. With 500 a correct server was once barely inconclusive."""
+
+_LEAST_ANSWERS = 600
+"""Fewer would hardly show that the distributions are close."""
 
 
 def verify_own(
@@ -36,7 +44,7 @@ def verify_own(
     prompts: Prompts,
     only: str,
     command_line: Sequence[str],
-) -> tuple[Report, dict[str, Any]]:
+) -> tuple[list[Section], dict[str, Any]]:
     """Prove equality and, if there is time for it, test the distribution of unseeded answers.
 
     Args:
@@ -49,16 +57,15 @@ def verify_own(
         command_line: Arguments of the command, for the report.
 
     Returns:
-        The report and its conditions.
+        The sections of the report and its conditions.
 
     Raises:
         DraftproofError: The server cannot be reached or described.
     """
     nonce = secrets.token_hex(4)
     with Client.connect(url) as client, cancelled_when_stopped(client.close):
-        engine_dirs = engine_directories(client)
         anything = client.generate(CompletionRequest("x", max_tokens=1), SPECULATIVE)
-        limits = read_limits(client.model_parameters("speculative"), anything.draft_length)
+        limits = Limits.of(client.model_parameters("speculative"), anything.draft_length)
         num_more = (size.max_tokens or limits.most_tokens) + _FIRST_LINE_TOKENS
         num_prompts = size.num_prompts or MOST_PROMPTS
         used = fitting_prompts(prompts, client, num_more).draw(num_prompts, LEAST_PROMPTS)
@@ -69,42 +76,47 @@ def verify_own(
             command_line,
             recipe=recipe,
             triton_version=client.server_version(),
-            engines=engine_conditions(engine_dirs),
+            engines=engine_conditions(engine_directories(client)),
             prompts=used.document(),
             nonce=nonce,
         )
-        report, until_s, draws = Report(()), ends_at_s, None
-        sections: list[Section] = []
+        equality: list[Section] = []
+        distribution: list[Section] = []
+        num_answers, until_s = 0, ends_at_s
+        asked = used.all[:NUM_PROMPTS], min(NUM_TOKENS - 1, limits.max_draft_len), client.generate
         if only != "equality":
+            seconds = _seconds_of_an_answer(*asked)
             room_s = (ends_at_s - time.monotonic()) / (1 if only else 2)
-            draws, seconds = _plan_draws(used.all, limits, client, room_s)
-            if draws.num_answers < _LEAST_ANSWERS:
-                draws, sections = None, [_not_drawn(seconds, "inconclusive" if only else "info")]
-            else:
-                until_s -= seconds * draws.num_answers
+            num_answers = int(min(_MOST_ANSWERS, room_s / seconds))
+            if num_answers < _LEAST_ANSWERS:
+                num_answers, distribution = 0, [_not_drawn(seconds, "inconclusive" if only else "info")]
+            until_s -= seconds * num_answers
         if only != "distribution":
-            vocabulary = read_vocabulary(engine_dirs.get("target"))
-            report = run_exact(size, until_s, used.all, limits, client, vocabulary, nonce)
-        if draws:
-            sections = judge(draw_from_own(draws, client.generate, Stages(2, ends_at_s)))
-    return replace(report, sections=(*report.sections, *sections)), context
+            plan = ProofPlan.of(used.all, limits, is_quick=size.is_quick)
+            equality = prove_equality(plan, size, until_s, nonce, client)
+        if num_answers:
+            distribution = judge(draw_from_own(*asked, num_answers, Stages(2, ends_at_s)))
+    return [*equality, *distribution], context
 
 
-_PROMPTS_TO_DRAW_FOR = 8
-_LEAST_ANSWERS = 600
-"""Least number of each prompt and rule; fewer would hardly show that the distributions are close."""
+def prove_equality(
+    plan: ProofPlan, size: Size, ends_at_s: float, nonce: str, client: Client
+) -> list[Section]:
+    """Compare answers token by token; arguments as of ``Timetable``."""
+    timetable = Timetable(plan, size, ends_at_s, nonce)
+    results = prove(plan, timetable, nonce, client, Stages(2 * timetable.num_most, ends_at_s))
+    return exact_sections(Proof(results, plan.max_rate, timetable.max_tokens, stop_error()), client)
 
 
-def _plan_draws(
-    prompts: tuple[Prompt, ...], limits: Limits, client: Client, room_s: float
-) -> tuple[DrawPlan, float]:
-    """Plan as many unseeded answers as there is time for, after a few that show how long a round takes."""
-    num_draft_tokens = min(DrawPlan.num_draft_tokens, limits.max_draft_len)
-    plan = DrawPlan(prompts[:_PROMPTS_TO_DRAW_FOR], num_draft_tokens=num_draft_tokens)
+def _seconds_of_an_answer(
+    prompts: Sequence[Prompt],
+    num_draft_tokens: int,
+    generate: Callable[[CompletionRequest, str], Generation],
+) -> float:
+    """Return how long an unseeded answer to all prompts by all rules takes, as two prompts show."""
     began_s = time.monotonic()
-    draw_from_own(replace(plan, prompts=prompts[:2], num_answers=1), client.generate)
-    seconds = (time.monotonic() - began_s) / 2 * len(plan.prompts)
-    return replace(plan, num_answers=int(min(plan.num_answers, room_s / seconds))), seconds
+    draw_from_own(prompts[:2], num_draft_tokens, generate, 1)
+    return (time.monotonic() - began_s) / 2 * len(prompts)
 
 
 def _not_drawn(seconds: float, verdict: Verdict) -> Section:

@@ -35,10 +35,8 @@ class OpenLimit:
         with self._lock:
             if self._num_open >= self._max_open:
                 raise ServerBusyError(
-                    "too many requests are open",
-                    values=f"{self._max_open} requests are open",
-                    limit=f"at most {self._max_open} in one model",
-                    remedy="send the request again later, or serve with a larger max_queue_size",
+                    f"too many requests are open: {self._max_open}, as many as one model may have",
+                    "send the request again later, or serve with a larger max_queue_size",
                 )
             self._num_open += 1
         try:
@@ -67,6 +65,10 @@ class Admission:
         """Requests in the queue."""
         return len(self._waiting)
 
+    @property
+    def _load(self) -> str:
+        return f"{len(self._waiting)} requests wait, {self.num_running} run"
+
     @asynccontextmanager
     async def slot(self, deadline_s: float | None = None) -> AsyncIterator[None]:
         """Hold a place for the duration of the context; waits in the queue for it.
@@ -90,10 +92,9 @@ class Admission:
     async def _wait(self, deadline_s: float | None) -> None:
         if len(self._waiting) >= self._max_waiting:
             raise ServerBusyError(
-                "the queue is full",
-                values=f"{len(self._waiting)} requests wait, {self.num_running} run",
-                limit=f"max_queue_size={self._max_waiting}, max_batch_size={self._max_running}",
-                remedy="send the request again later, or serve with a larger max_queue_size",
+                f"the queue is full: {self._load}, with max_queue_size={self._max_waiting} and "
+                f"max_batch_size={self._max_running}",
+                "send the request again later, or serve with a larger max_queue_size",
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
@@ -109,10 +110,8 @@ class Admission:
                 turn.cancel()
             if isinstance(error, asyncio.TimeoutError):
                 raise RequestTimeoutError(
-                    "the request's deadline passed in the queue",
-                    values=f"{len(self._waiting)} requests wait, {self.num_running} run",
-                    limit="the timeout sent with the request",
-                    remedy="allow more time or send fewer concurrent requests",
+                    f"the request's deadline passed in the queue: {self._load}",
+                    "allow more time or send fewer concurrent requests",
                 ) from None
             raise
 

@@ -62,10 +62,8 @@ async def stream(path: Path, request: EngineRequest) -> AsyncGenerator[Chunk, No
                 reply = await receive(Reply, reader)
             except (OSError, asyncio.IncompleteReadError) as error:
                 ended = ProcessEndedError(
-                    "the engine's process ended",
-                    values=f"{path.name}: {error!r}",
-                    limit="it must run as long as the server does, and is replaced within seconds",
-                    remedy="send the request again; the server's log has the cause",
+                    f"the engine's process ended, and is replaced within seconds: {path.name}: {error!r}",
+                    "send the request again; the server's log has the cause",
                 )
                 ended.took_request = is_taken
                 raise ended from None
@@ -112,12 +110,10 @@ async def _connected(path: Path) -> socket.socket:
         raise
 
 
-def _too_many(path: Path, values: str) -> ServerBusyError:
+def _too_many(path: Path, reason: str) -> ServerBusyError:
     return ServerBusyError(
-        "too many calls to the model",
-        values=f"{path.name}: {values}",
-        limit=f"a connection within {_CONNECT_TIMEOUT_S:g} s",
-        remedy="send the request again later",
+        f"too many calls to the model: {path.name} took none within {_CONNECT_TIMEOUT_S:g} s: {reason}",
+        "send the request again later",
     )
 
 

@@ -88,3 +88,8 @@ class Chunk:
     cum_log_prob: float = 0.0
     accepted_per_round: tuple[int, ...] = ()
     scores_prompt: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends the answer."""
+        return bool(self.finish_reason)

@@ -1,4 +1,4 @@
-"""Gives chunks their text, and cuts, joins and continues them."""
+"""Gives chunks their text, and joins and continues them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pipelines.text.chunk_boundary import decode_chunk
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.chunk import Chunk
 
-_LONGEST = 1 << 31  # bytes
 _BY_TOKEN = ("output_ids", "accepted_mask", "log_probs", "top_log_probs", "token_sources")
 _OF_PROMPT = ("prompt_log_probs", "prompt_top_log_probs")
 
@@ -25,17 +24,6 @@ def with_text(chunk: Chunk, vocabulary: Vocabulary, *, skip_special_tokens: bool
     else:
         text = vocabulary.join_with_special(chunk.output_ids, chunk.text_length)
     return replace(chunk, text=decode_chunk(text))
-
-
-def without_first(
-    chunk: Chunk, num_tokens: int, vocabulary: Vocabulary, *, skip_special_tokens: bool
-) -> Chunk:
-    """Return a chunk without its first tokens and their text; another chunk ended where they end."""
-    ids = chunk.output_ids[:num_tokens]
-    text = vocabulary.join(ids) if skip_special_tokens else vocabulary.join_with_special(ids, _LONGEST)
-    cut: dict[str, Any] = {name: getattr(chunk, name)[num_tokens:] for name in _BY_TOKEN}
-    nothing: dict[str, Any] = dict.fromkeys(_OF_PROMPT, ())  # the client has them
-    return replace(chunk, text=chunk.text[len(decode_chunk(text)) :], **cut, **nothing)
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:

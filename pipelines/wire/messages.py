@@ -104,7 +104,7 @@ def encoded(message: EngineRequest | Reply) -> bytes:
     except ValueError as error:
         raise garbled(f"{error!r:.200}") from None
     if len(document) > MAX_BYTES:
-        raise garbled(f"a message of {len(document)} bytes")
+        raise garbled(f"it has {len(document)} bytes, and at most {MAX_BYTES} are allowed")
     return _LENGTH.pack(len(document)) + document
 
 
@@ -130,15 +130,13 @@ async def receive(kind: type[_Message], reader: asyncio.StreamReader) -> _Messag
     """
     (num_bytes,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if num_bytes > MAX_BYTES:
-        raise garbled(f"a message of {num_bytes} bytes")
+        raise garbled(f"it has {num_bytes} bytes, and at most {MAX_BYTES} are allowed")
     return decoded(kind, await reader.readexactly(num_bytes))
 
 
-def garbled(values: str) -> TransportError:
+def garbled(problem: str) -> TransportError:
     """Return the error for a malformed message."""
     return TransportError(
-        "a message between router and engine cannot be read",
-        values=values,
-        limit=f"a JSON document of at most {MAX_BYTES} bytes behind its length",
-        remedy="this is a bug in Draftproof; send the request again and report it",
+        f"a message between router and engine cannot be read: {problem}",
+        "this is a bug in Draftproof; send the request again and report it",
     )

@@ -93,29 +93,25 @@ def _check_integer(name: str, value: Any, minimum: int, limit: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's integers are such too
-        raise _cannot_be_sent(name, f"{name}={value!r}", "an integer", f"send an integer as {name}")
+        raise _cannot_be_sent(name, f"{name}={value!r} is not an integer", f"send an integer as {name}")
     number = int(value)
     if not minimum <= number < limit:
         remedy = f"send a smaller {name}" if number >= limit else f"send a larger {name}"
-        raise _cannot_be_sent(name, f"{name}={value}", f"{minimum} to {limit - 1}", remedy)
+        raise _cannot_be_sent(name, f"{name}={value} is not within {minimum} to {limit - 1}", remedy)
 
 
 def _check_finite(name: str, value: float) -> None:
     if not math.isfinite(value):
-        raise _cannot_be_sent(name, f"{name}={value}", "a finite number", "send a finite number")
+        raise _cannot_be_sent(name, f"{name}={value} is not finite", "send a finite number")
 
 
 def _check_text(name: str, text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise _cannot_be_sent(
-            name,
-            f"code point {text[error.start]!r} at {error.start}",
-            "text that can be encoded as UTF-8, without lone surrogates",
-            "decode the source text with errors='replace'",
-        ) from error
+        problem = f"code point {text[error.start]!r} at {error.start} is a lone surrogate, which UTF-8 lacks"
+        raise _cannot_be_sent(name, problem, "decode the source text with errors='replace'") from error
 
 
-def _cannot_be_sent(name: str, values: str, limit: str, remedy: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} cannot be sent", values=values, limit=limit, remedy=remedy)
+def _cannot_be_sent(name: str, problem: str, remedy: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} cannot be sent: {problem}", remedy)

@@ -47,7 +47,6 @@ class Responder(Generic[Answer]):
         self._request_id = request_id
         self._lock = threading.Lock()
         self._is_closed = False
-        self._on_end: Callable[[], object] | None = None
 
     def follow(self, work: Future[None]) -> None:
         """Cancel the work when the client disconnects, and end the answer when the work ends.
@@ -58,10 +57,6 @@ class Responder(Generic[Answer]):
         """
         self._outlet.watch(work.cancel)
         work.add_done_callback(self._end)
-
-    def at_end(self, on_end: Callable[[], object]) -> None:
-        """Register a callback for the last response; must be set before work begins."""
-        self._on_end = on_end
 
     def send(self, answer: Answer, *, is_final: bool) -> None:
         """Send one response."""
@@ -82,10 +77,8 @@ class Responder(Generic[Answer]):
             error = work.exception()
         except CancelledError:
             error = RequestCancelledError(
-                "the request was cancelled",
-                values=f"request {self._request_id}",
-                limit="the client disconnected, or the server is shutting down",
-                remedy="send it again if the answer is still wanted",
+                f"the request was cancelled: {self._request_id}, whose client left, or the server stops",
+                "send it again if the answer is still wanted",
             )
         if not self._is_closed:
             self.fail(error or RuntimeError("the answer ended without a last response"))
@@ -94,8 +87,6 @@ class Responder(Generic[Answer]):
         with self._lock:
             was_open = not self._is_closed
             self._is_closed |= close
-        if was_open and close and self._on_end is not None:
-            self._on_end()
         return was_open
 
 
@@ -107,8 +98,6 @@ def unique_number() -> str:
 def internal_error(request_id: str) -> InternalError:
     """Return the error for a client whose request hit a bug in Draftproof."""
     return InternalError(
-        "the server failed on this request",
-        values=f"request {request_id}",
-        limit="this is a bug in Draftproof",
-        remedy="the server's log has the traceback under this request id",
+        f"the server failed on this request, by a bug in Draftproof: request {request_id}",
+        "the server's log has the traceback under this request id",
     )

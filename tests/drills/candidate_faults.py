@@ -20,12 +20,12 @@ from typing import Any
 from pipelines.canary.run_files import arms_file
 from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.errors import EngineFailedError
-from pipelines.executor import executor
+from pipelines.executor import engine
 from pipelines.executor.engine import Engine
 from pipelines.router.arms import read_table
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.triton.engine.in_process_engines import InProcessEngines
-from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
+from pipelines.triton.engine.speculative_answerer import SpeculativeAnswerer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
 
@@ -214,7 +214,7 @@ def _slower() -> None:
             time.sleep(RISE_SLOWER * (time.perf_counter() - began_s))
             return logits
 
-    executor.Engine = SlowEngine  # type: ignore[misc]
+    engine.Engine = SlowEngine  # type: ignore[misc]
 
 
 def _burning() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 
 from build.repository import render_recipe
-from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import PortInUseError
-from pipelines.front_door.fleet.placement import Placement
-from pipelines.front_door.fleet.server import FleetServer
 from pipelines.process import processes_with
+from pipelines.upstreams.fleet.placement import Placement
+from pipelines.upstreams.fleet.server import FleetServer
+from pipelines.upstreams.settings import UpstreamSetting
 from pipelines.wire.request import CompletionRequest
 from tests.drills.doors import Doors
 from tests.drills.network import bring_up, mount_small_disk, reserve, unmount
@@ -78,7 +78,7 @@ class Fleet:
     def sessions_of(self, number: int, count: int) -> list[str]:
         """Return sessions that are answered by a server while all are ready."""
         servers = [FleetServer(self.address(each), None, is_ready=True) for each in range(NUM_SERVERS)]  # type: ignore[arg-type]
-        placement = Placement(FrontDoorSettings().prefix_tokens)
+        placement = Placement(UpstreamSetting("fleet").prefix_tokens)
         names = (f"session {index}" for index in range(1000))
         chosen = (
             name

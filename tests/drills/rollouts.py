@@ -193,7 +193,7 @@ def _result(
 ) -> dict[str, Any]:
     decided = ("promoting", "rolling_back", "rolled_back")
     decision = next(each for each in record.transitions if each.to_phase in decided)
-    num_requests = sum(record.began_at_s < each.ended_at_s <= decision.at_s for each in asked)
+    num_requests = sum(record.rollout.began_at_s < each.ended_at_s <= decision.at_s for each in asked)
     num_wrong = sum(each.is_right is False for each in asked)
     errors = [each.error or "its connection broke" for each in asked if each.error or each.is_broken]
     table, serves = read_table(arms_file(directory)), served_pair(directory).name
@@ -223,7 +223,7 @@ def _result(
         "num_requests": num_requests,
         "num_by_candidate": sum(each.arm == "candidate" and not each.is_replay for each in record.requests),
         "num_replays": sum(each.is_replay for each in record.requests),
-        "seconds": round(decision.at_s - record.began_at_s, 1),
+        "seconds": round(decision.at_s - record.rollout.began_at_s, 1),
         "num_kills": len(killed),
         "num_asked": len(asked),
         "num_lost": len(errors),

@@ -17,7 +17,7 @@ where the same noise decides twice about one position (``faulty_variants``: shar
 
 Probabilities are exact for the given weights. The weights are exp(score) on a grid of 1/1024 of the largest.
 An identity that holds for every distribution needs no finer grid, and small numbers keep the fractions short.
-``tests/unit/text/test_processing.py`` tests that ``draws.distribution`` is the softmax.
+``tests/unit/speculation/test_processing.py`` tests that ``draws.distribution`` is the softmax.
 """
 
 from __future__ import annotations

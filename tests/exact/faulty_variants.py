@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.executor.lane import Lane
-from pipelines.executor.sequence import Sequence
+from pipelines.executor.batch_class import BatchClass
+from pipelines.executor.request import AnswerRequest, Request
 from pipelines.speculation import loop
 from pipelines.speculation.sampling import draws, logits_processing, noise
 from pipelines.speculation.sampling.sampler import Sampler
@@ -64,7 +64,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "argmax that ignores temperature": _changed(Sampler.choose, _DRAW, "return int(np.argmax(scores))"),
     "off by one position": _changed(
-        Sequence._choose, "self.draft_logits[num_accepted]", "self.draft_logits[num_accepted - 1]"
+        AnswerRequest._choose, "self._draft_logits[num_accepted]", "self._draft_logits[num_accepted - 1]"
     ),
     "bonus token from the draft": _changed(
         loop.speculate,
@@ -80,10 +80,10 @@ VARIANTS: dict[str, Variant] = {
         Sampler.choose, _DRAW, "return draws.draw_token(scores, self._sampling.seed, self._stream, 0)"
     ),
     "a draft cache one token behind after full acceptance": _changed(
-        Lane.take,
+        BatchClass.take,
         "    if output is not None and output.is_final:\n",
-        "    if output is not None and output.finish_reason == 'length' and not sequence.is_verification:\n"
-        "        sequence.num_computed += sequence.num_computed % self.cache.block_size > 0\n"
+        "    if output is not None and output.finish_reason == 'length' and not request.is_verification:\n"
+        "        request.num_computed += request.num_computed % self.cache.block_size > 0\n"
         "    if output is not None and output.is_final:\n",
     ),
     "penalties applied to one side only": _changed(
@@ -110,7 +110,7 @@ VARIANTS: dict[str, Variant] = {
         "    self.position -= len(request.draft_input_ids) > 0\n",
     ),
     "end token never proposed to the ratio rule": _changed(
-        Sequence._take_token, "if self.request.independent_noise:", "if False:"
+        Request._take_token, "if self.asked.independent_noise:", "if False:"
     ),
     "penalties that do not see the round's own tokens": _changed(
         Sampler.push, "self._counts.add(token_id)", "pass"

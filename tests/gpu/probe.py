@@ -22,7 +22,7 @@ from build.tensorrt_llm.memory_plan import plan_memory
 from build.tensorrt_llm.pair import read_pair
 from pipelines.client import Client, CompletionRequest
 from pipelines.command_line.running_server import known_key
-from pipelines.deploy.gpu_doctor import READY, gpu_findings
+from pipelines.deploy.gpu_doctor import READY, gpu_checks
 from pipelines.deploy.server import run_directory
 from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_CODES, run_program
@@ -43,7 +43,7 @@ class Finding:
 
 def machine(recipe: str, url: str) -> Finding:
     """Return the findings of ``make doctor``: driver, GPUs, containers."""
-    found = gpu_findings()
+    found = gpu_checks()
     seen = {finding.name: finding.value for finding in found}
     return Finding("pass" if found[-1].value == READY else "fail", found[-1].value, seen)
 

@@ -163,7 +163,7 @@ def right(engines: dict[str, Engines], tmp_path_factory: pytest.TempPathFactory)
 
 def check(listener: Listener, record: RolloutRecord, right: dict[str, list[Answer]]) -> None:
     """Check that each answer is one of a target that was in service, and that both were heard."""
-    old, new = right[record.recipe_stable], right[record.recipe_candidate]
+    old, new = right[record.rollout.recipe_stable], right[record.rollout.recipe_candidate]
     phases = {each.to_phase: each.at_s for each in record.transitions}
     by_client = {"old": 0, "new": 0}
     for at_s, number, answer in listener.heard:
@@ -194,12 +194,12 @@ def test_a_pair_with_another_target_takes_over_and_the_first_one_comes_back(
         assert {each.answer for each in record.requests if each.is_replay and not each.failure} == {"equal"}
         check(listener, record, right)
         assert (served_pair(run).name, model_of(server)) == (SECOND, FIRST)
-        with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {SECOND}"):
+        with pytest.raises(CanaryError, match=f"the candidate, recipe {SECOND}, is the pair in service"):
             rollouts.roll_out(SECOND)
         with traffic(server) as listener:
             record = rollouts.roll_out(FIRST, {"step/1": "promote"})
             time.sleep(2)
-        assert (record.phase, record.recipe_stable) == ("promoted", SECOND), record.transitions
+        assert (record.phase, record.rollout.recipe_stable) == ("promoted", SECOND), record.transitions
         assert (served_pair(run).name, model_of(server)) == (FIRST, FIRST)
     assert not beside(run).exists()
 

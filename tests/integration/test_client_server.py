@@ -14,23 +14,21 @@ from typing import Any
 import pytest
 
 from pipelines.bench.__main__ import main as bench
+from pipelines.bench.workers import Job, Workers
 from pipelines.client import Client, CompletionRequest, Generation, Timeouts
 from pipelines.client.__main__ import main as ask
-from pipelines.client.comparison import first_divergence
-from pipelines.client.workers import Job, Workers
 from pipelines.command_line import running_server
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
 from pipelines.demo.__main__ import Settings, converse
 from pipelines.demo.summary import figures_of, verdict_of
-from pipelines.deploy.live_settings import set_draft_length
+from pipelines.deploy.__main__ import set_draft_length
 from pipelines.deploy.server import Server
 from pipelines.errors import RequestTimeoutError, ServerUnavailableError
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main as verify
-from pipelines.validation.exact.differences import explain
-from pipelines.validation.exact.plan import LOADS, DraftLength, Pass
-from pipelines.validation.exact.proof import Finding
+from pipelines.validation.exact.comparing import first_difference, margin_of
+from pipelines.validation.exact.plan import LOADS
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, read_gauge, wait_until
 from tests.support.demo_prompts import HELD_OUT, held_out_prompts
 
@@ -112,16 +110,16 @@ def test_the_proof_passes_and_counts(
     assert verify(["--url", grpc_url(server), "--quick", "--only", "equality", *size, "--json", *files]) == 0
     document = last_document(capsys.readouterr().out)
     assert document["verdict"] == "pass"
-    equality, alone, covered, passes = document["sections"]
+    equality, alone, passes = document["sections"]
     assert all(group["prompts"] >= num_prompts - 1 for group in equality["figures"]["groups"])
     assert all(group["tokens_with_log_probs"] for group in equality["figures"]["groups"])
     for group in equality["figures"]["groups"]:
         assert group["prompt_tokens_with_log_probs"] or num_prompts < 24
     assert alone["figures"]["tokens_compared"] > 50  # minus what stop words cut off
-    assert covered["figures"]["requests_cut_off"] > 5
     asked = passes["figures"]["passes"]
+    assert sum(each["requests_cut_off"] for each in asked) > 5
     most = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
-    assert {each["requests_at_once"] for each in asked} == {load for load in LOADS if load < most}
+    assert {each["num_at_once"] for each in asked} == {load for load in LOADS if load < most}
     assert {each["draft_length"] for each in asked} == {"", "adaptive", f"0-{MAX_DRAFT_LEN}"}
     assert any(each["total_draft_tokens"] for each in asked if each["draft_length"] == "adaptive")
     assert "PASS" in page.read_text(encoding="utf-8")
@@ -136,16 +134,16 @@ def test_the_prompt_s_log_probabilities_are_equal_with_every_draft_and_one_other
         for length in (*range(MAX_DRAFT_LEN + 1), None):
             given = client.generate(replace(asked, num_draft_tokens=length), "generate")
             assert len(given.prompt_log_probs) > 1 and (length == 0 or given.total_draft_tokens)
-            assert first_divergence(expected, given, asked) is None
+            assert first_difference("p", expected, given, asked) is None
             *others, last = given.prompt_log_probs
             changed = replace(given, prompt_log_probs=(*others, math.nextafter(last, -math.inf)))
-            found = first_divergence(expected, changed, asked)
-            assert found is not None and found.place == f"prompt position {len(given.prompt_log_probs)}"
+            found = first_difference("p", expected, changed, asked)
+            place = f"log probabilities of prompt token {len(given.prompt_log_probs)}"
+            assert found is not None and found.place == place
 
 
-def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: Server) -> None:
-    prompt = PROMPTS[0]
-    request = CompletionRequest(prompt.text, max_tokens=8)
+def test_the_margin_of_a_difference_comes_from_the_targets_own_log_probabilities(server: Server) -> None:
+    request = CompletionRequest(PROMPTS[0].text, max_tokens=8)
     with Client.connect(grpc_url(server)) as client:
         answer = client.generate(replace(request, num_log_probs=2), "generate_target")
         for position in (0, 5):
@@ -153,12 +151,8 @@ def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: 
             assert best == answer.output_ids[position]
             ids = list(answer.output_ids)
             ids[position] = second
-            other = replace(answer, output_ids=tuple(ids))
-            asked = Pass(0, "generate", "greedy", DraftLength.all_fixed(4), 1, False, False, False, False)
-            divergence = first_divergence(answer, other)
-            finding = Finding(asked, prompt, request, answer, other, divergence, None)
-            explanation = explain(finding, client)
-            assert explanation.logit_margin == highest - lower > 0, explanation.why_no_margin
+            margin = margin_of(request, answer, replace(answer, output_ids=tuple(ids)), client)
+            assert margin.log_prob_difference == highest - lower > 0, margin.why_unknown
 
 
 @pytest.mark.long  # tests/unit/bench runs the program with a stand-in of the server

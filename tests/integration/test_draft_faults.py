@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.client import CompletionRequest, Generation
-from pipelines.deploy.live_settings import set_draft_length
+from pipelines.deploy.__main__ import set_draft_length
 from pipelines.deploy.server import Server
 from pipelines.speculation.watched_draft import LAST_PAUSE_S
 from tests.integration.conftest import grpc_client, http_client, read_gauge, wait_until

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pairing import Pair, matched_rounds
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import rendered_parameters
 from pipelines.deploy.triton.pair_record import LOOP
+from pipelines.router.observation import Observation
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.wire.calls import stream
 from pipelines.wire.chunk import Chunk
@@ -182,7 +182,7 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
 def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(server: Server) -> None:
     """A candidate is judged by matched rounds, because counts of whole answers depend on the draft length."""
 
-    def ask(prompt: str, num_draft_tokens: int, **others: Any) -> tuple[list[int], ObservedRequest]:
+    def ask(prompt: str, num_draft_tokens: int, **others: Any) -> tuple[list[int], Observation]:
         given = {"text_input": prompt, "max_tokens": 60, "end_id": -1, "num_draft_tokens": num_draft_tokens}
         outputs = post(server, {**given, **others}).json()
         drafted, accepted = (tuple(outputs[name]) for name in ("drafted_per_round", "accepted_per_round"))
@@ -191,7 +191,7 @@ def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(serv
             outputs[name] for name in ("total_draft_tokens", "total_accepted_draft_tokens", "num_rounds")
         )
         assert len(output_ids) <= sum(accepted) + len(drafted) <= len(output_ids) + 1
-        answer = ObservedRequest("r", "candidate", 0.0, "low", num_common_tokens=len(output_ids))
+        answer = Observation("c", "r", "candidate", 0.0, 0.0, "low", num_common_tokens=len(output_ids))
         return output_ids, replace(answer, drafted_per_round=drafted, accepted_per_round=accepted)
 
     num_matched = 0

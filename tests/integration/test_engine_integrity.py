@@ -46,7 +46,7 @@ def test_a_server_does_not_start_with_a_flipped_bit(
         flip_a_bit(damaged)
         with ready_server(directory):
             pass
-    assert f"{damaged} is missing or was changed since the engine was built; sha256 " in str(refused.value)
+    assert f"{damaged} is missing or was changed since the engine was built: sha256 " in str(refused.value)
 
 
 @pytest.mark.long

@@ -83,7 +83,7 @@ def test_a_build_that_fails_leaves_the_rest(recipe: Path, tmp_path: Path) -> Non
     (machine.programs / "trtllm-build").unlink()
     (machine.state / "broken_driver").touch()
     code, document = run_day(machine, recipe, tmp_path / "result.json")
-    states = document["states"]
+    states = {step["name"]: step["state"] for step in document["steps"]}
     assert code == 1 and document["verdict"] == "fail"
     assert states["machine"] == "failed" and states["serve"] == states["verify"] == "not run"
     assert states["quantize"] == states["preflight"] == states["stop"] == "passed"

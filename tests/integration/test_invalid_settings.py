@@ -36,7 +36,7 @@ def test_a_rendered_draft_length_above_its_ceiling(directory: Path) -> None:
     assert old in text
     config.write_text(text.replace(old, old.replace("4", "9")))
     words = words_of_refusal(directory)
-    assert "the draft length of the recipe is invalid; num_draft_tokens='9', max_draft_len=8" in words
+    assert "num_draft_tokens=9 of the recipe is not" in words
     assert "correct the recipe and run 'draftproof repository'" in words
 
 

@@ -1,4 +1,4 @@
-"""Tests that ``triton.sh`` of ``draftproof llm-api`` starts the real Triton with the pair's ``model.yaml``.
+"""Tests that ``triton.sh`` of a bundle starts the real Triton with the pair's ``model.yaml``.
 
 NVIDIA's ``llmapi`` model needs a GPU. In its place is one with the same interface, by reading model.py
 @044a90d2: it takes ``model.yaml`` from LLM_CONFIG_PATH, completes Triton's configuration from

@@ -58,7 +58,7 @@ def test_kserve_takes_ids(server: Server, tokenizer: Tokenizer, model: str) -> N
         ({"text_input": "x", "input_ids": [5]}, "exactly one of text_input and input_ids"),
         ({"input_ids": [5, 2048]}, "input_ids has ids from 5 to 2048; 0 to 2047"),
         ({"input_ids": []}, "the prompt is empty"),
-        ({"input_ids": [5], "parse_special_tokens": True}, "has no meaning for token ids"),
+        ({"input_ids": [5], "parse_special_tokens": True}, "cannot be sent with input_ids"),
     ],
 )
 def test_what_is_no_prompt_is_refused(server: Server, model: str, body: dict[str, Any], message: str) -> None:

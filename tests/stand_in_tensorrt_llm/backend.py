@@ -79,11 +79,8 @@ class Backend:
             max_seq_len=build["max_seq_len"],
             max_input_len=min(build["max_seq_len"] - 1, build["max_num_tokens"]),
             max_draft_len=build["max_draft_len"] if is_target else 0,
-            max_beam_width=int(parameters["max_beam_width"]),
             excludes_input=parameters["exclude_input_in_output"] == "true",
-            normalizes_log_probs=parameters.get("normalize_log_probs", "true") == "true",
             gathers_generation_logits=build["gather_generation_logits"],
-            takes_draft_tokens=is_target,
         )
 
     def execute(self, requests: list[Any]) -> None:
@@ -103,13 +100,6 @@ class Backend:
         self._pool.shutdown()
 
     def _enqueue(self, sender: Any, request_id: str, tensors: Tensors, wanted: list[str]) -> None:
-        if bool(tensors.get("stop", [[False]])[0][0]):
-            if not request_id:
-                raise Refused("Trying to stop a request but request ID is not provided")
-            if request_id in self._open:
-                self._open[request_id].set()
-            sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-            return
         parsed = parse(tensors, self._limits)
         for name in ("output_ids", "sequence_length"):
             if name not in wanted:

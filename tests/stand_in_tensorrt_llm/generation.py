@@ -18,7 +18,6 @@ class Life:
     """The state of a request."""
 
     new_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
     raw_logits: list[npt.NDArray[np.float32]] = field(default_factory=list)
 
 
@@ -34,8 +33,7 @@ def steps(request: ExecutorRequest, limits: Limits, life: Life, *, is_draft: boo
         yield
     while len(life.new_ids) < request.max_new_tokens:
         raw = logits_after(request.input_ids + life.new_ids, is_draft=is_draft)
-        scores = request.sampling.scores(raw, request.input_ids, life.new_ids)
-        law = request.sampling.law(scores)
+        law = request.sampling.law(request.sampling.scores(raw, request.input_ids, life.new_ids))
         place = len(life.new_ids)
         draft_id = drafts[place] if place < len(drafts) else None
         token_id = _token(request, law, draft_id, place)
@@ -43,7 +41,6 @@ def steps(request: ExecutorRequest, limits: Limits, life: Life, *, is_draft: boo
             return
         life.new_ids.append(token_id)
         life.raw_logits.append(raw)
-        life.log_probs.append(_log_prob(scores, law, token_id, normalizes=limits.normalizes_log_probs))
         if any(tuple(life.new_ids[-len(word) :]) == word for word in request.stop_words):
             return
         if drafts and token_id != draft_id:
@@ -65,12 +62,6 @@ def _token(request: ExecutorRequest, law: Floats, draft_id: int | None, place: i
     return draw(np.maximum(law - q, 0.0), request.rng)
 
 
-def _log_prob(scores: Floats, law: Floats, token_id: int, *, normalizes: bool) -> float:
-    """Return a log probability over the whole vocabulary, or over what top_k left of it."""
-    probability = law[token_id] if normalizes else softmax(scores)[token_id]
-    return float(np.log(max(probability, 1e-300)))
-
-
 def outputs(request: ExecutorRequest, limits: Limits, life: Life, num_sent: int) -> Tensors:
     """Return one response: all tokens, or in a stream those since the last one, without the input."""
     if request.streaming:
@@ -81,14 +72,6 @@ def outputs(request: ExecutorRequest, limits: Limits, life: Life, num_sent: int)
         "output_ids": np.array(token_ids, np.int32).reshape(1, 1, -1),
         "sequence_length": np.array([[len(token_ids)]], np.int32),
     }
-    if request.return_log_probs:
-        values = np.array(life.log_probs, np.float32)
-        if limits.takes_draft_tokens:
-            # externalDraftTokensLayer.cpp @1d263f15 writes none, with draft tokens or without: what is
-            # copied out is the zero-filled buffer of reshapeBuffers (runtime/decoderState.cpp @7ed07f06).
-            values[:] = 0
-        tensors["output_log_probs"] = values.reshape(1, 1, -1)
-        tensors["cum_log_probs"] = values.sum().reshape(1, 1)
     if request.return_generation_logits:
         # As many rows as were asked for, however early the text ended (llmRequest.h,
         # allocGenerationLogitsHost and allocTargetModelAcceptedTokenLogitsHost).
@@ -97,6 +80,4 @@ def outputs(request: ExecutorRequest, limits: Limits, life: Life, num_sent: int)
         rows[: len(life.raw_logits), : limits.vocab_size] = life.raw_logits
         rows[: len(life.raw_logits), limits.vocab_size :] = 0
         tensors["generation_logits"] = rows[np.newaxis, np.newaxis]
-    if request.return_perf_metrics:
-        tensors["total_draft_tokens"] = np.array([[len(request.draft_ids)]], np.int32)
     return tensors

@@ -44,11 +44,8 @@ class InProcessCalls:
             max_seq_len=520,
             max_input_len=519,
             max_draft_len=0 if is_draft else 8,
-            max_beam_width=1,
             excludes_input=False,
-            normalizes_log_probs=False,
             gathers_generation_logits=is_draft and self.draft_gathers_logits,
-            takes_draft_tokens=not is_draft,
         )
         try:
             request = parse({name: np.array(array) for name, array in tensors.items()}, limits)

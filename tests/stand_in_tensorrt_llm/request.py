@@ -46,11 +46,8 @@ class Limits:
     max_seq_len: int
     max_input_len: int
     max_draft_len: int
-    max_beam_width: int
     excludes_input: bool
-    normalizes_log_probs: bool
     gathers_generation_logits: bool
-    takes_draft_tokens: bool
 
 
 @dataclass
@@ -64,9 +61,7 @@ class ExecutorRequest:
     draft_ids: list[int] = field(default_factory=list)
     draft_logits: npt.NDArray[Any] | None = None
     stop_words: tuple[tuple[int, ...], ...] = ()
-    return_log_probs: bool = False
     return_generation_logits: bool = False
-    return_perf_metrics: bool = False
 
 
 def parse(tensors: Tensors, limits: Limits) -> ExecutorRequest:
@@ -85,8 +80,6 @@ def parse(tensors: Tensors, limits: Limits) -> ExecutorRequest:
     max_new_tokens = int(scalar("request_output_len", 0))
     if max_new_tokens < 1:
         raise assertion("mMaxNewTokens > 0", "executor/requestImpl.h:413")
-    if int(scalar("beam_width", 1)) > limits.max_beam_width:
-        raise Refused("Requested beam width is larger than the maximum beam width of the model")
     draft_ids = tensors["draft_input_ids"].ravel().tolist() if "draft_input_ids" in tensors else []
     if "draft_input_ids" in tensors and not draft_ids:  # TensorRT-LLM issue 2684
         raise assertion("!mTokens.empty()", "executor/speculativeDecodingConfig.cpp:47")
@@ -100,9 +93,7 @@ def parse(tensors: Tensors, limits: Limits) -> ExecutorRequest:
         draft_ids=draft_ids,
         draft_logits=_draft_logits(tensors, len(draft_ids), limits),
         stop_words=_words(tensors, "stop_words_list"),
-        return_log_probs=bool(scalar("return_log_probs", False)),
         return_generation_logits=bool(scalar("return_generation_logits", False)),
-        return_perf_metrics=bool(scalar("return_perf_metrics", False)),
     )
     _validate(request, limits)
     return request

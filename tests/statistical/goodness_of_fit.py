@@ -6,24 +6,17 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from pipelines.validation.distribution.chi_square import (
     MIN_EXPECTED,
     CellTest,
+    critical_value,
     merge_cells,
     noncentrality_needed,
     outcome_of,
     pool_cells,
 )
-
-
-def cells_for(
-    shares: npt.NDArray[np.float64], num_samples: int, min_expected: float = MIN_EXPECTED
-) -> tuple[int, float]:
-    """Predict ``dof`` and ``pooled_probability`` of a fit, to plan the number of samples."""
-    possible = shares[shares > 0]
-    pool = pool_cells(num_samples * possible, min_expected)
-    return len(merge_cells(possible, pool)) - 1, float(possible[pool].sum())
 
 
 def fit(
@@ -57,3 +50,11 @@ def fit(
 def samples_needed(total_variation: float, dof: int, alpha: float, power: float) -> int:
     """Compute how many samples detect ``total_variation`` with at least ``power``."""
     return math.ceil(noncentrality_needed(dof, alpha, power) / (2 * total_variation) ** 2)
+
+
+def power(num_samples: float, total_variation: float, dof: int, alpha: float) -> float:
+    """Compute the least probability that a test at ``alpha`` rejects what is ``total_variation`` away."""
+    noncentrality = num_samples * (2 * total_variation) ** 2
+    if noncentrality == 0:
+        return alpha
+    return 1.0 - float(special.chndtr(critical_value(alpha, dof), dof, noncentrality))

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.validation.distribution.chi_square import (
-    CellTest,
-    detectable_total_variation,
-    power,
-)
-from tests.statistical.goodness_of_fit import cells_for, fit, samples_needed
+from pipelines.validation.distribution.chi_square import CellTest, detectable_total_variation
+from tests.statistical.goodness_of_fit import fit, power
 
 FAMILY_ALPHA = 1e-9
 NUM_TESTS = 40
@@ -75,13 +71,3 @@ class Judgement:
 def judge_law(name: str, counts: np.ndarray, law: np.ndarray) -> Judgement:
     """Test counts against the distribution that they must follow."""
     return Judgement(name, fit(counts, law, MIN_EXPECTED))
-
-
-def size_for(law: np.ndarray) -> int:
-    """Return the number of samples, fixed in advance, that detects ``TOTAL_VARIATION`` with ``POWER``."""
-    num_samples = 100_000
-    while True:
-        dof, pooled = cells_for(law, num_samples, MIN_EXPECTED)
-        if num_samples >= samples_needed(TOTAL_VARIATION - pooled, dof, ALPHA, POWER):
-            return num_samples
-        num_samples += 5_000

@@ -14,8 +14,9 @@ from typing import Any
 
 import openvino
 
-from pipelines.executor import engine, executor
-from pipelines.executor.engine import Engine, EngineConfig
+from pipelines.executor import engine
+from pipelines.executor.engine import Engine
+from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.step import StepInputs
 from pipelines.executor.weights import Weights
 from pipelines.manifest import EngineFiles
@@ -62,15 +63,16 @@ def install(state_file: str) -> None:
                 if state.read_text() == SLOW:
                     time.sleep(_SLOW_STEP_S)
                 if state.read_text() == GONE:
-                    self._network = self._row_network = None  # type: ignore[assignment]
+                    self._network = self._token_network = None  # type: ignore[assignment]
                     self._kv.clear()
                 elif self._network is None:
                     super().__init__(**self._made_of)
+                    self.check()
             return super().step(inputs)
 
     openvino.Core.compile_model = compile_model_with_gate
     engine._compile = compile_with_gate
-    executor.Engine = UnloadableEngine  # type: ignore[misc]
+    engine.Engine = UnloadableEngine  # type: ignore[misc]
 
 
 def _put_gate_before(port: Any, model: Any, state: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs a front door that belongs to no server, for measurements and tests of a fleet."""
+"""Runs the door of a fleet, for tests and drills."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -32,9 +31,7 @@ class FrontDoorAlone:
 
 
 @contextmanager
-def front_door_alone(
-    folder: Path, servers: Sequence[str], port: int = 0, **settings: Any
-) -> Iterator[FrontDoorAlone]:
+def front_door_alone(folder: Path, servers: Sequence[str], port: int = 0) -> Iterator[FrontDoorAlone]:
     """Run a front door of a fleet, healthy at the beginning of the block and killed at its end.
 
     Args:
@@ -44,23 +41,22 @@ def front_door_alone(
     Raises:
         ServerStartError: It ended, or was not healthy in time.
     """
-    with started_front_door(folder, servers, port, **settings) as running:
+    with started_front_door(folder, servers, port) as running:
         _wait_healthy(running)
         yield running
 
 
 @contextmanager
-def started_front_door(
-    folder: Path, servers: Sequence[str], port: int = 0, **settings: Any
-) -> Iterator[FrontDoorAlone]:
+def started_front_door(folder: Path, servers: Sequence[str], port: int = 0) -> Iterator[FrontDoorAlone]:
     """Do the same, but wait only until it listens."""
-    file, log = folder / "front_door.yaml", folder / "front_door.log"
-    file.write_text(json.dumps({"servers": list(servers), **settings}), encoding="utf-8")
+    file, log = folder / "fleet.yaml", folder / "front_door.log"
+    stable = {"name": "fleet", "servers": list(servers)}
+    file.write_text(json.dumps({"name": "tests-fleet", "stable": stable}), encoding="utf-8")
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pipelines.front_door.fleet", "--front-door", str(file)),
-                *("--openai-port", str(port)),
+                *(sys.executable, "-m", "pipelines.upstreams", "--settings", str(file)),
+                *("--port", str(port)),
             ],
             cwd=REPOSITORY_ROOT,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY_ROOT)},
@@ -78,7 +74,7 @@ def _url_in(log: Path, process: subprocess.Popen[bytes]) -> str:
     """Wait until the front door has said where it listens."""
     deadline_s = time.monotonic() + _STARTS_WITHIN_S
     while time.monotonic() < deadline_s and process.poll() is None:
-        if found := re.search(r"listening on (\S+);", log.read_text()):
+        if found := re.search(r"listening on (\S+)\n", log.read_text()):
             return found[1]
         time.sleep(0.05)
     raise _failure("does not listen", log)
@@ -96,8 +92,6 @@ def _wait_healthy(door: FrontDoorAlone) -> None:
 
 def _failure(what: str, log: Path) -> ServerStartError:
     return ServerStartError(
-        f"a front door {what}",
-        values=log.read_text()[-3000:],
-        limit=f"within {_STARTS_WITHIN_S:.0f} s",
-        remedy="fix the error in its log",
+        f"a front door {what} within {_STARTS_WITHIN_S:.0f} s: {log.read_text()[-3000:]}",
+        "fix the error in its log",
     )

@@ -25,8 +25,8 @@ def prompt_logits(engine: Engine, ids: TokenIds, num_first: int) -> Logits:
         num_first: Tokens of the first chunk.
     """
     rest = len(ids) - num_first
-    first = piece(engine, ids[:num_first], 0, num_first, as_rows=False)
-    second = piece(engine, ids[num_first:], num_first, rest, as_rows=False)
+    first = piece(engine, ids[:num_first], 0, num_first, is_decode=False)
+    second = piece(engine, ids[num_first:], num_first, rest, is_decode=False)
     return np.concatenate([step(engine, first), step(engine, second)])
 
 
@@ -40,21 +40,21 @@ def decoded_rows(engine: Engine, ids: TokenIds, num_prompt: int, rows: int, *oth
         rows: Rows of each step.
         *others: What else each step computes.
     """
-    step(engine, piece(engine, ids[:num_prompt], 0, 1, as_rows=False))
+    step(engine, piece(engine, ids[:num_prompt], 0, 1, is_decode=False))
     found = []
     for start in range(num_prompt, len(ids), rows):
-        chunk = piece(engine, ids[start : start + rows], start, rows, as_rows=True)
+        chunk = piece(engine, ids[start : start + rows], start, rows, is_decode=True)
         found.append(step(engine, chunk, *others)[:rows])
     return np.concatenate(found)
 
 
 def greedy_tokens(engine: Engine, prompt: TokenIds, count: int) -> list[int]:
     """Decode greedily, one row a step."""
-    logits = step(engine, piece(engine, prompt, 0, 1, as_rows=False))
+    logits = step(engine, piece(engine, prompt, 0, 1, is_decode=False))
     tokens = [int(logits[0].argmax())]
     while len(tokens) < count:
         last = np.array(tokens[-1:], np.int32)
-        chunk = piece(engine, last, len(prompt) + len(tokens) - 1, 1, as_rows=True)
+        chunk = piece(engine, last, len(prompt) + len(tokens) - 1, 1, is_decode=True)
         tokens.append(int(step(engine, chunk)[0].argmax()))
     return tokens
 

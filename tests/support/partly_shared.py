@@ -42,7 +42,7 @@ def _with_rows(source: Path, order: npt.NDArray[Any]) -> dict[str, Any]:
     tensors = dict(read_tensors(source / "rank0.safetensors"))
     for name in {EMBEDDING, LM_HEAD} & tensors.keys():
         rows = np.ascontiguousarray(tensors[name].data[order])
-        tensors[name] = replace(tensors[name], data=rows, shape=rows.shape)
+        tensors[name] = replace(tensors[name], source=rows, shape=rows.shape)
     return tensors
 
 

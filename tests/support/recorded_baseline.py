@@ -7,7 +7,7 @@ import math
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import ServerBusyError
 from pipelines.openai_stream import TokenLogProbs, ToolCall
-from pipelines.validation.audit.arms import Arm, Difference, Margin
+from pipelines.validation.differences import Comparison, Difference, Margin
 from pipelines.validation.openai.baseline import Answers, Baseline, Settings
 from pipelines.validation.openai.sampled import Samples
 from pipelines.validation.openai.server.abilities import Abilities
@@ -20,7 +20,7 @@ _QUESTIONS = (
 )
 _ROW = TokenLogProbs("token_id:1", -0.5, {"token_id:1": -0.5})
 _OWN = Answer("ab", "stop", (1, 2), (5,), (_ROW,), 2, ("m", "f"), (ToolCall("f", "{}"),), "Hm")
-_NONE = Answers((), (), (), Arm("none", (), frozenset()))
+_NONE = Answers((), (), (), Comparison("none", (), frozenset()))
 BASELINE = Baseline(
     settings=Settings(num_prompts=2, max_tokens=3, num_at_once=2, num_sampled=1),
     control="engine model",
@@ -31,9 +31,9 @@ BASELINE = Baseline(
     ),
     plain=Answers(
         _QUESTIONS,
-        (_OWN, ServerBusyError("busy", values="429").to_wire()),
+        (_OWN, ServerBusyError("busy: 429").to_wire()),
         (),
-        Arm("noise", (Difference("a", "token 1", "1", "2", Margin(math.inf)), None), frozenset({1})),
+        Comparison("noise", (Difference("a", "token 1", "1", "2", Margin(math.inf)), None), frozenset({1})),
     ),
     featured=_NONE,
     samples=Samples(_QUESTIONS[:1], (((1, 2, -1),),), (((1, 2, 3),),), ("an error",)),

@@ -1,8 +1,8 @@
 """A test engine that detects every mistake an executor can make with the KV cache.
 
 Where a network caches keys and values, it caches the token of each position and whether it was computed in a
-chunk or as a row. The logits after a position are a hash of everything its sequence can see, so reading a
-stale block, missing a token or computing a position the other way changes the output.
+chunk or as a decode token. The logits after a position are a hash of everything its sequence can see, so
+reading a stale block, missing a token or computing a position the other way changes the output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.executor.engine import EngineConfig
+from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.executor import Executor
 from pipelines.executor.kv_cache import SCRATCH_BLOCK, CachedBlock, KvCache
 from pipelines.executor.limits import ExecutorLimits
@@ -30,7 +30,7 @@ BLOCK_SIZE = 4
 VOCAB_SIZE = 16
 END_ID = 0
 NUM_BLOCKS = 64
-_CHUNK, _ROW = 1, 2
+_CHUNK, _DECODED = 1, 2
 
 
 def recording_config(
@@ -65,7 +65,7 @@ class RecordingEngine:
         agreement: How many of 16 contexts share their logits with the engine of salt 0; below 16 such a
             draft is accepted in part.
         salt: Makes another network.
-        attention: With "draftproof", chunks and rows have the same bits.
+        attention: With "draftproof", chunks and decode tokens have the same bits.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class RecordingEngine:
                 assert inputs.position_ids[begin + offset] == position
                 block, slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
                 self._tokens[block, slot] = inputs.input_ids[begin + offset]
-                is_row = end - begin == 1 or self.config.has_one_form
-                self._kinds[block, slot] = _ROW if is_row else _CHUNK
+                is_decoded = end - begin == 1 or self.config.has_one_form
+                self._kinds[block, slot] = _DECODED if is_decoded else _CHUNK
                 self.num_computed[position] += 1
         for (begin, end), past, table in zip(spans, inputs.past_lens, tables, strict=True):
             for offset in range(end - begin):
@@ -138,12 +138,12 @@ def letters() -> Vocabulary:
 
 
 def make_executor(
-    engine: RecordingEngine, num_blocks: int = 64, num_lanes: int = 1, **limits: int
+    engine: RecordingEngine, num_blocks: int = 64, num_classes: int = 1, **limits: int
 ) -> Executor:
     """Return an executor over a recording engine with small limits, each of which can be set."""
     defaults = {"max_batch_size": 8, "max_num_tokens": 32, "max_seq_len": 96, "max_queue_size": 16}
     all_limits = ExecutorLimits(**{**defaults, **limits}, num_kv_blocks=num_blocks)
-    return Executor(engine, letters(), all_limits, num_lanes=num_lanes)
+    return Executor(engine, letters(), all_limits, num_classes=num_classes)
 
 
 def draft_and_target(
@@ -177,13 +177,13 @@ def held_blocks(cache: KvCache) -> set[int]:
 
 
 def check_blocks(executor: Executor) -> None:
-    """Assert that every block is free or in one lane, and that no quota is exceeded."""
-    held = [held_blocks(lane.cache) for lane in executor.lanes]
-    free = set(executor._pool.free)
-    assert len(free) + sum(map(len, held)) == executor.counts.num_blocks
-    assert len(free.union(*held)) == executor.counts.num_blocks
-    assert sum(lane.cache.quota for lane in executor.lanes) == executor.counts.num_blocks
-    assert all(lane.cache.num_used <= lane.cache.quota for lane in executor.lanes)
+    """Assert that every block is free or in one batch class, and that no quota is exceeded."""
+    held = [held_blocks(each.cache) for each in executor.scheduler.classes]
+    free = set(executor.scheduler.classes[0].cache._pool.free)
+    assert len(free) + sum(map(len, held)) == executor.scheduler.num_blocks
+    assert len(free.union(*held)) == executor.scheduler.num_blocks
+    assert sum(each.cache.quota for each in executor.scheduler.classes) == executor.scheduler.num_blocks
+    assert all(each.cache.num_used <= each.cache.quota for each in executor.scheduler.classes)
 
 
 def request(prompt: list[int], max_tokens: int = 12, **fields: Any) -> GenerationRequest:

@@ -15,10 +15,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from pipelines.canary.gates import gates_application
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.front_door.application import FrontDoor
-from pipelines.front_door.fleet.__main__ import _waiting
 from pipelines.triton.gateway import metrics
 from pipelines.triton.gateway.http_server import HttpServer, errors_in_json
 from pipelines.upstreams.application import Application
+from pipelines.upstreams.fleet.door import _waiting
 from pipelines.web_application import guarded_application
 from tests.attacks.pages import FOREIGN_HOSTS, FOREIGN_PAGES, REBOUND_PAGES
 from tests.conftest import REPOSITORY_ROOT
@@ -40,7 +40,7 @@ STAND_IN: Any = Mock(index=AsyncMock(), metrics=AsyncMock(return_value=""), unan
 # File that makes an application -> makes it, without and with API keys.
 APPLICATIONS: dict[str, tuple[Callable[[], web.Application], ...]] = {
     "front_door/application.py": (lambda: front_door(OPEN), lambda: front_door(CLOSED)),
-    "front_door/fleet/__main__.py": (lambda: _waiting(OPEN), lambda: _waiting(CLOSED)),
+    "upstreams/fleet/door.py": (lambda: _waiting(OPEN), lambda: _waiting(CLOSED)),
     "upstreams/application.py": (lambda: upstreams(OPEN), lambda: upstreams(CLOSED)),
     "triton/gateway/http_server.py": (lambda: HttpServer(STAND_IN, STAND_IN, STAND_IN).application(),),
     "triton/gateway/metrics.py": (lambda: metrics.application(STAND_IN, STAND_IN, STAND_IN, None),),

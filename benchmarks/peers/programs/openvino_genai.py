@@ -26,7 +26,7 @@ class _Pipeline:
         self._numpy, self._openvino, self._genai = numpy, openvino, openvino_genai
         self._request = request
         properties: dict[str, Any] = {
-            **(request.compile_properties or {}),
+            **request.compile_properties,
             "INFERENCE_NUM_THREADS": request.num_threads,
         }
         scheduler = openvino_genai.SchedulerConfig()
@@ -45,10 +45,9 @@ class _Pipeline:
         )
         self._handles: dict[int, Any] = {}
         self._num_requests = 0
-        whose = "its own" if request.compile_properties is None else "our engine's"
         self.loaded = Loaded(
             {"openvino": openvino.__version__, "openvino_genai": openvino_genai.__version__},
-            f"INT8 weights and graph of our engine in stateful form; {whose} compile properties, our threads",
+            "weights and graph of our engine in stateful form; its compile properties and threads",
         )
 
     def run(self, request: RunRequest) -> Outcome:

@@ -6,12 +6,13 @@ Source: compressed-tensors 0.20.0, ``compressors/pack_quantized``, ``compressors
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from build.checkpoints.settings import Settings
 from build.checkpoints.tensor_file import Tensor
@@ -25,6 +26,7 @@ _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 # How the scales were found, or what a writer adds for information.
 _ARGUMENTS_ALONE = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 _ALONE = ("quant_method", "ignore", "global_compression_ratio", "version")
+_PATTERN = "re:"
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,14 @@ class Scheme:
     blocks: Blocks
     activations: str
 
-    def matches(self, name: str, *, by_class: bool) -> bool:
+    def matches(self, weights: Weights, name: str, *, by_class: bool) -> bool:
         """Return whether a target is this projection's name, or the class of all projections."""
         if by_class:
             return "Linear" in self.targets
         return any(
-            re.match(target[3:], name) if target.startswith("re:") else target == name
+            _begins(weights, name, target.removeprefix(_PATTERN))
+            if target.startswith(_PATTERN)
+            else target == name
             for target in self.targets
         )
 
@@ -85,7 +89,7 @@ class Scheme:
             stored = weights.take(f"{name}.weight_packed", (outputs, -(-inputs // per_word)), dtypes=("I32",))
             shape = weights.take(f"{name}.weight_shape", (2,), dtypes=("I32", "I64")).data.tolist()
             if shape != [outputs, inputs]:
-                raise weights.fail(f"{name}.weight_shape is {shape}", f"{[outputs, inputs]}")
+                raise weights.fail(f"{name}.weight_shape is {shape}, not {[outputs, inputs]}")
         else:
             stored = weights.take(f"{name}.weight", (outputs, inputs), dtypes=("I8",))
         zeros = None if self.is_symmetric else self._zero_point(weights, name, outputs, inputs, per_word)
@@ -114,6 +118,22 @@ class Scheme:
             shape = (-(-outputs // per_word), self.blocks.num_groups(inputs))
             return weights.take(name, shape, dtypes=("I32",))
         return self.blocks.take(weights, name, outputs, inputs, ("I8",))
+
+
+def _begins(weights: Weights, name: str, pattern: str) -> bool:
+    """Return whether a name begins with what a pattern matches, as ``re.match`` does.
+
+    Python's engine may take for ever. That of tokenizers, Oniguruma, gives up after ten million steps.
+
+    Raises:
+        CheckpointError: It has given up.
+    """
+    try:
+        return not Split(Regex(rf"\A(?={pattern}).+"), "removed").pre_tokenize_str(name)
+    except BaseException as error:  # a panic
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise weights.fail(f"a target re:{pattern:.80} takes too long for {name}: {error!s:.200}") from None
 
 
 @dataclass(frozen=True)
@@ -147,15 +167,15 @@ class CompressedTensors:
         """See ``Form``."""
         for by_class in (False, True):
             for scheme in self.schemes:
-                if scheme.matches(name, by_class=by_class):
+                if scheme.matches(weights, name, by_class=by_class):
                     return scheme.read(weights, name, outputs, inputs)
-        raise weights.fail(f"{name} is quantized", "a projection that a target of config_groups names")
+        raise weights.fail(f"{name} is quantized, and no target of config_groups names it")
 
 
 def _refuse_others(settings: Settings, *known: str) -> None:
     for key in settings.names:
         if key not in known and settings.get(key) not in (None, False, {}, []):
-            raise settings.fail(f"{key}={settings.get(key)!r:.200}", f"known: {', '.join(known)}")
+            raise settings.fail(f"{key}={settings.get(key)!r:.200}; known: {', '.join(known)}")
 
 
 def _blocks(weights: Settings) -> Blocks:
@@ -197,12 +217,12 @@ def _scheme(group: Settings, layout: str | None) -> Scheme:
     targets = group.items("targets", str)
     for target in targets:
         try:
-            re.compile(target[3:] if target.startswith("re:") else "")
-        except (re.error, OverflowError, RecursionError) as error:
-            raise group.fail(f"targets={target!r:.80}: {error}", "names, patterns and classes") from None
+            Regex(target.removeprefix(_PATTERN) if target.startswith(_PATTERN) else "")
+        except Exception as error:  # the package raises nothing more specific
+            raise group.fail(f"targets={target!r:.80} is no pattern: {error}") from None
     weights = group.part("weights")
     if weights is None:
-        raise group.fail("weights=None", "quantized weights")
+        raise group.fail("weights=None, so nothing is quantized")
     _refuse_others(
         weights,
         *("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "actorder"),
@@ -212,11 +232,11 @@ def _scheme(group: Settings, layout: str | None) -> Scheme:
     weights.refuse_unless("actorder", "weight", "static", False)
     kind = weights.get("type", "int")
     weights.refuse_unless("num_bits", *((4, 8) if kind == "int" else (8,)))
-    is_symmetric = weights.flag("symmetric") if weights.get("symmetric") is not None else True
+    is_symmetric = weights.flag("symmetric", default=True)
     layout = group.get("format", layout)
     if layout not in (_INT_FORMATS if kind == "int" else _FLOAT_FORMATS):
         limit = ", ".join(_INT_FORMATS if kind == "int" else _FLOAT_FORMATS)
-        raise group.fail(f"format={layout!r}, weights of type {kind}", f"supported: {limit}")
+        raise group.fail(f"format={layout!r} for weights of type {kind}; supported: {limit}")
     return Scheme(
         targets=tuple(targets),
         bits=weights.integer("num_bits", 8) if kind == "int" else None,
@@ -240,11 +260,11 @@ def read_compressed_tensors(settings: Settings) -> CompressedTensors:
         sparsity.refuse_unless("format", "dense")
     groups = settings.part("config_groups")
     if groups is None:
-        raise settings.fail("config_groups=None", "at least one group")
+        raise settings.fail("config_groups=None, so nothing is quantized")
     schemes = []
     for key in groups.names:
         group = groups.part(key)
         if group is None:
-            raise groups.fail(f"{key}={groups.get(key)!r:.80}", "an object with targets and weights")
+            raise groups.fail(f"{key}={groups.get(key)!r:.80} must be an object with targets and weights")
         schemes.append(_scheme(group, settings.get("format")))
     return CompressedTensors(tuple(schemes))

@@ -117,7 +117,7 @@ def read_blocks(settings: Settings, key: str) -> Blocks:
     """
     value = settings.items(key, int)
     if len(value) != 2 or not all(0 < n < 1 << 20 for n in value):
-        raise settings.fail(f"{key}={value!r:.80}", "two integers above 0: rows and columns of a block")
+        raise settings.fail(f"{key}={value!r:.80} must be the rows and the columns of a block")
     return Blocks(*value)
 
 

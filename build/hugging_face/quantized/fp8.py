@@ -66,7 +66,7 @@ def input_scale(weights: Weights, name: str, dtype: str) -> InputQuantization:
     """
     value = float(weights.take(name, (1,), ()).to_float32().item())
     if not (np.isfinite(value) and value > 0):
-        raise weights.fail(f"{name} is {value}", "a number above 0")
+        raise weights.fail(f"{name} is {value}, not above 0")
     return InputQuantization(dtype, value)
 
 

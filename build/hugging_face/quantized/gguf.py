@@ -1,4 +1,4 @@
-"""Read the blocks of GGUF, as ``build/gguf`` unpacks them: each projection has a type of its own."""
+"""Read the blocks of GGUF, under the names of ``build/gguf``: each projection has a type of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gguf:
         """See ``Form``. The values are those of llama.cpp, which nothing rounds."""
         found = [kind for kind in STORED_TYPES if f"{name}.{kind.lower()}" in weights]
         if not found or inputs % STORED_TYPES[found[0]].block:
-            raise weights.fail(f"{name}: {', '.join(found) or 'no blocks'}", f"rows of {inputs} weights")
+            raise weights.fail(f"{name}: {', '.join(found) or 'no blocks'} for rows of {inputs} weights")
         stored = STORED_TYPES[found[0]]
         shape = (outputs, inputs // stored.block * stored.num_bytes)
         blocks = weights.take(f"{name}.{stored.name.lower()}", shape, dtypes=("U8",))
@@ -41,7 +41,7 @@ class Gguf:
             if not all(
                 np.isfinite(values).all() for values in (made.scale, made.offset) if values is not None
             ):
-                raise weights.fail(f"{name}: scales that are no finite numbers", "a file that is not damaged")
+                raise weights.fail(f"{name} has scales that are no finite numbers")
             return made
 
         return linear

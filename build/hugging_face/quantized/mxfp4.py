@@ -54,14 +54,14 @@ class Mxfp4:
             CheckpointError: A tensor is missing or does not fit the settings; also from that function.
         """
         if inputs % _GROUP:
-            raise weights.fail(f"{name} has {inputs} inputs", f"groups of {_GROUP}")
+            raise weights.fail(f"{name} has {inputs} inputs, not groups of {_GROUP}")
         shape = (count, outputs, inputs // _GROUP)
         blocks = weights.take(f"{name}_blocks", (*shape, _GROUP // 2), dtypes=("U8",))
         exponents = weights.take(f"{name}_scales", shape, dtypes=("U8",))
 
         def linear() -> Linear:
             if (largest := int(exponents.data.max())) > _LARGEST_EXPONENT:
-                raise weights.fail(f"{name}_scales holds {largest}", f"at most {_LARGEST_EXPONENT}")
+                raise weights.fail(f"{name}_scales holds {largest}, above {_LARGEST_EXPONENT}")
             return linear_of(*(each.data.reshape(count * outputs, -1) for each in (blocks, exponents)))
 
         return linear

@@ -60,7 +60,7 @@ class Gptq:
         groups = self.groups.num_groups(inputs)
         per_word = 32 // self.bits
         if inputs % (self.groups.columns or 1) or inputs % per_word or outputs % per_word:
-            raise weights.fail(f"{name} is [{outputs}, {inputs}]", "whole groups of inputs, whole words")
+            raise weights.fail(f"{name} is [{outputs}, {inputs}], not whole groups of inputs and whole words")
         words = weights.take(f"{name}.qweight", (inputs // per_word, outputs), dtypes=("I32",))
         zeros = weights.take(f"{name}.qzeros", (groups, outputs // per_word), dtypes=("I32",))
         scales = weights.take(f"{name}.scales", (groups, outputs))
@@ -91,15 +91,17 @@ class Gptq:
         if self.zeros_less_one:
             if not self.borrows and (unpack(words, self.bits) == (1 << self.bits) - 1).any():
                 raise weights.fail(
-                    f"{name}.qzeros holds {(1 << self.bits) - 1}, in checkpoint_format gptq",
-                    "zero points are stored less 1 there, and loaders disagree about 0 less 1",
+                    f"{name}.qzeros holds {(1 << self.bits) - 1}: checkpoint_format gptq stores zero points "
+                    "less 1, and loaders disagree about 0 less 1"
                 )
             words = (words.view(np.uint32) + np.uint32(_ONES[self.bits])).view(np.int32)
         zero_points = np.ascontiguousarray(unpack(words, self.bits).T)
         half = 1 << (self.bits - 1)
         if self.is_symmetric and (zero_points != half).any():
             other = int(zero_points[zero_points != half][0])
-            raise weights.fail(f"{name}.qzeros means the zero point {other}", f"{half}, because sym is true")
+            raise weights.fail(
+                f"{name}.qzeros means the zero point {other}, not {half}, although sym is true"
+            )
         return zero_points
 
     def _order(
@@ -111,9 +113,9 @@ class Gptq:
             return None
         order = np.argsort(groups, kind="stable").astype(np.int32)
         if not np.array_equal(groups[order], expected):
-            raise weights.fail(f"{name}.g_idx has groups of different sizes", f"{group_size} inputs each")
+            raise weights.fail(f"{name}.g_idx has groups of different sizes, not of {group_size} inputs")
         if not self.has_order:
-            raise weights.fail(f"{name}.g_idx orders the inputs", "0, 0, ..., 1, ..., as desc_act is false")
+            raise weights.fail(f"{name}.g_idx orders the inputs, although desc_act is false")
         return order
 
 
@@ -132,14 +134,12 @@ def read_gptq(settings: Settings) -> Gptq:
         settings.refuse_unless(key, "gptq", "gptq_v2")
     dynamic = settings.part("dynamic")
     if dynamic is not None and any(not key.startswith("-:") for key in dynamic.names):
-        raise settings.fail(
-            f"dynamic={settings.get('dynamic')!r:.200}", "only modules that are left out (-:)"
-        )
+        raise settings.fail(f"dynamic={settings.get('dynamic')!r:.200} may only leave modules out (-:)")
     meta = settings.part("meta")
     return Gptq(
         bits=settings.integer("bits"),
         groups=read_groups(settings, "group_size", 128),
-        is_symmetric=settings.flag("sym") if settings.get("sym") is not None else True,
+        is_symmetric=settings.flag("sym", default=True),
         has_order=settings.flag("desc_act"),
         zeros_less_one=settings.get("checkpoint_format", settings.get("format", "gptq")) == "gptq",
         borrows=meta is not None and "gptqmodel" in str(meta.get("quantizer")),
@@ -168,7 +168,7 @@ class Awq:
         """See ``Form``. W[j, i] = (qweight[i, j] - qzeros[group of i, j]) * scales[group of i, j]."""
         groups = self.groups.num_groups(inputs)
         if inputs % (self.groups.columns or 1) or outputs % 8:
-            raise weights.fail(f"{name} is [{outputs}, {inputs}]", "whole groups of inputs, whole words")
+            raise weights.fail(f"{name} is [{outputs}, {inputs}], not whole groups of inputs and whole words")
         words = weights.take(f"{name}.qweight", (inputs, outputs // 8), dtypes=("I32",))
         zeros = weights.take(f"{name}.qzeros", (groups, outputs // 8), dtypes=("I32",))
         scales = weights.take(f"{name}.scales", (groups, outputs))

@@ -117,7 +117,7 @@ def _padding(pair: Pair) -> Iterator[Violation]:
                 f"pad_vocab_size_to={wanted} is below vocab_size={side.source.vocab_size}",
                 f"remove {side.role}.pad_vocab_size_to or raise it",
             )
-        elif wanted is not None and side.checkpoint == side.engine.unpack_checkpoint():
+        elif wanted is not None and side.checkpoint == side.engine.checkpoint_directory():
             yield Violation(
                 side.role,
                 f"pad_vocab_size_to={wanted}, and with quantization={side.engine.quantization} the "

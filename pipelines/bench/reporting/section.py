@@ -5,7 +5,7 @@ Proofs and rollouts produce sections; terminal, page and JSON document render th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +28,24 @@ class Table:
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"a row does not have {len(self.columns)} cells")
+
+    @classmethod
+    def of(cls, records: Sequence[Mapping[str, object]]) -> Table | None:
+        """Make a table of records with the same keys, which are its titles; None without records."""
+        if not records:
+            return None
+        titles = tuple(key.replace("_", " ") for key in records[0])
+        return cls(titles, tuple(tuple(map(_cell, record.values())) for record in records))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value is None else str(value)
 
 
 @dataclass(frozen=True)

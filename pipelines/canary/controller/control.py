@@ -25,7 +25,7 @@ from pipelines.canary.controller.phases import (
 )
 from pipelines.canary.controller.rollout import Progress, Rollout, arm_table, weights_at
 from pipelines.canary.controller.state import Store
-from pipelines.canary.controller.world import Outcome, World
+from pipelines.canary.controller.world import PhaseResult, World
 from pipelines.canary.report.record import Transition
 from pipelines.canary.report.rollout_report import analysis_document
 from pipelines.errors import DraftproofError
@@ -100,13 +100,13 @@ class Controller:
         """Collect evidence, do the phase's work, decide, store the decision, and write the table of arms."""
         order = self._store.next_order(self._rollout)
         found, progress = self._evidence.collect(self._world, self._progress)
-        outcome = self._work(progress)
+        result = self._work(progress)
         progress, down_s, has_restarted = self._watch(progress)
         evidence, plan = self._evidence, self._rollout.plan
         facts = Facts(
             now_s=self._clock(),  # after the work, which may take minutes
             order=order and order[1],
-            outcome=outcome,
+            result=result,
             analysis=evidence.analysis,
             num_pairs=evidence.num_pairs.asked,
             num_replays=evidence.num_pairs.replayed,
@@ -124,7 +124,7 @@ class Controller:
         self._write_arms()
         return Cycle(progress.position, transition)
 
-    def _work(self, progress: Progress) -> Outcome | None:
+    def _work(self, progress: Progress) -> PhaseResult | None:
         """Do the work of the phase; returns None if the phase has none or its work is not done."""
         position, world = progress.position, self._world
         since_s = self._clock() - position.since_s
@@ -132,7 +132,7 @@ class Controller:
             try:
                 return world.preflight() if position.phase == "preflight" else world.load()
             except DraftproofError as error:
-                return Outcome(False, f"{position.phase} failed: {error}")
+                return PhaseResult(False, f"{position.phase} failed: {error}")
         if position.phase in ("rolling_back", "retiring"):
             return self._unload(since_s)
         if position.phase == "settling":
@@ -142,17 +142,17 @@ class Controller:
                 _LOG.warning("trying again: %s", error)
         return None
 
-    def _unload(self, since_s: float) -> Outcome | None:
+    def _unload(self, since_s: float) -> PhaseResult | None:
         """End the second server once its requests have finished; leave it if that keeps failing."""
         drain_s = self._rollout.plan.drain_s
         try:
             if since_s < drain_s and not self._is_drained():
                 return None
-            return Outcome(True, self._world.unload())
+            return PhaseResult(True, self._world.unload())
         except DraftproofError as error:
             if since_s < 2 * drain_s:
                 return None
-            return Outcome(True, f"the second server gets no requests, but could not be ended: {error}")
+            return PhaseResult(True, f"the second server gets no requests, but could not be ended: {error}")
 
     def _is_drained(self) -> bool:
         """Return whether all requests have finished that arrived before the router got the table."""

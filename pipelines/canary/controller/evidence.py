@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.canary.controller.rollout import Progress, Rollout
 from pipelines.canary.controller.world import World
-from pipelines.canary.judge.observed import Compared, ObservedRequest
 from pipelines.canary.judge.pairing import NumPairs, count_pairs
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.judge.verdict import Analysis, analyse
 from pipelines.errors import CanaryError
-from pipelines.router.observation import Difference, Observation
+from pipelines.router.observation import Observation
 
 _MOST_SAMPLES = 500  # over a whole rollout; samples of its first minutes are closer together
-_BATCH_DEPENDENT: dict[Difference, Compared] = {"tokens": "unknown", "log_probs": "equal"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Collected:
         samples: New samples.
     """
 
-    requests: Sequence[ObservedRequest] = ()
+    requests: Sequence[Observation] = ()
     divergences: Sequence[dict[str, Any]] = ()
     samples: Sequence[Sample] = ()
 
@@ -54,7 +52,7 @@ class Evidence:
     def __init__(
         self,
         rollout: Rollout,
-        requests: Sequence[ObservedRequest],
+        requests: Sequence[Observation],
         samples: Sequence[Sample],
         clock: Callable[[], float],
     ) -> None:
@@ -71,8 +69,8 @@ class Evidence:
         self._analysed = (0, -1)  # numbers of complete requests and of samples
 
     @property
-    def requests(self) -> list[ObservedRequest]:
-        """Requests without gaps (``ObservedRequest``)."""
+    def requests(self) -> list[Observation]:
+        """Requests without gaps (``analyse``)."""
         return [each for each in self._requests if each.arrived_at_s < self._complete_until_s]
 
     def collect(self, world: World, progress: Progress) -> tuple[Collected, Progress]:
@@ -100,7 +98,7 @@ class Evidence:
         observations, offset = world.observations(progress.offset)
         rollout = self._rollout
         ours = [each for each in observations if each.canary_id == rollout.canary_id]
-        requests = [found for each in ours for found in observed_requests(each, rollout.limits.runtime)]
+        requests = [found for each in ours for found in counted(each)]
         divergences = [vars(each.divergence) for each in ours if each.divergence and not each.overridden]
         until_s = max([progress.complete_until_s, *(each.oldest_open_at_s for each in ours)])
         return Collected(requests, divergences), replace(progress, offset=offset, complete_until_s=until_s)
@@ -132,20 +130,11 @@ class Evidence:
         self._analysed = known
 
 
-def observed_requests(observation: Observation, runtime: str) -> Iterator[ObservedRequest]:
-    """Convert one observation.
+def counted(observation: Observation) -> Iterator[Observation]:
+    """Yield what counts of an observation: a failure of every arm that failed, else the answer.
 
-    If an arm failed and another one answered, the arm that failed counts as failed. The other arm's answer
-    does not count, because chance did not choose that arm. An answer of an arm that the client named does not
-    count either.
-
-    Args:
-        observation: Observation of this rollout.
-        runtime: Runtime as in the limits. If answers depend on the batch, different tokens may come from a
-            tie, and log probabilities differ in their last bits.
-
-    Yields:
-        Each request that counts: one for every arm that failed, or one for the arm that answered.
+    If an arm failed and another one answered, the answer does not count, because chance did not choose that
+    arm. Nor does an answer of an arm that the client named.
     """
     if observation.overridden:
         return
@@ -155,20 +144,18 @@ def observed_requests(observation: Observation, runtime: str) -> Iterator[Observ
     ):
         if reason == "busy":  # clients can fill a queue, so it is no failure of the arm (``router.breaker``)
             continue
-        yield ObservedRequest(
+        yield Observation(
+            observation.canary_id,
             observation.request_id,
             arm,
             observation.arrived_at_s,
+            observation.oldest_open_at_s,
             observation.band,
-            "timeout" if reason == "timeout" else "error",
+            failure="timeout" if reason == "timeout" else "error",
             prompt_id=observation.prompt_id,
             session_id=observation.session_id,
             is_replay=observation.is_replay,
             fault=fault,
         )
-    if observation.fallback_from:
-        return
-    found = {field.name: getattr(observation, field.name) for field in fields(ObservedRequest)}
-    if runtime == "batch_dependent":
-        found["answer"] = _BATCH_DEPENDENT.get(observation.differs_in, observation.answer)
-    yield ObservedRequest(**found)
+    if not observation.fallback_from:
+        yield replace(observation, divergence=None)  # which is kept apart

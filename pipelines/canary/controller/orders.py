@@ -32,10 +32,8 @@ def sole_controller(state: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise CanaryError(
-                "a rollout is already running",
-                values=f"{state} has a controller",
-                limit="one rollout at a time",
-                remedy=f"wait until it ends, or end it with 'draftproof canary abort --state {state}'",
+                f"a rollout is already running: {state} has a controller",
+                f"wait until it ends, or end it with 'draftproof canary abort --state {state}'",
             ) from None
         yield
 
@@ -67,11 +65,10 @@ def give_order(state: Path, order: Order) -> str:
         rollout = store.latest()
         position = None if rollout is None else store.progress(rollout).position
         if rollout is None or position is None or not _fits(order, position):
+            stands = "has no rollout" if position is None else f"is in phase {position.phase}"
             raise CanaryError(
-                f"the rollout cannot carry out the order {order}",
-                values=f"{state}: {'no rollout' if position is None else f'phase {position.phase}'}",
-                limit=_WHEN[order],
-                remedy=f"see 'draftproof canary status --state {state}'",
+                f"the rollout cannot carry out the order {order}, for {_WHEN[order]}: {state} {stands}",
+                f"see 'draftproof canary status --state {state}'",
             )
         store.give(rollout, order)
     finally:

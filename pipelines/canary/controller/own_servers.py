@@ -20,7 +20,7 @@ from typing import Any
 from pipelines.atomic_file import remove_directory
 from pipelines.available_resources import available_bytes
 from pipelines.canary.controller.rollout import Rollout
-from pipelines.canary.controller.world import Outcome
+from pipelines.canary.controller.world import PhaseResult
 from pipelines.canary.judge.resources import Sample, read_taken
 from pipelines.canary.run_files import RouterFiles
 from pipelines.deploy.pair_source import PairSource
@@ -64,11 +64,10 @@ def render(source: PairSource, run_directory: Path, options: Sequence[str] = ())
     done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
+        why = said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"
         raise CanaryError(
-            "the candidate could not be rendered",
-            values=said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}",
-            limit="a package, or a recipe that can be built here",
-            remedy="correct what is named; the pair in service answers as before",
+            f"the candidate could not be rendered: {why}",
+            "correct what is named; the pair in service answers as before",
         )
 
 
@@ -87,7 +86,7 @@ class OwnServers(RouterFiles):
         self._source = PairSource.of(rollout.recipe_candidate, public_key)
         self._stable_socket = rollout.stable_socket
 
-    def preflight(self) -> Outcome:
+    def preflight(self) -> PhaseResult:
         """Build and render the candidate, and compare it with the pair in service."""
         if Server.running(self._beside) is None:  # else an earlier controller has started it
             render(self._source, self._beside)
@@ -98,7 +97,7 @@ class OwnServers(RouterFiles):
             remove_directory(self._beside)
         return found
 
-    def load(self) -> Outcome:
+    def load(self) -> PhaseResult:
         """Start the second server and wait until it is ready."""
         began_s = time.monotonic()
         server = Server.running(self._beside) or Server.start(self._beside, Ports.free())
@@ -109,9 +108,11 @@ class OwnServers(RouterFiles):
             "control_socket": candidate.control_socket,
             "same_target": candidate.target_fingerprint == stable.target_fingerprint,
         }
-        return Outcome(True, f"a second server is ready after {time.monotonic() - began_s:.1f} s", evidence)
+        return PhaseResult(
+            True, f"a second server is ready after {time.monotonic() - began_s:.1f} s", evidence
+        )
 
-    def settle(self) -> Outcome:
+    def settle(self) -> PhaseResult:
         """Let the server in service load the new pair; the second one answers meanwhile."""
         server, before = find_server(self._run), self.listener(self._stable_socket)
         launch, known = Launch.read(self._run), PairSource.promoted(self._run)
@@ -127,15 +128,13 @@ class OwnServers(RouterFiles):
         while self.listener(self._stable_socket) in (None, before) or not server.is_ready():
             if time.monotonic() - began_s > launch.ready_timeout_s:
                 raise CanaryError(
-                    "the server in service has not loaded the new pair",
-                    values=f"{launch.ready_timeout_s:.0f} s, log {server.log}",
-                    limit="the second server answers until it has",
-                    remedy="fix what the log names",
+                    f"the server in service has not loaded the new pair in {launch.ready_timeout_s:.0f} s",
+                    f"fix what {server.log} names; the second server answers meanwhile",
                 )
             time.sleep(_POLL_S)
         pair = served_pair(self._run)
         evidence = {"socket": pair.socket, "control_socket": pair.control_socket}
-        return Outcome(True, f"{self._run.name} serves {pair.name} from now on", evidence)
+        return PhaseResult(True, f"{self._run.name} serves {pair.name} from now on", evidence)
 
     def unload(self) -> str:
         """End the second server, and remove what it left but its log."""
@@ -167,7 +166,7 @@ class OwnServers(RouterFiles):
         return made_at_ns if is_listening(path) else None
 
 
-def compared(candidate: PairRecord, stable: PairRecord) -> Outcome:
+def compared(candidate: PairRecord, stable: PairRecord) -> PhaseResult:
     """Compare a pair with the one in service: what a start would not show, or only after minutes.
 
     Raises:
@@ -195,8 +194,8 @@ def compared(candidate: PairRecord, stable: PairRecord) -> Outcome:
         if needed > evidence["bytes"]["available"]:
             remedy = "reduce the kv_cache sizes of the recipes, free memory, or use a larger machine"
             return _refused("there is no memory for a second server", evidence["bytes"], remedy)
-    return Outcome(True, "its texts have the same tokens, and there is memory for it", evidence)
+    return PhaseResult(True, "its texts have the same tokens, and there is memory for it", evidence)
 
 
-def _refused(what: str, found: Any, remedy: str) -> Outcome:
-    return Outcome(False, f"refused: {what}; {json.dumps(found)}; {remedy}", {"found": found})
+def _refused(what: str, found: Any, remedy: str) -> PhaseResult:
+    return PhaseResult(False, f"refused: {what}; {json.dumps(found)}; {remedy}", {"found": found})

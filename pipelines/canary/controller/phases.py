@@ -23,8 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pipelines.canary.controller.plan import Plan, Step
-from pipelines.canary.controller.world import Outcome
-from pipelines.canary.judge.verdict import Analysis, Word
+from pipelines.canary.controller.world import PhaseResult
+from pipelines.canary.judge.verdict import Analysis
+from pipelines.program import Verdict
 
 Order = Literal["pause", "resume", "promote", "abort"]
 
@@ -87,7 +88,7 @@ class Facts:
     Attributes:
         now_s: Unix time.
         order: Order of an operator; None if there is none.
-        outcome: Result of the phase's work; None while it is not done, or if the phase has none.
+        result: Result of the phase's work; None while it is not done, or if the phase has none.
         analysis: Analysis of the requests so far; None without requests.
         num_pairs: Requests of clients so far that the candidate answered and that have a counterpart of the
             stable pair.
@@ -101,7 +102,7 @@ class Facts:
 
     now_s: float
     order: Order | None = None
-    outcome: Outcome | None = None
+    result: PhaseResult | None = None
     analysis: Analysis | None = None
     num_pairs: int = 0
     num_replays: int = 0
@@ -171,23 +172,23 @@ def num_awaited(position: Position, num_pairs: int, num_replays: int) -> int:
 
 
 def _prepare(position: Position, facts: Facts) -> Decision:
-    outcome = facts.outcome
-    if outcome is None:
+    result = facts.result
+    if result is None:
         return Decision(position)
-    if outcome.is_good:
+    if result.is_good:
         following = "loading" if position.phase == "preflight" else "shadow"
-        return _go(position, facts, following, outcome.reason, outcome.evidence)
+        return _go(position, facts, following, result.reason, result.evidence)
     if position.phase == "preflight":  # nothing was loaded
-        evidence = {**outcome.evidence, "verdict": "fail"}
-        return _go(position, facts, "rolled_back", outcome.reason, evidence)
-    return _roll_back(position, facts, outcome.reason, "fail", outcome.evidence)
+        evidence = {**result.evidence, "verdict": "fail"}
+        return _go(position, facts, "rolled_back", result.reason, evidence)
+    return _roll_back(position, facts, result.reason, "fail", result.evidence)
 
 
 def _finish(position: Position, facts: Facts, following: str) -> Decision:
     """Go to the following phase once the work of this one is done."""
-    if facts.outcome is None:
+    if facts.result is None:
         return Decision(position)
-    return _go(position, facts, following, facts.outcome.reason, facts.outcome.evidence)
+    return _go(position, facts, following, facts.result.reason, facts.result.evidence)
 
 
 def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
@@ -260,7 +261,7 @@ def _roll_back(
     position: Position,
     facts: Facts,
     reason: str,
-    verdict: Word = "inconclusive",
+    verdict: Verdict = "inconclusive",
     evidence: dict[str, Any] | None = None,
     is_abort: bool = False,
 ) -> Decision:

@@ -114,31 +114,26 @@ class Plan:
         return min(self.shadow.share, max(0.0, round(1 - weight / stable, 3)))
 
     def __post_init__(self) -> None:
-        if self.lease_s < 2 * self.tick_s:
-            raise _refuse(
-                "the lease would end before the next look",
-                f"lease_s={self.lease_s}",
-                f"at least twice tick_s={self.tick_s:g}",
-            )
-        if self.max_pairs < (num_awaited := sum(step.min_pairs for step in self.steps)):
-            raise _refuse(
-                "the rollout would end before its last step",
-                f"max_pairs={self.max_pairs}",
-                f"at least {num_awaited}, the sum of the steps' min_pairs",
-            )
-        weights = [step.weight for step in self.steps]
-        if not weights or any(after <= before for before, after in itertools.pairwise([0.0, *weights])):
-            raise _refuse(
-                "weights of the steps must rise",
-                f"steps: {weights}",
-                "at least one step, each with a weight above 0 and above the last",
-            )
-        if weights[-1] > 1 - _MIN_STABLE_WEIGHT:
-            raise _refuse(
-                "weights must leave a share for the stable pair",
-                f"the last step {weights[-1]}",
-                f"at most {1 - _MIN_STABLE_WEIGHT}; the stable pair gets the rest",
-            )
+        weights = [0.0, *(step.weight for step in self.steps)]
+        num_awaited = sum(step.min_pairs for step in self.steps)
+        most = 1 - _MIN_STABLE_WEIGHT
+        rules = {
+            f"lease_s={self.lease_s:g} ends before the next look; at least twice tick_s={self.tick_s:g}": (
+                self.lease_s >= 2 * self.tick_s
+            ),
+            f"max_pairs={self.max_pairs} ends the rollout before its last step; at least {num_awaited}": (
+                self.max_pairs >= num_awaited
+            ),
+            f"weights of the steps must rise from above 0, in one step or more: {weights[1:]}": (
+                len(weights) > 1 and all(before < after for before, after in itertools.pairwise(weights))
+            ),
+            f"the last step's weight {weights[-1]} leaves the stable pair too few requests; at most {most}": (
+                weights[-1] <= most
+            ),
+        }
+        for what, is_kept in rules.items():
+            if not is_kept:
+                raise CanaryError(what, _REMEDY)
 
     @property
     def slo(self) -> Slo:
@@ -153,7 +148,3 @@ def read_plan(path: Path = DEFAULT) -> Plan:
         CanaryError: The file cannot be read, or a key is unknown or missing or its value is invalid.
     """
     return configuration.read_yaml(Plan, path, CanaryError, _REMEDY)
-
-
-def _refuse(what: str, values: str, limit: str) -> CanaryError:
-    return CanaryError(what, values=values, limit=limit, remedy=_REMEDY)

@@ -18,12 +18,12 @@ from typing import Any, cast
 from pipelines.canary.controller.evidence import Collected
 from pipelines.canary.controller.phases import Order, Position
 from pipelines.canary.controller.rollout import Progress, Rollout, from_text, to_text, weights_at
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
+from pipelines.router.observation import Observation
 
-VERSION = 7
+VERSION = 8
 APPLICATION = 0x64726166  # "draf", identifies the file as one of Draftproof
 BUSY_S = 10.0
 _OWN = 0o600  # the file contains prompts and answers
@@ -152,9 +152,9 @@ class Store:
         )
         return (rows[0][0], cast(Order, rows[0][1])) if rows else None
 
-    def requests(self, rollout: Rollout) -> list[ObservedRequest]:
+    def requests(self, rollout: Rollout) -> list[Observation]:
         """Return all requests so far, including those before which others may still be missing."""
-        return [from_text(ObservedRequest, text) for text in self._documents("request", rollout)]
+        return [from_text(Observation, text) for text in self._documents("request", rollout)]
 
     def samples(self, rollout: Rollout) -> list[Sample]:
         """Return all samples in the order of time."""
@@ -176,17 +176,12 @@ class Store:
             transitions = self._documents("transition", rollout)
             divergences = self._documents("divergence", rollout)
         return RolloutRecord(
-            rollout.canary_id,
-            rollout.recipe_stable,
-            rollout.recipe_candidate,
-            rollout.began_at_s,
+            rollout,
             progress.position.phase,
             tuple(from_text(Transition, text) for text in transitions),
             tuple(each for each in requests if each.arrived_at_s < progress.complete_until_s),
             tuple(samples),
             tuple(json.loads(text) for text in divergences),
-            rollout.limits,
-            rollout.plan.slo,
         )
 
     def _claim(self) -> None:
@@ -203,19 +198,15 @@ class Store:
 
     def _unreadable(self, seen: str) -> CanaryError:
         return CanaryError(
-            "the state of the rollouts cannot be read",
-            values=f"{self._path}: {seen}",
-            limit=f"a file of version {VERSION}, written by this program",
-            remedy="continue with the version that wrote it, or move the file away; traffic is unchanged",
+            f"{self._path} is no state of rollouts of version {VERSION}: {seen}",
+            "continue with the version that wrote it, or move the file away; traffic is unchanged",
         )
 
     def _failed(self, error: sqlite3.Error) -> CanaryError:
         return CanaryError(
-            "the state of the rollouts cannot be read or written",
-            values=f"{self._path}: {error}",
-            limit="an undamaged SQLite file that no other program locks, on a disk with free space",
-            remedy="correct what is named and run the same command again; without a controller the stable "
-            "pair gets all requests once the lease ends",
+            f"the state of the rollouts cannot be read or written: {self._path}: {error}",
+            "correct what is named and run the same command again; without a controller the stable pair gets "
+            "all requests once the lease ends",
         )
 
     @contextlib.contextmanager
@@ -247,12 +238,10 @@ class Store:
             raise self._failed(error) from None
 
 
-def _no_rollout(values: str) -> CanaryError:
+def _no_rollout(why: str) -> CanaryError:
     return CanaryError(
-        "there is no rollout",
-        values=values,
-        limit="a rollout that was started",
-        remedy="start one with 'draftproof canary start --candidate <recipe>', or name its --recipe",
+        f"there is no rollout: {why}",
+        "start one with 'draftproof canary start --candidate <recipe>', or name its --recipe",
     )
 
 

@@ -15,7 +15,7 @@ from pipelines.router.observation import Observation
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PhaseResult:
     """Result of the work of a phase.
 
     Attributes:
@@ -36,17 +36,17 @@ class World(Protocol):
     got. Every method may raise a ``DraftproofError``.
     """
 
-    def preflight(self) -> Outcome:
+    def preflight(self) -> PhaseResult:
         """Check the candidate before it is started."""
 
-    def load(self) -> Outcome:
+    def load(self) -> PhaseResult:
         """Start the candidate's server if nobody else does.
 
         The evidence contains its ``socket``, the socket of its target alone (``control_socket``), and whether
         both pairs have the same target (``same_target``).
         """
 
-    def settle(self) -> Outcome:
+    def settle(self) -> PhaseResult:
         """Make a promoted candidate the stable one, while it answers all requests where it was started.
 
         The evidence contains the ``socket`` at which it answers from then on, and its ``control_socket``.

@@ -19,11 +19,11 @@ from pipelines.canary.judge.measures import (
     QuantileRatio,
     Rate,
 )
-from pipelines.canary.judge.observed import Compared, ObservedRequest
 from pipelines.canary.judge.pairing import Counts, MatchedRounds, Pair, matched_rounds, pair_up
 from pipelines.canary.judge.resources import Sample, cpu_per_token, memory_growth
+from pipelines.router.observation import Difference, Observation
 
-_Read = Callable[[ObservedRequest], float | None]
+_Read = Callable[[Observation], float | None]
 
 _Count = Callable[[Counts], Counts]
 """Maps draft tokens per round to events: of accepted tokens those that happened, of drafted the possible."""
@@ -34,7 +34,7 @@ _MOST_PAUSING = 0.5  # share of the stable pair's answers above which a rise can
 
 _MOST_UNREPEATED = 0.5  # likewise, of prompts that the stable arm answers differently the second time
 
-_BY_SEVERITY: tuple[Compared, ...] = ("equal", "unknown", "diverged")
+_SEVERITY_IN_A_BATCH: dict[Difference, int] = {"tokens": 1, "log_probs": 0}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Metric:
 
 
 def metrics_of(
-    requests: Sequence[ObservedRequest], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
+    requests: Sequence[Observation], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
 ) -> list[Metric]:
     """Build every metric that has limits.
 
@@ -97,56 +97,60 @@ def metrics_of(
     ]
 
 
-def _answers(requests: Sequence[ObservedRequest], limits: Limits) -> Iterator[Metric]:
+def _answers(requests: Sequence[Observation], limits: Limits) -> Iterator[Metric]:
     """Count each prompt as one trial, because its answers diverge together; the worst answer counts."""
     if limits.answers is None:
         return
-    worst = _worst_answers(requests, "candidate")
-    again = _worst_answers([each for each in requests if each.is_replay], "stable")
+    worst = _worst_answers(requests, "candidate", limits)
+    again = _worst_answers([each for each in requests if each.is_replay], "stable", limits)
     differing = Counter(each.differs_in for each in worst.values() if each.differs_in)
     detail = ", ".join(f"{what} of {_prompts(number)}" for what, number in differing.most_common())
     is_exact = limits.runtime == "exact"
     if again and not is_exact:
-        yield _answers_above_noise(worst, again, limits.answers, detail)
+        yield _answers_above_noise(worst, again, limits, detail)
         return
-    severity = np.array(list(map(_severity, worst.values())), np.float64)
-    measure = Rate(severity > 0, severity > 0) if is_exact else Rate(severity > 1, severity > 0)
+    found = np.array([severity(each, limits) for each in worst.values()])
+    measure = Rate(found > 1, found > 0)
     yield Metric("answers", measure, limits.answers, is_exact, by_replays=True, detail=detail)
 
 
-def _worst_answers(requests: Sequence[ObservedRequest], arm: str) -> dict[str, ObservedRequest]:
+def severity(request: Observation, limits: Limits) -> int:
+    """Return 0 for an answer that is right or was not compared, 2 for a wrong one, 1 for one of either kind.
+
+    Where answers depend on the batch, other tokens may come from a tie, and log probabilities differ in their
+    last bits.
+    """
+    if request.answer != "diverged":
+        return 0
+    return 2 if limits.runtime == "exact" else _SEVERITY_IN_A_BATCH.get(request.differs_in, 2)
+
+
+def _worst_answers(requests: Sequence[Observation], arm: str, limits: Limits) -> dict[str, Observation]:
     """Return the worst compared answer of an arm to each prompt, in the order of arrival."""
-    worst: dict[str, ObservedRequest] = {}
+    worst: dict[str, Observation] = {}
     for request in sorted(requests, key=lambda request: request.arrived_at_s):
         if request.arm == arm and request.answer:
             key = request.prompt_id or f"request {request.request_id}"
-            worst[key] = max(worst.get(key, request), request, key=_severity)
+            worst[key] = max(worst.get(key, request), request, key=lambda each: severity(each, limits))
     return worst
 
 
 def _answers_above_noise(
-    worst: dict[str, ObservedRequest], again: dict[str, ObservedRequest], limit: Limit[float], detail: str
+    worst: dict[str, Observation], again: dict[str, Observation], limits: Limits, detail: str
 ) -> Metric:
     """Compare the candidate's replays with those of the stable arm, which shows its own noise.
 
     Both repeat the same answers, so a candidate that is as noisy as the stable arm differs as often.
     """
-    both = [(_differs(worst[key]), _differs(again[key])) for key in worst if key in again]
+    assert limits.answers is not None
+    both = [[severity(each[key], limits) > 0 for each in (worst, again)] for key in worst if key in again]
     ours, theirs = np.array(both, np.float64).reshape(-1, 2).T
     noise = f"{_prompts(int(theirs.sum()))} of {len(theirs)} by the stable arm's own repetition"
     detail = f"{detail or 'none'}; {noise}"
     if theirs.sum() > _MOST_UNREPEATED * len(theirs):
         ours, theirs = ours[:0], theirs[:0]
         detail = f"cannot be judged: {detail}"
-    return Metric("answers", MeanDifference(ours, theirs), limit, by_replays=True, detail=detail)
-
-
-def _differs(request: ObservedRequest) -> float:
-    return float(request.answer in ("diverged", "unknown"))
-
-
-def _severity(request: ObservedRequest) -> int:
-    return _BY_SEVERITY.index(request.answer)
+    return Metric("answers", MeanDifference(ours, theirs), limits.answers, by_replays=True, detail=detail)
 
 
 def _prompts(number: int) -> str:
@@ -168,7 +172,7 @@ def _pauses(timed: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
     if limits.pauses is None:
         return
 
-    def has_pause(request: ObservedRequest) -> float | None:
+    def has_pause(request: Observation) -> float | None:
         if request.ttft_s is None:  # it failed or was not streamed
             return None
         return float((request.longest_pause_s or 0.0) > limits.pause_s)
@@ -244,12 +248,12 @@ def _values(pairs: Sequence[Pair], read: _Read) -> tuple[FloatArray, FloatArray]
     return table[:, 0], table[:, 1]
 
 
-def _rise(pairs: Sequence[Pair], is_event: Callable[[ObservedRequest], bool]) -> MeanDifference:
+def _rise(pairs: Sequence[Pair], is_event: Callable[[Observation], bool]) -> MeanDifference:
     return MeanDifference(*_values(pairs, lambda request: float(is_event(request))), sign=1)
 
 
 def _good_by(slo: Slo) -> _Read:
-    def is_good(request: ObservedRequest) -> float | None:
+    def is_good(request: Observation) -> float | None:
         if request.failure:
             return 0.0
         return None if request.ttft_s is None else float(slo.is_kept_by(request))

@@ -25,8 +25,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.router.arms import Arm
+from pipelines.router.observation import Observation
 
 Counts = npt.NDArray[np.int64]
 
@@ -35,8 +35,8 @@ Counts = npt.NDArray[np.int64]
 class Pair:
     """Two requests that are compared."""
 
-    candidate: ObservedRequest
-    baseline: ObservedRequest
+    candidate: Observation
+    baseline: Observation
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class NumPairs:
     replayed: int = 0
 
 
-def count_pairs(requests: Sequence[ObservedRequest]) -> NumPairs:
+def count_pairs(requests: Sequence[Observation]) -> NumPairs:
     """Count the pairs of candidate and stable pair among requests in any order."""
     asked = pair_up([each for each in requests if not each.is_replay], "candidate", "stable")
     both = pair_up(requests, "candidate", "stable")
     return NumPairs(len(asked), sum(pair.candidate.is_replay for pair in both))
 
 
-def pair_up(requests: Sequence[ObservedRequest], candidate: Arm, baseline: Arm) -> list[Pair]:
+def pair_up(requests: Sequence[Observation], candidate: Arm, baseline: Arm) -> list[Pair]:
     """Pair requests up.
 
     Args:
@@ -75,8 +75,8 @@ def pair_up(requests: Sequence[ObservedRequest], candidate: Arm, baseline: Arm) 
     originals = {each.request_id: each for each in in_order if each.arm == baseline and not each.is_replay}
     replayed = {each.request_id for each in in_order if each.arm == candidate and each.is_replay}
     pairs: list[Pair] = []
-    waiting: dict[str, deque[ObservedRequest]] = {}  # by load band
-    latest: dict[str, ObservedRequest] = {}
+    waiting: dict[str, deque[Observation]] = {}  # by load band
+    latest: dict[str, Observation] = {}
     sessions: set[str] = set()
     for request in in_order:
         if request.is_replay:
@@ -158,7 +158,7 @@ class _Rounds:
     accepted: Counts
 
     @classmethod
-    def of(cls, requests: Sequence[ObservedRequest]) -> _Rounds:
+    def of(cls, requests: Sequence[Observation]) -> _Rounds:
         nums = np.array([len(each.drafted_per_round) for each in requests], np.int64)
         drafted, accepted = (
             _joined(getattr(each, name) for each in requests)

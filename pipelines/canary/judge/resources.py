@@ -100,10 +100,8 @@ def read_taken(metrics_url: str) -> Taken:
         return Taken(figures[RESIDENT_BYTES], cpu_s, figures[OUTPUT_TOKENS])
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise CanaryError(
-            "memory and CPU time of a server cannot be read",
-            values=f"{metrics_url}: {error!r}",
-            limit=f"{RESIDENT_BYTES}, {CPU_SECONDS} and {OUTPUT_TOKENS}",
-            remedy="check the metrics port of the server, which must have this version",
+            f"memory and CPU time of a server cannot be read from {metrics_url}: {error!r}",
+            "check the metrics port of the server, which must have this version",
         ) from None
 
 

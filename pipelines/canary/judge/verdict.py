@@ -12,10 +12,10 @@ from pipelines.canary.judge.e_values import adjusted
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.measures import Bounds, bounds, trials_lacking
 from pipelines.canary.judge.metrics import Metric, metrics_of
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
+from pipelines.program import Verdict
+from pipelines.router.observation import Observation
 
-Word = Literal["pass", "fail", "inconclusive"]
 Action = Literal["promote", "roll_back", "hold", "go_on"]
 
 
@@ -35,7 +35,7 @@ class Judged:
     """
 
     metric: Metric
-    verdict: Word
+    verdict: Verdict
     needs_review: bool
     log_harm: float
     limits: Limits
@@ -90,7 +90,7 @@ class Analysis:
     judged: tuple[Judged, ...]
 
     @property
-    def verdict(self) -> Word:
+    def verdict(self) -> Verdict:
         """The worst verdict of ``fail``, ``inconclusive`` and ``pass``; inconclusive without metrics."""
         words = {each.verdict for each in self.judged} or {"inconclusive"}
         return "fail" if "fail" in words else "inconclusive" if "inconclusive" in words else "pass"
@@ -125,12 +125,13 @@ class Analysis:
 
 
 def analyse(
-    requests: Sequence[ObservedRequest], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
+    requests: Sequence[Observation], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
 ) -> Analysis:
     """Judge a candidate by all requests since the rollout began; may be called at any time.
 
     Args:
-        requests: Requests of all arms, without gaps (``ObservedRequest``).
+        requests: Requests of all arms without gaps: all that arrived before the last of them. Those that are
+            still running are the slow ones.
         limits: Limits of the candidate's regressions.
         slo: Service-level objective of a good request.
         samples: Memory and CPU time, as for ``metrics_of``.
@@ -157,7 +158,7 @@ def judge(metrics: Sequence[Metric], limits: Limits) -> Analysis:
 
 def _judge(metric: Metric, harm: float, limits: Limits, num_tested: int) -> Judged:
     measure = metric.measure
-    verdict: Word = "inconclusive"
+    verdict: Verdict = "inconclusive"
     needs_review = False
     estimate = measure.estimate
     if harm >= _needed(limits.alpha) or (metric.is_exact and estimate):

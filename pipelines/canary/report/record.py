@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines import configuration
-from pipelines.bench.reporting.slo import Slo
-from pipelines.canary.judge.limits import Limits
-from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.judge.resources import Sample
-from pipelines.canary.judge.verdict import Action, Word, analyse
+from pipelines.canary.judge.verdict import Action, Analysis, analyse
+from pipelines.program import Verdict
+from pipelines.router.observation import Observation
 
 PROMOTING = ("promoting", "settling", "retiring", "promoted")
 """Phases after the decision to promote the candidate."""
@@ -18,7 +18,7 @@ PROMOTING = ("promoting", "settling", "retiring", "promoted")
 LEAVING = ("rolling_back", "rolled_back", "aborted")
 """Phases after the decision to roll the candidate back."""
 
-_DECIDED: tuple[tuple[tuple[str, ...], Word, Action], ...] = (
+_DECIDED: tuple[tuple[tuple[str, ...], Verdict, Action], ...] = (
     (PROMOTING, "pass", "promote"),
     (LEAVING, "fail", "roll_back"),
 )
@@ -53,31 +53,26 @@ class RolloutRecord:
     """Everything that is known about one rollout so far.
 
     Attributes:
-        canary_id: Name of the rollout.
-        recipe_stable: Recipe of the pair in service.
-        recipe_candidate: Recipe of the new pair.
-        began_at_s: Start, as unix time.
+        rollout: Its settings.
         phase: Phase as the controller names it: preflight, loading, shadow, step/1 and so on, promoting,
             settling, retiring, promoted, rolling_back, rolled_back, paused, aborted.
         transitions: Changes of phase in the order of time.
-        requests: Requests without gaps (``ObservedRequest``), with arrivals as unix time.
+        requests: Requests without gaps (``analyse``).
         samples: Memory and CPU time of both pairs in the order of time.
         divergences: Answers that differ, as far as they were stored (``router.observation.Divergence``).
-        limits: Limits of the candidate's regressions.
-        slo: Service-level objective of a good request.
     """
 
-    canary_id: str
-    recipe_stable: str
-    recipe_candidate: str
-    began_at_s: float
+    rollout: Rollout
     phase: str
     transitions: tuple[Transition, ...]
-    requests: tuple[ObservedRequest, ...]
+    requests: tuple[Observation, ...]
     samples: tuple[Sample, ...]
     divergences: tuple[dict[str, Any], ...]
-    limits: Limits
-    slo: Slo
+
+    def analyse(self) -> Analysis:
+        """Judge the requests so far."""
+        rollout = self.rollout
+        return analyse(self.requests, rollout.limits, rollout.plan.slo, self.samples)
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class Judgement:
         reason: Reason in a sentence.
     """
 
-    verdict: Word
+    verdict: Verdict
     action: Action
     still_needed: int | None
     phase: str
@@ -103,7 +98,7 @@ class Judgement:
 
 def judgement(record: RolloutRecord) -> Judgement:
     """Judge a rollout by its decision if there is one, else by the requests so far."""
-    found, left_out = _judgement(record), record.limits.not_judged
+    found, left_out = _judgement(record), record.rollout.limits.not_judged
     if found.verdict != "pass" or not left_out:
         return found
     return replace(found, reason=f"{found.reason}; not judged: {', '.join(left_out)}")
@@ -115,7 +110,7 @@ def _judgement(record: RolloutRecord) -> Judgement:
             decision = _decision(record, phases)
             is_open = decision.evidence.get("verdict") == "inconclusive"
             return Judgement("inconclusive" if is_open else usual, follows, 0, record.phase, decision.reason)
-    analysis = analyse(record.requests, record.limits, record.slo, record.samples)
+    analysis = record.analyse()
     reason = analysis.reason or "every metric is within its limit"
     action: Action = analysis.action
     if record.phase == "paused" and action != "roll_back":

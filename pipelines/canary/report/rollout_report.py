@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from pipelines.canary.judge.measures import nearest_rank
-from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.verdict import Analysis, Judged, analyse
+from pipelines.canary.judge.metrics import severity
+from pipelines.canary.judge.verdict import Analysis, Judged
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.router.arms import Arm
+from pipelines.router.observation import Observation
 
 ARMS: tuple[Arm, ...] = ("stable", "candidate")
+
+_NAMED = ("canary_id", "recipe_stable", "recipe_candidate", "began_at_s")
 
 _PERCENTILES = (0.5, 0.9, 0.99)
 
@@ -30,13 +33,10 @@ def report_of(record: RolloutRecord, conditions: dict[str, Any]) -> dict[str, An
     """
     return {
         **asdict(judgement(record)),
-        "canary_id": record.canary_id,
-        "recipe_stable": record.recipe_stable,
-        "recipe_candidate": record.recipe_candidate,
-        "began_at_s": record.began_at_s,
+        **{name: getattr(record.rollout, name) for name in _NAMED},
         "transitions": [asdict(transition) for transition in record.transitions],
-        "evidence": analysis_document(analyse(record.requests, record.limits, record.slo, record.samples)),
-        "arms": {arm: _figures(record.requests, arm) for arm in ARMS},
+        "evidence": analysis_document(record.analyse()),
+        "arms": {arm: _figures(record, arm) for arm in ARMS},
         "faults": _faults(record.requests),
         "divergences": list(record.divergences),
         "conditions": conditions,
@@ -71,7 +71,7 @@ def _metric(each: Judged) -> dict[str, Any]:
     }
 
 
-def _faults(requests: Sequence[ObservedRequest]) -> list[dict[str, Any]]:
+def _faults(requests: Sequence[Observation]) -> list[dict[str, Any]]:
     """Count what went wrong with requests, by arm."""
     counts = Counter((each.arm, each.fault, each.is_replay) for each in requests if each.fault)
     return [
@@ -80,9 +80,9 @@ def _faults(requests: Sequence[ObservedRequest]) -> list[dict[str, Any]]:
     ]
 
 
-def _figures(requests: Sequence[ObservedRequest], arm: Arm) -> dict[str, Any]:
+def _figures(record: RolloutRecord, arm: Arm) -> dict[str, Any]:
     """Return the figures of an arm; times are those of requests of clients, as the router measured them."""
-    own = [request for request in requests if request.arm == arm]
+    own = [request for request in record.requests if request.arm == arm]
     asked = [request for request in own if not request.is_replay]
     drafted = sum(sum(request.drafted_per_round) for request in own)
     accepted = sum(sum(request.accepted_per_round) for request in own)
@@ -93,7 +93,7 @@ def _figures(requests: Sequence[ObservedRequest], arm: Arm) -> dict[str, Any]:
         "errors": sum(request.failure == "error" for request in own),
         "timeouts": sum(request.failure == "timeout" for request in own),
         "compared": sum(bool(request.answer) for request in own),
-        "differ": sum(request.answer in ("diverged", "unknown") for request in own),
+        "differ": sum(severity(request, record.rollout.limits) > 0 for request in own),
         "draft_tokens_per_round": drafted / rounds if rounds else None,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
@@ -104,7 +104,7 @@ def _figures(requests: Sequence[ObservedRequest], arm: Arm) -> dict[str, Any]:
     }
 
 
-def _acceptance_by_position(own: Sequence[ObservedRequest]) -> list[float]:
+def _acceptance_by_position(own: Sequence[Observation]) -> list[float]:
     """Compute the share of rounds that accepted each position, of those that drafted it."""
     drafted = np.array([num for each in own for num in each.drafted_per_round], np.int64)
     accepted = np.array([num for each in own for num in each.accepted_per_round], np.int64)

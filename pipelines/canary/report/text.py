@@ -27,7 +27,8 @@ def show_cycle(cycle: Cycle) -> None:
 
 def status_lines(record: RolloutRecord, judged: Judgement) -> Iterator[str]:
     """Describe a rollout from its state file."""
-    yield f"{record.recipe_candidate} against {record.recipe_stable} ({record.canary_id}): {record.phase}"
+    rollout = record.rollout
+    yield f"{rollout.recipe_candidate} against {rollout.recipe_stable} ({rollout.canary_id}): {record.phase}"
     yield from map(_transition, record.transitions)
     more = "" if not judged.still_needed else f"; about {judged.still_needed} more requests would decide"
     yield f"{judged.verdict}: {judged.reason.removeprefix(f'{judged.verdict}: ')}{more}"

@@ -109,9 +109,7 @@ def _nvidia_triton(launch: Launch) -> NvidiaTriton:
     triton = NvidiaTriton.find()
     if triton is None:
         raise ServerStartError(
-            "Triton with TensorRT-LLM's C++ backend is not installed",
-            values=f"no tritonserver with backends/tensorrtllm on PATH or in {nvidia_triton.ROOT}",
-            limit=f"must run in {launch.container}",
-            remedy=f"use that container, for which deploy/compose.gpu.yaml is made; or {INSTEAD}",
+            f"there is no tritonserver with backends/tensorrtllm on PATH or in {nvidia_triton.ROOT}",
+            f"run in {launch.container}, for which deploy/compose.gpu.yaml is made; or {INSTEAD}",
         )
     return triton

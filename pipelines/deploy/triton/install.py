@@ -57,10 +57,8 @@ class TritonInstall:
         spec = importlib.util.find_spec("pytriton")
         if spec is None or not spec.submodule_search_locations:
             raise ServerStartError(
-                "Triton is not installed",
-                values=f"no nvidia-pytriton in {sys.prefix}",
-                limit="the embedded runtime uses tritonserver from that package",
-                remedy="remove .venv and run 'make doctor'",
+                f"Triton is not installed: no nvidia-pytriton in {sys.prefix}",
+                "remove .venv and run 'make doctor'",
             )
         package = Path(spec.submodule_search_locations[0])
         root = package / "tritonserver"
@@ -73,10 +71,8 @@ class TritonInstall:
         for part in (found.binary, found.backend, found.stub, found.libraries):
             if not part.exists():
                 raise ServerStartError(
-                    "the installed Triton is incomplete, or does not support this Python",
-                    values=f"Python {_PYTHON}, missing {part}",
-                    limit="nvidia-pytriton 0.7.0 on x86-64, Python 3.10 to 3.12",
-                    remedy="create the virtual environment with such a Python",
+                    f"nvidia-pytriton is incomplete, or does not support Python {_PYTHON}: {part} is missing",
+                    "create the virtual environment with Python 3.10 to 3.12 on x86-64",
                 )
         return found
 
@@ -105,11 +101,9 @@ class TritonInstall:
         library = shared_python()
         if library is None:
             raise ServerStartError(
-                "Python's shared library was not found",
-                values=f"libpython{_PYTHON}.so.1.0, Python {sys.executable}",
-                limit="Triton's Python backend needs it",
-                remedy=f"install it (Debian, Ubuntu: apt install libpython{_PYTHON}) "
-                "or use a Python built with --enable-shared",
+                f"Triton's Python backend needs libpython{_PYTHON}.so.1.0, and {sys.executable} has none",
+                f"install it (Debian, Ubuntu: apt install libpython{_PYTHON}) or use a Python built with "
+                "--enable-shared",
             )
         directory.mkdir(parents=True, exist_ok=True)
         link = directory / library.name

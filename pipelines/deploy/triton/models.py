@@ -30,10 +30,7 @@ def rendered_parameters(run_directory: Path, model: str) -> dict[str, str]:
         return dict(_PARAMETER.findall(path.read_text(encoding="utf-8")))
     except OSError:
         raise RepositoryError(
-            "there is no rendered repository",
-            values=str(path),
-            limit=f"needs a repository with the model {model!r}",
-            remedy="run 'draftproof serve' first",
+            f"there is no rendered repository with {path}", "run 'draftproof serve' first"
         ) from None
 
 

@@ -67,10 +67,8 @@ def triton_command(
     mpirun = shutil.which("mpirun")
     if mpirun is None:
         raise ServerStartError(
-            "mpirun was not found",
-            values=f"not on PATH={os.environ.get('PATH', '')}",
-            limit="Open MPI starts TensorRT-LLM's ranks",
-            remedy=f"use NVIDIA's container, which includes it; or {INSTEAD}",
+            f"mpirun, which starts TensorRT-LLM's ranks, is not on PATH={os.environ.get('PATH', '')}",
+            f"use NVIDIA's container, which includes it; or {INSTEAD}",
         )
     # By default Open MPI binds a single rank to one core, and with it the server and all its models, and has
     # a slot for each core. The backend spawns a rank for each GPU of each engine, which may be more.

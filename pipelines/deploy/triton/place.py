@@ -144,10 +144,8 @@ def new_key(run_directory: Path) -> str:
 
 def _not_writable(error: OSError) -> ServerStartError:
     return ServerStartError(
-        "the run directory is not writable",
-        values=str(error),
-        limit="must belong to the server's user, for sockets, keys and logs",
-        remedy="make that user its owner, or use another run directory",
+        f"the run directory is not writable: {error}",
+        "make the server's user its owner, or use another run directory",
     )
 
 

@@ -60,10 +60,8 @@ class Client:
         limit = self.key.max_requests
         if limit is not None and self._num_requests >= limit:
             raise RateLimitError(
-                "the API key has too many requests in progress",
-                values=f"{self._num_requests} requests",
-                limit=f"{limit} at a time",
-                remedy="send the request when one of them has ended",
+                f"the API key has {self._num_requests} requests in progress, {limit} at a time are allowed",
+                "send the request when one of them has ended",
             )
         self._num_requests += 1
         try:
@@ -85,17 +83,15 @@ class Client:
         limit = self.key.max_tokens
         if limit is not None and num_tokens > limit:
             raise InvalidRequestError(
-                "the request is too large for the API key",
-                values=f"{num_tokens} tokens of prompts and longest answers",
-                limit=f"{limit} at a time",
-                remedy="send a shorter prompt, a smaller max_tokens, or fewer prompts and answers",
+                f"the request is too large for the API key: {num_tokens} tokens of prompts and longest "
+                f"answers, and at most {limit} at a time are allowed",
+                "send a shorter prompt, a smaller max_tokens, or fewer prompts and answers",
             )
         if limit is not None and self._num_tokens + num_tokens > limit:
             raise RateLimitError(
-                "the API key has too many tokens in progress",
-                values=f"{self._num_tokens} tokens, and {num_tokens} of this request",
-                limit=f"{limit} at a time, prompts and longest answers together",
-                remedy="send the request when others have ended, or with a smaller max_tokens",
+                f"the API key has {self._num_tokens} tokens of prompts and longest answers in progress, this "
+                f"request has {num_tokens}, and at most {limit} at a time are allowed",
+                "send the request when others have ended, or with a smaller max_tokens",
             )
         self._num_tokens += num_tokens
         try:
@@ -149,10 +145,8 @@ class KeyRing:
         found = [client for client in self._clients if client.key.has_digest(given)]
         if not found:
             raise UnauthorizedError(
-                "the request has no valid API key",
-                values="a key that is unknown here" if scheme or key else "no header Authorization",
-                limit="Authorization: Bearer <key>, or x-api-key: <key>",
-                remedy="ask the operator of the server for a key",
+                "the API key is unknown here" if scheme or key else "the request has no API key",
+                "send Authorization: Bearer <key>, or x-api-key: <key>, with one of this server's operator",
             )
         return found[0]
 
@@ -167,10 +161,8 @@ class KeyRing:
         is_operator = bool(self._server_key) and hmac.compare_digest(given, self._server_key)
         if not is_operator and not self.client(request).key.may_choose_arm:
             raise ForbiddenError(
-                "this client may not choose the arm",
-                values=f"arm={arm!r:.100}",
-                limit=f"API keys with may_choose_arm, or the server's key in the header {SERVER_KEY}",
-                remedy="leave the arm out; the operator can add a key with --may-choose-arm",
+                f"this client may not choose the arm: arm={arm!r:.100}",
+                f"leave the arm out; the operator can add a key with --may-choose-arm, or send {SERVER_KEY}",
             )
 
     def _read_again(self, path: Path) -> None:

@@ -73,10 +73,8 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     names = [key.name for key in keys]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ServerStartError(
-            f"{path}: several keys have one name",
-            values=", ".join(map(repr, twice)),
-            limit="one key for each name",
-            remedy="rename or remove all but one of each name",
+            f"{path} has several keys of one name: {', '.join(map(repr, twice))}",
+            "rename or remove all but one of each name",
         )
     return keys
 
@@ -97,10 +95,7 @@ def add_key(
         keys = read_keys(path) if path.exists() else ()
         if any(each.name == name for each in keys):
             raise InvalidRequestError(
-                "there is a key of this name",
-                values=f"name {name!r:.200} in {path}",
-                limit="one key for each name",
-                remedy="remove it first, or choose another name",
+                f"{path} has a key of the name {name!r:.200}", "remove it first, or choose another name"
             )
         key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
         added = ApiKey(name, digest_of(key.encode()), max_requests, max_tokens, may_choose_arm)
@@ -119,11 +114,9 @@ def remove_key(path: Path, name: str) -> None:
         keys = read_keys(path)
         kept = tuple(each for each in keys if each.name != name)
         if len(kept) == len(keys):
+            names = ", ".join(each.name for each in keys) or "none"
             raise InvalidRequestError(
-                "there is no key of this name",
-                values=f"name {name!r:.200}",
-                limit=f"the names in {path}: {', '.join(each.name for each in keys) or 'none'}",
-                remedy="choose one of them",
+                f"{path} has no key of the name {name!r:.200}, but {names}", "choose one of them"
             )
         _write(path, kept)
 
@@ -156,9 +149,7 @@ def _give_to_readers_of(path: Path, made: Path) -> None:
         os.chown(made, state.st_uid, state.st_gid)
     except PermissionError:
         raise InvalidRequestError(
-            "the file of keys belongs to another user",
-            values=f"{path}: user {state.st_uid}, group {state.st_gid}",
-            limit="it keeps its owner, as whom a server may read it",
-            remedy="run the command as this user, or as root",
+            f"{path} belongs to another user, as whom servers read it: {state.st_uid}, group {state.st_gid}",
+            "run the command as this user, or as root",
         ) from None
     made.chmod(state.st_mode & 0o777)

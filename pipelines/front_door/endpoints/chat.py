@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,12 @@ from aiohttp import web
 
 from pipelines import configuration
 from pipelines.front_door.answering import answer
-from pipelines.front_door.endpoints.choices import Choices
-from pipelines.front_door.messages.message import MessageDocument, Part
+from pipelines.front_door.endpoints.choices import Choices, check_choices, choices_of
+from pipelines.front_door.messages.message import MessageDocument
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.tools import Function, Tool
-from pipelines.front_door.requests.conversation import Conversation, Message
-from pipelines.front_door.requests.message_request import MessageFields, message_request
-from pipelines.front_door.requests.sampling import check_choices, choices_of, num_log_probs
+from pipelines.front_door.requests.conversation import Conversation, Message, MessageFields, message_request
+from pipelines.front_door.requests.sampling import num_log_probs
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import ThoughtTokens, chat_log_probs
@@ -119,10 +118,8 @@ class _ChatFormat(Choices):
 
     def _choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         self._begins(number, chunk)
-        message = self._messages[number]
-        for part in self._parts(number, chunk):
-            message.add(part)
-        choice = {"index": number, "message": message.document, **self._details(chunk)}
+        self._deltas(number, chunk)
+        choice = {"index": number, "message": self._messages[number].document, **self._details(chunk)}
         return choice | self._ending(number, chunk)
 
     def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
@@ -131,7 +128,7 @@ class _ChatFormat(Choices):
             delta = {"role": "assistant", "content": ""}
             choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
             yield self._event(choice) | self._prompt_ids
-        deltas = [self._messages[number].add(part) for part in self._parts(number, chunk)]
+        deltas = self._deltas(number, chunk)
         details = self._details(chunk)
         if not deltas and chunk.output_ids and details != {"logprobs": None}:
             deltas.append({})  # text is held back, what is known of its tokens is not
@@ -141,11 +138,10 @@ class _ChatFormat(Choices):
         if chunk.finish_reason:
             yield self._event({"index": number, "delta": {}, "logprobs": None, **self._ending(number, chunk)})
 
-    def _parts(self, number: int, chunk: Chunk) -> Iterator[Part]:
+    def _deltas(self, number: int, chunk: Chunk) -> list[dict[str, Any]]:
         self._thoughts[number].add(chunk.output_ids)
-        yield from self._readers[number].read(chunk.text)
-        if chunk.finish_reason:
-            yield from self._readers[number].end()
+        parts = self._readers[number].read(chunk.text, is_last=bool(chunk.finish_reason))
+        return [self._messages[number].add(part) for part in parts]
 
     @property
     def _num_thought_tokens(self) -> int:

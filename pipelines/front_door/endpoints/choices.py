@@ -1,19 +1,52 @@
-"""Writes answers as choices, for completions and chat, with usage and what vLLM tells of speculation."""
+"""Asks for several answers, and writes them as choices, with usage and what vLLM tells of speculation."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from pipelines.front_door.requests.sampling import SamplingFields, StreamOptions
+from pipelines.errors import InvalidRequestError
+from pipelines.front_door.requests.sampling import SEED_BITS, SamplingFields, StreamOptions
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import runs_by_source
 from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.request import CompletionRequest
+
+MAX_CHOICES = 128
+"""Most answers of one request: prompts times ``n``."""
+
+
+def seed_of_choice(seed: int, number: int) -> int:
+    """Return the seed of a choice; that of the first is the request's own."""
+    if number == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
+
+
+def choices_of(asked: CompletionRequest, n: int) -> list[CompletionRequest]:
+    """Return a request for each of ``n`` answers to a prompt, with seeds of their own."""
+    assert asked.seed is not None
+    return [replace(asked, seed=seed_of_choice(asked.seed, number)) for number in range(n)]
+
+
+def check_choices(num_prompts: int, n: int) -> None:
+    """Refuse a request for no answer or too many.
+
+    Raises:
+        InvalidRequestError: ``n`` is out of range.
+    """
+    if n < 1 or num_prompts * n > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"n={n} asks for {num_prompts * n} answers, and one request may have 1 to {MAX_CHOICES}",
+            "send n=1, or leave it out" if n < 1 else "send several requests",
+        )
 
 
 class Choices(ABC):

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from aiohttp import web
 from pydantic import JsonValue
 
 from pipelines import configuration
+from pipelines.errors import InvalidRequestError
 from pipelines.front_door.answering import answer
-from pipelines.front_door.endpoints.choices import Choices
+from pipelines.front_door.endpoints.choices import Choices, check_choices, choices_of
 from pipelines.front_door.messages.answer_format import content_guide
-from pipelines.front_door.requests.prompts import prompt_ids, prompts_of
 from pipelines.front_door.requests.sampling import (
     SamplingFields,
-    check_choices,
     checked_log_probs,
-    choices_of,
     sampling_request,
 )
 from pipelines.front_door.router_calls import RouterCalls
-from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.served_model import ServedModel, TokenIds
 from pipelines.front_door.token_details import CompletionLogProbs
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
@@ -59,12 +57,45 @@ async def answer_completion(
     Raises:
         DraftproofError: The request is invalid, or no answer could be had.
     """
-    given = prompts_of(body.prompt)
+    is_one = isinstance(body.prompt, str) or _is_ids(body.prompt)
+    given = [body.prompt] if is_one else body.prompt
+    if not isinstance(given, list) or not given:
+        raise _wrong_prompt(body.prompt)
     check_choices(len(given), body.n)  # before half a million of them are tokenized
-    prompts = await prompt_ids(model, given, add_special_tokens=body.add_special_tokens)
+    prompts = await _prompt_ids(model, given, add_special_tokens=body.add_special_tokens)
     common = _request_without_prompt(body, model)
     asked = [each for prompt in prompts for each in choices_of(replace(common, prompt_ids=prompt), body.n)]
     return await answer(request, model, router, asked, _CompletionFormat(body, model, given, asked), body)
+
+
+async def _prompt_ids(
+    model: ServedModel, prompts: Sequence[JsonValue], *, add_special_tokens: bool
+) -> list[TokenIds]:
+    """Return the tokens of each prompt, a text or token ids."""
+    found: list[TokenIds] = []
+    for number, each in enumerate(prompts):
+        name = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+        if isinstance(each, str):
+            ids = await model.encode(each, name, add_special_tokens=add_special_tokens)
+        elif _is_ids(each):
+            model.limits.check_ids(each, name)
+            ids = tuple(each)
+        else:
+            raise _wrong_prompt(list(prompts))
+        model.limits.check_length(len(ids), name)
+        found.append(ids)
+    return found
+
+
+def _is_ids(prompt: JsonValue) -> TypeGuard[list[int]]:
+    return isinstance(prompt, list) and bool(prompt) and all(type(each) is int for each in prompt)
+
+
+def _wrong_prompt(prompt: JsonValue) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"prompt={prompt!r:.200} is neither a text nor token ids, nor a list of either, or it is empty",
+        "send one of these",
+    )
 
 
 def _request_without_prompt(body: CompletionBody, model: ServedModel) -> CompletionRequest:

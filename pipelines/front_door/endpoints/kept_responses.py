@@ -6,7 +6,6 @@ They are in the memory of this process, so no other server knows them.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ from pipelines.front_door.answering import json_response
 KEPT_S = 3600.0
 
 _MAX_LISTED = 100
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class KeptResponses:
             InvalidRequestError: It asks for events, or the response is not kept.
         """
         if request.query.get("stream", "false") != "false":
-            raise _wrong("stream", request, "false", "read the response whole")
+            raise _wrong("stream", request, "false")
         return web.Response(body=self._asked(request).response, content_type="application/json")
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -120,15 +118,15 @@ class KeptResponses:
         query, kept = request.query, self._asked(request)
         limit, order = query.get("limit", "20"), query.get("order", "desc")
         if limit not in map(str, range(1, _MAX_LISTED + 1)):
-            raise _wrong("limit", request, f"1 to {_MAX_LISTED}", "ask for several pages")
+            raise _wrong("limit", request, f"1 to {_MAX_LISTED}")
         if order not in ("asc", "desc"):
-            raise _wrong("order", request, "asc or desc", "send one of these")
+            raise _wrong("order", request, "asc or desc")
         items: list[dict[str, Any]] = await asyncio.to_thread(from_json, kept.items)
         ids = [item["id"] for item in items]
         if order == "desc":
             items, ids = items[::-1], ids[::-1]
         if (after := query.get("after")) is not None and after not in ids:
-            raise _wrong("after", request, "the id of an item of this response", "send last_id of a page")
+            raise _wrong("after", request, "the last_id of a page of this response")
         begin = 0 if after is None else ids.index(after) + 1
         end = begin + int(limit)
         page = ids[begin:end]
@@ -146,11 +144,9 @@ class KeptResponses:
             if (kept := self._kept.get((owner, response_id))) is not None:
                 return kept
         raise ResponseNotFoundError(
-            "this response is not kept",
-            values=f"{field}={response_id!r:.200}",
-            limit="responses of this server and API key from the last hour, without store=false, the latest "
-            f"{self._max_bytes_of_key / (1 << 20):g} MiB",
-            remedy="send the items of the conversation in input",
+            f"{field}={response_id!r:.200} is not kept: it is of another server or API key, had store=false, "
+            f"or is older than an hour or than the latest {self._max_bytes_of_key / (1 << 20):g} MiB",
+            "send the items of the conversation in input",
         )
 
     def _drop(self, place: tuple[str, str]) -> None:
@@ -162,27 +158,5 @@ KEPT: web.AppKey[KeptResponses] = web.AppKey("kept", KeptResponses)
 """The responses that a front door keeps."""
 
 
-def items_of(given: JsonValue) -> JsonValue:
-    """Return ``input`` as items with ids, whose contents are parts; what is none is left for an error."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        return given
-    return [_item(each) if isinstance(each, dict) else each for each in given]
-
-
-def _item(given: dict[str, JsonValue]) -> JsonValue:
-    kind = given.get("type", "message")
-    prefix = _ID_PREFIXES.get(str(kind), "item")
-    told = {name: value for name, value in given.items() if value is not None}
-    item = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "completed", **told}
-    if kind == "message" and isinstance(text := given.get("content"), str):
-        is_said = given.get("role") == "assistant"
-        part: dict[str, JsonValue] = {"type": "output_text" if is_said else "input_text", "text": text}
-        item["content"] = [{**part, **({"annotations": [], "logprobs": []} if is_said else {})}]
-    return item
-
-
-def _wrong(name: str, request: web.Request, limit: str, remedy: str) -> InvalidRequestError:
-    values = f"{name}={request.query[name]!r:.200}"
-    return InvalidRequestError(f"{name} cannot be followed", values=values, limit=limit, remedy=remedy)
+def _wrong(name: str, request: web.Request, allowed: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name}={request.query[name]!r:.200} is not {allowed}", f"send {allowed}")

@@ -15,13 +15,13 @@ from pipelines import configuration
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.access.clients import CLIENT
 from pipelines.front_door.answering import answer
-from pipelines.front_door.endpoints.kept_responses import KEPT, KEPT_S, items_of
+from pipelines.front_door.endpoints.kept_responses import KEPT, KEPT_S
 from pipelines.front_door.messages.message import Content, Part, Thought
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.response_document import ResponseDocument
 from pipelines.front_door.messages.tools import Function
-from pipelines.front_door.requests.conversation import Conversation, Message, messages_of, said
-from pipelines.front_door.requests.message_request import MessageFields, message_request
+from pipelines.front_door.requests.conversation import Conversation, Message, MessageFields, message_request
+from pipelines.front_door.requests.response_items import messages_of, said, with_ids
 from pipelines.front_door.requests.sampling import num_log_probs
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
@@ -120,18 +120,14 @@ class ResponsesBody(MessageFields):
         for name in ("conversation", "prompt", "background"):
             if getattr(self, name):
                 raise InvalidRequestError(
-                    "conversations, prompts and answers in the background are not kept",
-                    values=f"{name}={getattr(self, name)!r:.200}",
-                    limit="previous_response_id",
-                    remedy=f"send no {name}, but previous_response_id or the whole conversation in input",
+                    f"{name}={getattr(self, name)!r:.200} is not supported: no {name} is kept",
+                    "send previous_response_id, or the whole conversation in input",
                 )
         if self.n != 1 or self.response_format is not None:
             name = "n" if self.n != 1 else "response_format"
             raise InvalidRequestError(
-                f"{name} belongs to /v1/chat/completions",
-                values=f"{name}={getattr(self, name)!r:.200}",
-                limit="one answer, whose form is in text.format",
-                remedy="send text.format, or use /v1/chat/completions",
+                f"{name}={getattr(self, name)!r:.200} belongs to /v1/chat/completions",
+                "send one request for each answer, with its form in text.format",
             )
 
     def to_conversation(self) -> Conversation:
@@ -158,7 +154,7 @@ async def answer_response(
     body = replace(body, store=body.store and kept.max_bytes > 0)
 
     def conversation() -> JsonValue:
-        items = items_of(body.input)
+        items = with_ids(body.input)
         if body.previous_response_id is None or not isinstance(items, list):
             return items
         return [*kept.conversation(owner, body.previous_response_id), *items]
@@ -244,7 +240,7 @@ class _ResponseFormat:
         self._thoughts.add(chunk.output_ids)
         if self._log_probs is not None:
             self._log_probs.add(chunk)
-        for part in self._reader.read(chunk.text) + (self._reader.end() if chunk.finish_reason else []):
+        for part in self._reader.read(chunk.text, is_last=bool(chunk.finish_reason)):
             yield from self._add(part)
         if chunk.finish_reason:
             if self._log_probs is not None and (rest := self._log_probs.rest()):

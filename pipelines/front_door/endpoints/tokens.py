@@ -14,7 +14,6 @@ from pipelines.errors import InvalidRequestError
 from pipelines.front_door.answering import json_response
 from pipelines.front_door.messages.tools import Tool
 from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
-from pipelines.front_door.requests.prompts import encode
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import token_text
@@ -55,12 +54,8 @@ async def tokenize(
         InvalidRequestError: The request is invalid.
     """
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequestError(
-            "a request needs one prompt, as text or as messages",
-            values="it has both" if body.messages is not None else "it has neither",
-            limit="exactly one of prompt and messages",
-            remedy="send one of them",
-        )
+        found = "both" if body.messages is not None else "neither"
+        raise InvalidRequestError(f"of prompt and messages the request has {found}", "send one of them")
     if body.messages is not None:
         conversation = Conversation(
             messages=body.messages,
@@ -72,7 +67,7 @@ async def tokenize(
         ids = (await chat_prompt(model, conversation)).ids
     else:
         add = True if body.add_special_tokens is None else body.add_special_tokens
-        ids = await encode(model, body.prompt or "", "prompt", add_special_tokens=add)
+        ids = await model.encode(body.prompt or "", "prompt", add_special_tokens=add)
     document: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_seq_len}
     if body.return_token_strs:
         texts = (token_text(model.bytes_of(token_id)) for token_id in ids)

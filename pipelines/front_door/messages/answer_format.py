@@ -31,12 +31,7 @@ def content_guide(
     """
     found = guide_of_format(form), guide_of_structured_outputs(outputs)
     if None not in found:
-        raise InvalidRequestError(
-            "an answer has one form",
-            values="response_format and structured_outputs",
-            limit="at most one of them",
-            remedy="leave one out",
-        )
+        raise InvalidRequestError("response_format has another form than structured_outputs", "leave one out")
     return found[0] or found[1]
 
 
@@ -59,11 +54,9 @@ def guide_of_format(form: Mapping[str, JsonValue] | None) -> GuideParts | None:
     inner = form.get("json_schema")
     if kind != "json_schema" or not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
         raise InvalidRequestError(
-            "the format of the answer is unknown",
-            values=f"response_format={json.dumps(form):.200}",
-            limit='{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": '
+            f"response_format={json.dumps(form):.200} is unknown",
+            'send {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": '
             '{"name": ..., "schema": {...}}}',
-            remedy="send one of these",
         )
     schema = inner["schema"]
     assert isinstance(schema, dict)
@@ -96,10 +89,8 @@ def guide_of_structured_outputs(outputs: Mapping[str, JsonValue] | None) -> Guid
         if name == "grammar" and isinstance(value, str):
             return ("ebnf_grammar" if "::=" in value else "lark_grammar", value)
     raise InvalidRequestError(
-        "the structured output is unknown",
-        values=f"structured_outputs={json.dumps(given):.200}",
-        limit="one of json, json_object, regex, choice, grammar",
-        remedy="send exactly one of these",
+        f"structured_outputs={json.dumps(given):.200} is unknown",
+        "send exactly one of json, json_object, regex, choice and grammar",
     )
 
 
@@ -135,10 +126,8 @@ def lark_of(guide: GuideParts) -> str:
     if kind == "choice":
         return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
     raise InvalidRequestError(
-        "a grammar cannot follow thoughts or stand beside tools",
-        values="structured_outputs.grammar",
-        limit="a JSON schema, a regular expression or choices",
-        remedy='send chat_template_kwargs={"enable_thinking": false} and no tools',
+        "structured_outputs.grammar cannot follow thoughts or stand beside tools",
+        'send chat_template_kwargs={"enable_thinking": false} and no tools, or a JSON schema',
     )
 
 

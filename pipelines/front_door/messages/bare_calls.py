@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from pipelines.front_door.messages.arguments import JsonArguments
+from pipelines.front_door.messages.call_styles.json_calls import JsonArguments
 
 _SPACES = re.compile(r"\s*")
 

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from pydantic_core import from_json
+
+THINK_BEGIN, THINK_END = "<think>", "</think>"
+
+
+class Thinking(Enum):
+    """Tells whether an answer begins with thoughts.
+
+    Attributes:
+        NONE: The answer has no thoughts: the prompt has closed them, or the model has none.
+        POSSIBLE: It may begin with thoughts.
+        BEGUN: The prompt has opened them, so it begins inside.
+    """
+
+    NONE = "none"
+    POSSIBLE = "possible"
+    BEGUN = "begun"
 
 
 @dataclass(frozen=True)

@@ -9,33 +9,23 @@ costs what is new in it.
 from __future__ import annotations
 
 import re
-import secrets
-import string
 from collections.abc import Callable, Iterator, Sequence
 
-from pipelines.front_door.messages.arguments import BareArguments, JsonArguments, TaggedArguments, num_begun
 from pipelines.front_door.messages.bare_calls import BareCalls, Opening
-from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
-from pipelines.front_door.messages.style import (
-    MOST_OPENING,
-    NAME,
+from pipelines.front_door.messages.call_styles.call_style import MOST_OPENING, Arguments, CallStyle, num_begun
+from pipelines.front_door.messages.message import (
     THINK_BEGIN,
     THINK_END,
-    CallStyle,
+    CallArguments,
+    CallBegin,
+    Content,
+    Part,
     Thinking,
+    Thought,
 )
-from pipelines.front_door.messages.tools import Function
+from pipelines.front_door.messages.tools import NAME, Function
 
-_MISTRAL_ID_SIZE = 9
 _STRETCH = 4096  # characters that are read at once: of a long text each part would be cut off the rest
-
-
-def new_call_id(style: CallStyle) -> str:
-    """Return a new id of a call; templates of Mistral want nine letters and digits."""
-    if style.is_mistral:
-        alphabet = string.ascii_letters + string.digits
-        return "".join(secrets.choice(alphabet) for _ in range(_MISTRAL_ID_SIZE))
-    return f"call_{secrets.token_hex(12)}"
 
 
 class MessageReader:
@@ -51,7 +41,7 @@ class MessageReader:
             bare calls.
         is_structured: Whether text beside calls has a form of its own, so that calls open only at its place.
         is_parallel: Whether there may be more than one call in blocks.
-        new_id: Returns the id of a call.
+        new_id: Returns the id of a call; None for the style's.
     """
 
     def __init__(
@@ -63,14 +53,14 @@ class MessageReader:
         functions: Sequence[Function] = (),
         is_structured: bool = False,
         is_parallel: bool = True,
-        new_id: Callable[[CallStyle], str] = new_call_id,
+        new_id: Callable[[], str] | None = None,
     ) -> None:
         self._style = style
         self._think_begin, self._think_end = thoughts or (THINK_BEGIN, THINK_END)
         self._is_at_start = style is not None and (style.is_bare or is_structured)
         self._functions = {function.name: function for function in functions}
-        self._new_id = new_id
-        self._bare = [] if style is None else style.bare_opening(sorted(self._functions))
+        self._new_id: Callable[[], str] = new_id or (style.new_id if style is not None else str)
+        self._bare = [] if style is None else style.json_opening(sorted(self._functions))
         self._fences = dict(style.fences) if style is not None and functions else {}
         self._openings: list[Opening] = []  # that the answer, or what follows a block, may begin with
         self._thinking = Opening([[self._think_begin]])
@@ -82,22 +72,22 @@ class MessageReader:
         self._num_received = 0  # characters
         self._is_ended = False
         self._has_thought = False
-        self._arguments: JsonArguments | TaggedArguments | BareArguments = JsonArguments()
+        self._arguments: Arguments | None = None  # of the call that is read
         self._read_more = {
             Thinking.NONE: self._read_begin,
             Thinking.POSSIBLE: self._read_think_begin,
             Thinking.BEGUN: self._read_thoughts,
         }[thinking]
 
-    def read(self, text: str) -> list[Part]:
-        """Return the parts that the next piece of text completes."""
+    def read(self, text: str, *, is_last: bool = False) -> list[Part]:
+        """Return the parts that the next piece of text completes, or all that is left if it is the last."""
         parts: list[Part] = []
         for place in range(0, len(text), _STRETCH):
             stretch = text[place : place + _STRETCH]
             self._text += stretch
             self._num_received += len(stretch)
             parts += self._advance()
-        return parts
+        return parts + self.end() if is_last else parts
 
     def end(self) -> list[Part]:
         """Return the parts that were held back, after the last piece."""
@@ -174,14 +164,14 @@ class MessageReader:
 
     def _read_block(self) -> Iterator[Part]:
         """Read a block, or the rest of the answer: calls if it is that as a whole, or text."""
-        assert self._style is not None and self._block is not None
+        assert self._block is not None
         is_call = self._block.read(self._text, is_ended=self._is_ended)
         if is_call:
             self._text = self._text[self._block.end :]
             self._read_more = self._read_space
             self._fences = self._fences if self._is_parallel else {}
             for name, arguments in self._block.calls:
-                yield CallBegin(self._new_id(self._style), name)
+                yield CallBegin(self._new_id(), name)
                 yield CallArguments(arguments)
         elif is_call is False:
             place = self._num_received - len(self._text)
@@ -201,13 +191,12 @@ class MessageReader:
             self._seen = len(self._text)
             return
         self._text = self._text[head.end() :]
-        self._arguments = BareArguments(self._style.quote) if self._style.quote else JsonArguments()
-        if self._style.tags is not None:
-            self._arguments = TaggedArguments(self._style.tags, self._functions.get(head[1]))
+        self._arguments = self._style.new_arguments(self._functions.get(head[1]))
         self._read_more = self._read_arguments
-        yield CallBegin(self._new_id(self._style), head[1])
+        yield CallBegin(self._new_id(), head[1])
 
     def _read_arguments(self) -> Iterator[Part]:
+        assert self._arguments is not None
         piece, self._text = self._arguments.read(self._text)
         if piece:
             yield CallArguments(piece)

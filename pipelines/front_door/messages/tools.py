@@ -11,7 +11,9 @@ from pydantic import JsonValue
 
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.answer_format import enforceable
-from pipelines.front_door.messages.style import NAME
+
+NAME = r"[A-Za-z0-9_.:/-]{1,64}"
+"""Names of functions: OpenAI's, and the dots, colons and slashes of MCP servers."""
 
 _NO_PARAMETERS: dict[str, JsonValue] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -74,7 +76,7 @@ def calling_of(
     if not functions:
         if choice in (None, "none", "auto"):
             return None
-        raise wrong_choice(choice, "none and auto, as there are no tools")
+        raise wrong_choice(choice, "none or auto, or tools")
     known = _by_name(functions)
     if choice is None or choice == "auto":
         return Calling(tuple(functions), "auto", is_parallel)
@@ -152,34 +154,22 @@ def _by_name(functions: Sequence[Function]) -> dict[str, Function]:
         place = f"tools[{number}].function"
         if not re.fullmatch(NAME, function.name):
             raise InvalidRequestError(
-                "a function has no valid name",
-                values=f"{place}.name={function.name[:100]!r}",
-                limit="1 to 64 ASCII letters, digits and _ - . : /",
-                remedy="rename the function",
+                f"{place}.name={function.name[:100]!r} is not 1 to 64 ASCII letters, digits and _ - . : /",
+                "rename the function",
             )
         if function.name in known:
             raise InvalidRequestError(
-                "two functions have the same name",
-                values=f"{place}.name={function.name!r}",
-                limit="names that differ",
-                remedy="rename one of them",
+                f"{place}.name={function.name!r} is the name of two functions", "rename one of them"
             )
-        if parameters_of(function).get("type", "object") != "object":
+        if (kind := parameters_of(function).get("type", "object")) != "object":
             raise InvalidRequestError(
-                "the parameters of a function are no object",
-                values=f"{place}.parameters.type={parameters_of(function)['type']!r:.100}",
-                limit='a JSON schema with "type": "object"',
-                remedy="put the parameter into an object's properties",
+                f'{place}.parameters.type={kind!r:.100} is not "object"',
+                "put the parameter into an object's properties",
             )
         known[function.name] = function
     return known
 
 
-def wrong_choice(choice: JsonValue, limit: str) -> InvalidRequestError:
-    """Return the error of a ``tool_choice`` that is none of the possible ones, which the limit names."""
-    return InvalidRequestError(
-        "the tool choice cannot be followed",
-        values=f"tool_choice={choice!r:.200}",
-        limit=limit,
-        remedy="send one of these",
-    )
+def wrong_choice(choice: JsonValue, possible: str) -> InvalidRequestError:
+    """Return the error of a ``tool_choice`` that is none of the possible ones."""
+    return InvalidRequestError(f"tool_choice={choice!r:.200} cannot be followed", f"send {possible}")

@@ -11,13 +11,10 @@ Source: github.com/open-telemetry/semantic-conventions-genai, status Development
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.errors import ServerStartError
 from pipelines.front_door.observing.exchange import Answer, Exchange
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 """OpenTelemetry's variable for the address of a collector, such as ``http://127.0.0.1:4318``."""
@@ -47,17 +44,18 @@ class Traces:
 
     def __init__(self, model_name: str) -> None:
         try:
+            from opentelemetry import trace
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise ServerStartError(
-                "traces need packages that are not installed",
-                values=f"{ENDPOINT}={os.environ.get(ENDPOINT, '')}: {error}",
-                limit="the packages of requirements/otel.txt",
-                remedy=f"run 'make otel', or unset {ENDPOINT}",
+                f"{ENDPOINT} is set, and traces need packages that are not installed: {error}",
+                f"run 'make otel', or unset {ENDPOINT}",
             ) from None
+        self._trace, self._propagator = trace, TraceContextTextMapPropagator()
         self._model_name = model_name
         resource = Resource.create()  # from ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES``
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
@@ -72,33 +70,26 @@ class Traces:
 
     def observe(self, exchange: Exchange) -> None:
         """Record the spans of a request for text that has ended."""
-        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
         operation = _OPERATIONS.get(exchange.path)
         if operation is None:
             return
-        caller: Context = TraceContextTextMapPropagator().extract(exchange.trace_headers)
         span = self._tracer.start_span(
             f"{operation} {self._model_name}",
-            caller,
-            SpanKind.SERVER,
+            self._propagator.extract(exchange.trace_headers),
+            self._trace.SpanKind.SERVER,
             self._request_attributes(exchange, operation),
             start_time=exchange.began_unix_ns,
         )
         for answer in exchange.answers:
-            self._add_answer(exchange, answer, set_span_in_context(span))
+            self._add_answer(exchange, answer, self._trace.set_span_in_context(span))
         if exchange.error is not None or exchange.status >= 500:
             span.set_attribute("error.type", exchange.error.code if exchange.error else str(exchange.status))
-            span.set_status(StatusCode.ERROR)
+            span.set_status(self._trace.StatusCode.ERROR)
         span.end(_unix_ns(exchange, exchange.ended_s))
 
-    def _add_answer(self, exchange: Exchange, answer: Answer, parent: Context) -> None:
-        from opentelemetry.trace import SpanKind
-
-        span = self._tracer.start_span(
-            "router", parent, SpanKind.CLIENT, _answer_attributes(answer), start_time=exchange.began_unix_ns
-        )
+    def _add_answer(self, exchange: Exchange, answer: Answer, parent: Any) -> None:
+        kind, attributes = self._trace.SpanKind.CLIENT, _answer_attributes(answer)
+        span = self._tracer.start_span("router", parent, kind, attributes, start_time=exchange.began_unix_ns)
         for arrival in answer.arrivals:
             tokens = {
                 "draftproof.output_tokens": arrival.num_tokens,

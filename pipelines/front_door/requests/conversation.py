@@ -1,27 +1,39 @@
-"""Turns messages of chat, and items of responses, into what chat templates read, and renders them."""
+"""Asks for the next message of a conversation, which it renders with the model's chat template.
+
+All APIs come here with messages as OpenAI's chat has them: ``message_blocks`` makes them of Anthropic's
+blocks, ``response_items`` of the items of responses.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import JsonValue
 
+from pipelines import configuration
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.messages.message import read_arguments
-from pipelines.front_door.messages.style import HARMONY, MessageStyle, Thinking
-from pipelines.front_door.messages.tools import Function, tools_for_template
-from pipelines.front_door.requests.prompts import TokenIds, encode
-from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.messages.answer_format import content_guide
+from pipelines.front_door.messages.call_styles.harmony import HARMONY
+from pipelines.front_door.messages.grammar import AnswerPlan
+from pipelines.front_door.messages.message import Thinking, read_arguments
+from pipelines.front_door.messages.reader import MessageReader
+from pipelines.front_door.messages.style import MessageStyle
+from pipelines.front_door.messages.tools import Function, calling_of, schema_of, tools_for_template
+from pipelines.front_door.requests.sampling import SamplingFields, sampling_request
+from pipelines.front_door.served_model import ServedModel, TokenIds
 from pipelines.text.chat_template import no_chat_template
+from pipelines.wire.request import CompletionRequest
 
 Message = dict[str, JsonValue]
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
-_ITEMS = "message, function_call, custom_tool_call, the outputs of both, and reasoning"
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "name", "self"}
 )
@@ -59,6 +71,100 @@ class ChatPrompt:
     thinking: Thinking
 
 
+@configuration.strict
+@dataclass(frozen=True, kw_only=True)
+class MessageFields(SamplingFields):
+    """The fields that chat and responses share, and what both say in fields of their own.
+
+    Attributes:
+        tool_choice: Whether the model may, must or must not call a function, or which.
+        parallel_tool_calls: Whether it may call several; None for true.
+        chat_template_kwargs: Further variables of the template, such as ``enable_thinking``.
+        top_logprobs: Return the log probabilities of this many likeliest tokens too.
+        reasoning: ``{"effort": "none"}`` turns thoughts off, as does OpenRouter's ``{"enabled": false}``;
+            other efforts mean nothing here.
+    """
+
+    tool_choice: JsonValue = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    top_logprobs: int | None = None
+    reasoning: dict[str, JsonValue] | None = None
+
+    @property
+    def schemas(self) -> Iterator[tuple[str, str]]:
+        """The places and texts of the schemas that the answer, and its calls, follow."""
+        yield from super().schemas
+        yield from ((f"the function {each.name[:64]}", schema_of(each)) for each in self.functions)
+
+    @property
+    @abstractmethod
+    def max_output(self) -> int | None:
+        """Most output tokens; None for all that fit."""
+
+    @property
+    @abstractmethod
+    def num_log_probs(self) -> int | None:
+        """See ``sampling.num_log_probs``."""
+
+    @abstractmethod
+    def to_conversation(self) -> Conversation:
+        """Return the conversation to render.
+
+        Raises:
+            InvalidRequestError: A part of it cannot be rendered.
+        """
+
+    def variables(self, effort: str | None = None) -> dict[str, JsonValue]:
+        """Return the template's variables; OpenAI's effort of reasoning "none" turns thoughts off.
+
+        Raises:
+            InvalidRequestError: Thoughts should be limited or left out.
+        """
+        asked = self.reasoning or {}
+        if wrong := [name for name in ("max_tokens", "exclude") if asked.get(name)]:
+            raise InvalidRequestError(
+                f"reasoning.{wrong[0]}={asked[wrong[0]]!r:.200} is not supported: thoughts have no limit, "
+                "and are returned apart from the text",
+                "leave it out",
+            )
+        is_off = "none" in (effort, asked.get("effort")) or asked.get("enabled") is False
+        return {**({"enable_thinking": False} if is_off else {}), **(self.chat_template_kwargs or {})}
+
+
+async def message_request(
+    body: MessageFields, model: ServedModel, field: str
+) -> tuple[CompletionRequest, Callable[[], MessageReader]]:
+    """Return the request for one answer, and a function that makes a reader of an answer.
+
+    Args:
+        body: The client's request.
+        model: The model.
+        field: The field with the conversation.
+
+    Raises:
+        ChatTemplateError: The conversation cannot be rendered, or how the model calls tools is unknown.
+        InvalidRequestError: A field is wrong, or the conversation leaves no room for an answer.
+    """
+    log_probs = body.num_log_probs
+    plan = AnswerPlan(
+        model.style(with_tools=bool(body.functions)),
+        calling_of(body.functions, body.tool_choice, body.parallel_tool_calls),
+        content_guide(body.form, body.structured_outputs),
+    )
+    prompt = await chat_prompt(model, body.to_conversation())
+    model.limits.check_length(len(prompt.ids), field)
+    room = model.max_seq_len - len(prompt.ids)
+    asked = replace(
+        sampling_request(body, model.defaults, room if body.max_output is None else body.max_output),
+        prompt_ids=prompt.ids,
+        guide=await asyncio.to_thread(plan.guide, prompt.thinking),  # schemas may be large
+        num_log_probs=log_probs,
+        skip_special_tokens=body.skip_special_tokens is not False and not plan.has_special_marks,
+    )
+    return asked, partial(plan.new_reader, prompt.thinking)
+
+
 async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPrompt:
     """Render a conversation with the chat template of the model.
 
@@ -84,7 +190,7 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
         continue_final_message=conversation.continue_final_message,
         **_checked_variables(conversation.variables or {}),
     )
-    ids = await encode(model, text, "messages", add_special_tokens=False, parse_special_tokens=True)
+    ids = await model.encode(text, "messages", add_special_tokens=False, parse_special_tokens=True)
     last = messages[-1].get("content") if conversation.continue_final_message else None
     return ChatPrompt(ids, _thinking(style, text, last if isinstance(last, str) else ""))
 
@@ -108,10 +214,8 @@ def _for_template(message: Message, number: int, style: MessageStyle) -> Message
     role = message.get("role")
     if not isinstance(role, str):
         raise InvalidRequestError(
-            "a message has no role",
-            values=f"{name}={message!r:.200}",
-            limit="a role such as system, user, assistant or tool",
-            remedy="add it",
+            f"a message has no role: {name}={message!r:.200}",
+            "add one, such as system, user, assistant or tool",
         )
     found = {**message}
     if role == "developer" and not style.has_developer:
@@ -150,10 +254,8 @@ def _text_of(content: JsonValue, name: str) -> JsonValue:
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise InvalidRequestError(
-                "the content of a message is not text",
-                values=f"{name}={content!r:.200}",
-                limit="a text, or parts with type text and a text",
-                remedy="send text; this model takes no images, sounds or files",
+                f"the content of a message is not text: {name}={content!r:.200}",
+                "send a text, or parts of type text; this model takes no images, sounds or files",
             )
         texts.append(text)
     return "\n".join(texts)
@@ -185,98 +287,15 @@ def _call(call: JsonValue, name: str, style: MessageStyle) -> JsonValue:
 
 def _wrong_call(name: str, found: JsonValue) -> InvalidRequestError:
     return InvalidRequestError(
-        "a tool call of a message is not valid",
-        values=f"{name}={found!r:.200}",
-        limit='objects with "id", "type" and "function", which has a name, and arguments as an object or '
-        "a text of JSON",
-        remedy="send the tool calls as the server returned them",
+        f"a tool call is not an id, a type and a function with a name and arguments: {name}={found!r:.200}",
+        "send the tool calls as the server returned them",
     )
 
 
 def _checked_variables(variables: Mapping[str, JsonValue]) -> Mapping[str, Any]:
-    taken = sorted(_RESERVED & set(variables))
-    if taken:
+    if taken := sorted(_RESERVED & set(variables)):
         raise InvalidRequestError(
-            "a variable of the chat template has a reserved name",
-            values=f"chat_template_kwargs.{taken[0]}",
-            limit="variables such as enable_thinking",
-            remedy="send it as a field of the request",
+            f"chat_template_kwargs.{taken[0]} is no variable of the template, such as enable_thinking",
+            "send it as a field of the request",
         )
     return variables
-
-
-def messages_of(items: JsonValue) -> list[Message]:
-    """Return the messages of chat that items of responses mean.
-
-    Thoughts, text and calls of the assistant that follow each other become one message.
-
-    Args:
-        items: A text of the user, or a list of items.
-
-    Raises:
-        InvalidRequestError: An item has another type than those of ``_ITEMS``.
-    """
-    if isinstance(items, str):
-        return [said("user", items)]
-    if not isinstance(items, list):
-        raise _wrong_item("input", items)
-    messages: list[Message] = []
-    for number, item in enumerate(items):
-        name = f"input[{number}]"
-        if not isinstance(item, dict):
-            raise _wrong_item(name, item)
-        kind = item.get("type", "message")
-        if kind == "message":
-            message = said(item.get("role"), item.get("content"))
-            if item.get("role") == "assistant" and _is_open(messages):
-                messages[-1] |= message
-            else:
-                messages.append(message)
-        elif kind in ("function_call_output", "custom_tool_call_output"):
-            messages.append({**said("tool", item.get("output")), "tool_call_id": item.get("call_id")})
-        elif kind == "function_call":
-            function: JsonValue = {"name": item.get("name"), "arguments": item.get("arguments")}
-            _add_call(messages, {"id": item.get("call_id"), "type": "function", "function": function})
-        elif kind == "custom_tool_call":
-            written: JsonValue = {"name": item.get("name"), "arguments": {"input": item.get("input")}}
-            _add_call(messages, {"id": item.get("call_id"), "type": "function", "function": written})
-        elif kind == "reasoning":
-            messages.append({"role": "assistant", "content": "", "reasoning_content": _thoughts(item)})
-        else:
-            raise _wrong_item(f"{name}.type", kind)
-    return messages or [said("user", "")]  # clients try a server with an empty list
-
-
-def _is_open(messages: list[Message]) -> bool:
-    """Return whether the last message has only thoughts."""
-    return bool(messages) and "reasoning_content" in messages[-1] and not messages[-1]["content"]
-
-
-def _add_call(messages: list[Message], call: JsonValue) -> None:
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append(said("assistant", ""))
-    calls = messages[-1].setdefault("tool_calls", [])
-    assert isinstance(calls, list)
-    calls.append(call)
-
-
-def _thoughts(item: Mapping[str, JsonValue]) -> JsonValue:
-    """Return the text of a reasoning item, else of its summary."""
-    for parts in (item.get("content"), item.get("summary")):
-        if isinstance(parts, list) and parts:
-            return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-    return ""
-
-
-def said(role: JsonValue, content: JsonValue) -> Message:
-    """Return a message."""
-    return {"role": role, "content": content}
-
-
-def _wrong_item(name: str, found: JsonValue) -> InvalidRequestError:
-    return InvalidRequestError(
-        "the input of a response is not valid",
-        values=f"{name}={found!r:.200}",
-        limit=f"a text, or a list of items of type {_ITEMS}",
-        remedy="send it as such items, not by their ids",
-    )

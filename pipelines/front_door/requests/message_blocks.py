@@ -24,7 +24,7 @@ _SEARCH = "tool_search_tool_"
 """Begins the types of Anthropic's own searches for tools."""
 
 _CHANGES = ("tool_addition", "tool_removal")
-_READABLE = "text; of the user also tool_result, of the assistant tool_use and thinking; no images, no files"
+_READABLE = "text, tool_result of the user, or tool_use or thinking of the assistant"
 
 
 def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[Message]:
@@ -45,7 +45,7 @@ def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[M
     for number, message in enumerate(messages):
         name, role = f"messages[{number}]", message.get("role")
         if role not in _ROLES:
-            raise _wrong(f"{name}.role", role, ", ".join(_ROLES))
+            raise _wrong(f"{name}.role", role, " or ".join(_ROLES))
         blocks = list(_blocks(message.get("content"), f"{name}.content"))
         for place, block in blocks:
             _add_block(found, role, block, place)
@@ -177,7 +177,7 @@ def _blocks(content: JsonValue, name: str) -> Iterator[tuple[str, Message]]:
         raise _wrong(name, content, "a text or a list of blocks")
     for number, block in enumerate(blocks):
         if not isinstance(block, dict):
-            raise _wrong(f"{name}[{number}]", block, "blocks, which are objects with a type")
+            raise _wrong(f"{name}[{number}]", block, "a block, which is an object with a type")
         yield f"{name}[{number}]", block
 
 
@@ -245,8 +245,5 @@ def _field(block: Mapping[str, JsonValue], key: str, kind: Any, name: str) -> An
 
 def _wrong(name: str, found: JsonValue, limit: str) -> InvalidRequestError:
     return InvalidRequestError(
-        "a field of the conversation cannot be read",
-        values=f"{name}={found!r:.200}",
-        limit=limit,
-        remedy="send it as Anthropic's API describes it, in text",
+        f"{name}={found!r:.200} is not {limit}", "send it as Anthropic's API describes it, in text"
     )

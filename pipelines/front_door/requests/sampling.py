@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,19 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import JsonValue
 
 from pipelines import configuration
-from pipelines.errors import InvalidRequestError, ModelNotFoundError
+from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.answer_format import guide_of_format
 from pipelines.front_door.messages.tools import Function
-from pipelines.front_door.served_model import ServedModel
 from pipelines.wire.request import CompletionRequest
-
-MAX_CHOICES = 128
-"""Most answers of one request: prompts times ``n``."""
 
 MAX_LOG_PROBS = 20
 """Maximum number of alternatives per token: the models' limit, and that of OpenAI's API."""
 
-_SEED_BITS = 53  # exactly representable by JSON parsers that only have doubles
+SEED_BITS = 53  # exactly representable by JSON parsers that only have doubles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,21 +159,6 @@ class SamplingFields(PassedOn):
         return self.form_field if guide_of_format(self.form) is not None else "tools"
 
 
-def check_model(given: str, model: ServedModel) -> None:
-    """Refuse a model that is not served; a request may leave the name out.
-
-    Raises:
-        ModelNotFoundError: There is no such model.
-    """
-    if given not in ("", model.name):
-        raise ModelNotFoundError(
-            "no model of this name is served",
-            values=f"model={given[:200]!r}",
-            limit=f"model={model.name!r}",
-            remedy="send a name that GET /v1/models lists",
-        )
-
-
 def sampling_request(
     fields: SamplingFields, defaults: CompletionRequest, max_tokens: int
 ) -> CompletionRequest:
@@ -195,7 +175,7 @@ def sampling_request(
     chosen = {name: value for name in PASSED_ON if (value := getattr(fields, name)) is not None}
     if chosen.get("seed") == -1:  # vLLM's and llama.cpp's clients' way to ask for any
         del chosen["seed"]
-    chosen.setdefault("seed", secrets.randbits(_SEED_BITS))
+    chosen.setdefault("seed", secrets.randbits(SEED_BITS))
     if chosen.get("top_k") == -1:  # vLLM's and OpenAI-style clients' way to write all tokens
         chosen["top_k"] = 0
     return replace(
@@ -224,10 +204,7 @@ def num_log_probs(is_asked: bool, top_logprobs: int | None, asking: str) -> int 
         return checked_log_probs("top_logprobs", top_logprobs or 0)
     if top_logprobs:
         raise InvalidRequestError(
-            f"top_logprobs needs {asking}",
-            values=f"top_logprobs={top_logprobs}",
-            limit=f"a request with {asking}",
-            remedy=f"send {asking}, or leave top_logprobs out",
+            f"top_logprobs={top_logprobs} needs {asking}", "send both, or leave top_logprobs out"
         )
     return None
 
@@ -240,51 +217,17 @@ def checked_log_probs(field: str, number: int) -> int:
     """
     if not 0 <= number <= MAX_LOG_PROBS:
         raise InvalidRequestError(
-            f"{field} is out of range",
-            values=f"{field}={number}",
-            limit=f"0 to {MAX_LOG_PROBS} alternatives per token",
-            remedy="ask for fewer alternatives",
+            f"{field}={number} is out of range: 0 to {MAX_LOG_PROBS}", "ask for fewer alternatives per token"
         )
     return number
-
-
-def seed_of_choice(seed: int, number: int) -> int:
-    """Return the seed of a choice; that of the first is the request's own."""
-    if number == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
-
-
-def choices_of(asked: CompletionRequest, n: int) -> list[CompletionRequest]:
-    """Return a request for each of ``n`` answers to a prompt, with seeds of their own."""
-    assert asked.seed is not None
-    return [replace(asked, seed=seed_of_choice(asked.seed, number)) for number in range(n)]
-
-
-def check_choices(num_prompts: int, n: int) -> None:
-    """Refuse a request for no answer or too many.
-
-    Raises:
-        InvalidRequestError: ``n`` is out of range.
-    """
-    if n < 1 or num_prompts * n > MAX_CHOICES:
-        raise InvalidRequestError(
-            "n is out of range",
-            values=f"n={n}, prompts: {num_prompts}",
-            limit=f"n at least 1, and at most {MAX_CHOICES} answers of one request",
-            remedy="send n=1, or leave it out" if n < 1 else "send several requests",
-        )
 
 
 def _stop_words(stop: JsonValue) -> tuple[str, ...]:
     words = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InvalidRequestError(
-            "stop has the wrong type",
-            values=f"stop={stop!r:.200}",
-            limit="a text or a list of texts",
-            remedy="send the texts before which the answer ends",
+            f"stop={stop!r:.200} is neither a text nor a list of texts",
+            "send the texts before which the answer ends",
         )
     return tuple(str(word) for word in words)
 
@@ -292,9 +235,7 @@ def _stop_words(stop: JsonValue) -> tuple[str, ...]:
 def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
     if not all(name.isascii() and name.isdecimal() and len(name) < 10 for name in bias):
         raise InvalidRequestError(
-            "a key of logit_bias is not a token id",
-            values=f"logit_bias={bias!r:.200}",
-            limit="token ids in decimal",
-            remedy="send token ids; POST /tokenize returns those of a text",
+            f"logit_bias={bias!r:.200} has a key that is no token id in decimal",
+            "send token ids; POST /tokenize returns those of a text",
         )
     return tuple((int(name), value) for name, value in bias.items())

@@ -7,9 +7,9 @@ A round is expected to write, for each request, and to take
     E_r = 1 + a_r + a_r^2 + ... + a_r^k_r                          tokens
     T = V(sum of 1 + k_r) + D(m_1) + D(m_2) + ...                  seconds
 
-V and D are the times of a step of target and draft by its rows (``step_times.py``), and m_j is the number of
-requests that draft at least j tokens. The requests of a round share its time, so the lengths are those with
-the greatest geometric mean of speeds, that is, the greatest
+V and D are the times of a step of target and draft by its decode tokens (``step_times.py``), and m_j is the
+number of requests that draft at least j tokens. The requests of a round share its time, so the lengths are
+those with the greatest geometric mean of speeds, that is, the greatest
 
     sum over requests of log(E_r / T)
 
@@ -21,8 +21,8 @@ With s the probability that this token and those before it are accepted, a reque
 
     s * a_r >= w_r * (V' + D(m) / m)        where w_r = number of requests * E_r / T
 
-is what a second is worth to it, in tokens, and V' is the time of one more row. Tokens at the end with
-s < w_r * V' are not verified. A looked-up token costs no step of the draft: D = 0.
+is what a second is worth to it, in tokens, and V' is the time of one more decode token. Tokens at the end
+with s < w_r * V' are not verified. A looked-up token costs no step of the draft: D = 0.
 
 Source: the mean over many rounds is best where each decision maximises tokens - w * seconds (Dinkelbach 1967,
 On nonlinear fractional programming). SmartSpec (arXiv:2406.14066) maximises tokens over seconds.
@@ -60,13 +60,13 @@ class Aim:
     Attributes:
         length: Draft tokens, on average.
         prices: float64 [max_draft_len], by position: the least probability of becoming output with which a
-            token is worth a step of the draft and a row of the target.
-        row_prices: The same for a token that is drafted already.
+            token is worth a step of the draft and a decode token of the target.
+        target_prices: The same for a token that is drafted already.
     """
 
     length: int
     prices: npt.NDArray[np.float64]
-    row_prices: npt.NDArray[np.float64]
+    target_prices: npt.NDArray[np.float64]
 
 
 class DraftLengths:
@@ -174,9 +174,9 @@ class DraftLengths:
         worth_of_s = num_requests * tokens[range(num_requests), lengths] / seconds[best]
         self._aims = {}
         for request, length, worth in zip(requests, lengths.tolist(), worth_of_s.tolist(), strict=True):
-            rows = num_requests + best - length + depths
-            row_s = self._target_times.seconds(rows + 1) - self._target_times.seconds(rows)
-            self._aims[request] = Aim(length, worth * (row_s + draft_s), worth * row_s)
+            before = num_requests + best - length + depths
+            token_s = self._target_times.seconds(before + 1) - self._target_times.seconds(before)
+            self._aims[request] = Aim(length, worth * (token_s + draft_s), worth * token_s)
 
     def _reading_s(self, request: RequestDraftLength) -> float:
         """Return what a round with a draft costs because the draft has to read what it does not know.
@@ -241,11 +241,11 @@ class RequestDraftLength:
         if not self._sees_gaps:
             return all_of(length)
         if self.uses_lookup:
-            return DraftPlan(0, lambda: None, lambda drafted: self._looked_up(length))
+            return DraftPlan(0, lambda: None, lambda drafted: self.lookup.propose(length))
         return DraftPlan(
             limit,
             lambda: self._above(aim.prices.tolist()),
-            lambda drafted: self._verified(drafted, aim.row_prices),
+            lambda drafted: self._verified(drafted, aim.target_prices),
         )
 
     def num_alone(self, num_remaining: int) -> int:
@@ -280,25 +280,20 @@ class RequestDraftLength:
         self._lengths.end(self)
 
     def _above(self, prices: list[float]) -> KeepDrafting:
-        survival, count, following = 1.0, 0, self.acceptance.mean
+        so_far, count, following = 1.0, 0, self.acceptance.mean  # acceptance of all tokens so far
 
         def keep_drafting(gap: float) -> bool:
-            nonlocal survival, count
-            survival *= self.acceptance.rate(gap)
+            nonlocal so_far, count
+            so_far *= self.acceptance.rate(gap)
             count += 1
-            return count < len(prices) and survival * following >= prices[count]
+            return count < len(prices) and so_far * following >= prices[count]
 
         return keep_drafting
 
-    def _verified(self, drafted: Output | None, row_prices: npt.NDArray[np.float64]) -> Proposal:
-        """Return the draft's tokens without those at the end that are not worth their row."""
+    def _verified(self, drafted: Output | None, target_prices: npt.NDArray[np.float64]) -> Proposal:
+        """Return the draft's tokens without those at the end that are not worth verifying."""
         if drafted is None or drafted.gaps is None:
             return Proposal(NO_TOKENS, drafted)
-        survival = np.cumprod([self.acceptance.rate(gap) for gap in drafted.gaps.tolist()])
-        is_worth = survival >= row_prices[: len(survival)]
+        so_far = np.cumprod([self.acceptance.rate(gap) for gap in drafted.gaps.tolist()])
+        is_worth = so_far >= target_prices[: len(so_far)]
         return Proposal(drafted.token_ids[: int(np.append(is_worth, False).argmin())], drafted)
-
-    def _looked_up(self, count: int) -> Proposal:
-        found = self.lookup.propose(count)
-        num_predicted = len(found.token_ids) if found.is_predicted else 0
-        return Proposal(found.token_ids, None, num_predicted=num_predicted)

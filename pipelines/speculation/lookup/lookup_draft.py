@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from pipelines.speculation.draft_length.draft_plan import Proposal
 from pipelines.speculation.lookup.prediction_lookup import PredictionLookup
 from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, MIN_MATCH, PromptLookup
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
@@ -16,21 +16,6 @@ _PRIOR = {3: 0.5, 4: 0.6, 5: 0.7, 6: 0.75, 7: 0.8, MAX_MATCH: 0.9}
 _PRIOR_OF_PREDICTION = {1: 0.8, 2: 0.9, **dict.fromkeys(range(MIN_MATCH, MAX_MATCH + 1), 0.95)}
 _PRIOR_WEIGHT = 3.0
 _MEMORY = 0.93
-
-
-@dataclass(frozen=True)
-class Found:
-    """A draft that was looked up.
-
-    Attributes:
-        token_ids: int32 [n], the draft; empty without a match.
-        rate: Expected acceptance of each of its tokens, given those before it; 0 without a match.
-        is_predicted: Whether it stands in the client's prediction.
-    """
-
-    token_ids: TokenIds
-    rate: float
-    is_predicted: bool
 
 
 class LookupDraft:
@@ -53,15 +38,12 @@ class LookupDraft:
         """Expected acceptance of the next proposed token, given those before it; 0 without a match."""
         return max(place.rate(place.lookup.match_length) for place in self._places)
 
-    def propose(self, count: int) -> Found:
+    def propose(self, count: int) -> Proposal:
         """Return a draft of at most ``count`` tokens."""
         best = max(self._places, key=lambda place: place.rate(place.lookup.match_length))
-        return best.found(best.lookup.propose(count), best.lookup.match_length)
-
-    def propose_after(self, token_ids: TokenIds, count: int) -> Found:
-        """Return what ``propose`` would return after appending at least one token."""
-        found = [place.found(*place.lookup.propose_after(token_ids, count)) for place in self._places]
-        return max(found, key=lambda each: each.rate)
+        token_ids = best.lookup.propose(count)
+        is_predicted = isinstance(best.lookup, PredictionLookup)
+        return Proposal(token_ids, None, num_predicted=len(token_ids) if is_predicted else 0)
 
     def append(self, token_ids: TokenIds) -> None:
         """Add output tokens and learn from them."""
@@ -99,6 +81,3 @@ class _Place:
             return 0.0
         kind = match_length >= MIN_MATCH
         return min(self._prior[match_length] * self._num_right[kind] / self._num_expected[kind], 0.995)
-
-    def found(self, token_ids: TokenIds, match_length: int) -> Found:
-        return Found(token_ids, self.rate(match_length), isinstance(self.lookup, PredictionLookup))

@@ -56,14 +56,6 @@ class PredictionLookup:
         end = self._place + count if self.match_length else self._place
         return np.array(self._tokens[self._place : end], np.int32)
 
-    def propose_after(self, token_ids: TokenIds, count: int) -> tuple[TokenIds, int]:
-        """Return what ``propose`` and ``match_length`` would be after appending at least one token."""
-        before = self._last, self._followed, self._place, self.match_length
-        self.append(token_ids)
-        found = self.propose(count), self.match_length
-        self._last, self._followed, self._place, self.match_length = before
-        return found
-
     def _find(self) -> None:
         """Go to the place after the longest match; of equal ones the next after the last one followed."""
         near = range(self._followed + 1, min(self._followed + NEAR + 1, len(self._tokens)))

@@ -81,7 +81,15 @@ class PromptLookup:
     @property
     def match_length(self) -> int:
         """Number of last tokens that occurred before: 0, or 3 to ``MAX_MATCH``."""
-        return self._match_length(self._after_match)
+        if not self._after_match:
+            return 0
+        length = MIN_MATCH
+        end = len(self._tokens)
+        while length < MAX_MATCH and length < self._after_match:
+            if self._tokens[self._after_match - length - 1] != self._tokens[end - length - 1]:
+                break
+            length += 1
+        return length
 
     def propose(self, count: int) -> TokenIds:
         """Return what followed the earlier occurrence, int32 [count]; empty without a match.
@@ -89,34 +97,13 @@ class PromptLookup:
         If the continuation reaches the end of the sequence it wraps around, so periodic text is continued
         with its period.
         """
-        return self._continuation(self._after_match, count)
-
-    def propose_after(self, token_ids: TokenIds, count: int) -> tuple[TokenIds, int]:
-        """Return what ``propose`` and ``match_length`` would be after appending at least one token."""
-        num_known = len(self._tokens)
-        self._tokens.extend(token_ids.tolist())
-        after_match = self._after(tuple(self._tokens[-MIN_MATCH:]))
-        found = self._continuation(after_match, count), self._match_length(after_match)
-        del self._tokens[num_known:]
-        return found
+        if not self._after_match:
+            return NO_TOKENS
+        period = len(self._tokens) - self._after_match
+        return np.array(
+            [self._tokens[self._after_match + index % period] for index in range(count)], np.int32
+        )
 
     def _after(self, last: tuple[int, ...]) -> int:
         """Return the latest place after ``MIN_MATCH`` tokens; 0 for none."""
         return self._latest.get(last) or max(self._first.after(last)[-1:], default=0)
-
-    def _match_length(self, after_match: int) -> int:
-        if not after_match:
-            return 0
-        length = MIN_MATCH
-        end = len(self._tokens)
-        while length < MAX_MATCH and length < after_match:
-            if self._tokens[after_match - length - 1] != self._tokens[end - length - 1]:
-                break
-            length += 1
-        return length
-
-    def _continuation(self, after_match: int, count: int) -> TokenIds:
-        if not after_match:
-            return NO_TOKENS
-        period = len(self._tokens) - after_match
-        return np.array([self._tokens[after_match + index % period] for index in range(count)], np.int32)

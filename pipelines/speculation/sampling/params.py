@@ -106,10 +106,8 @@ class SamplingParams:
     def _validate_logit_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIASES:
             raise InvalidRequestError(
-                "logit_bias has too many entries",
-                values=f"{len(self.logit_bias)} ids",
-                limit=f"at most {MAX_LOGIT_BIASES}",
-                remedy="send the most important ones; use bad_words to forbid texts",
+                f"logit_bias has {len(self.logit_bias)} entries, more than {MAX_LOGIT_BIASES}",
+                "send the most important ones; use bad_words to forbid texts",
             )
         ids, values = self.bias
         is_repeated = np.ones(len(ids), np.bool_)
@@ -117,11 +115,12 @@ class SamplingParams:
         is_wrong = is_repeated | (ids < 0) | (ids >= vocab_size)
         if is_wrong.any():
             first = int(np.argmax(is_wrong))
+            problem = (
+                "is given twice" if is_repeated[first] else f"is not a token, which are 0 to {vocab_size - 1}"
+            )
             raise InvalidRequestError(
-                f"an id of logit_bias {'is given twice' if is_repeated[first] else 'is not a token'}",
-                values=f"id {ids[first]}",
-                limit=f"ids from 0 to {vocab_size - 1}, each at most once",
-                remedy="send each token id of the model's vocabulary at most once",
+                f"id {ids[first]} of logit_bias {problem}",
+                "send each token id of the model's vocabulary at most once",
             )
         is_wrong = ~(np.abs(values) <= MAX_LOGIT_BIAS)  # NaN, too
         if is_wrong.any():
@@ -177,6 +176,4 @@ def check_range(
         return
     limit = f"{'above' if is_open else 'at least'} {minimum:g}"
     limit += f" and at most {maximum:g}" if math.isfinite(maximum) else " and finite"
-    raise InvalidRequestError(
-        f"{name} is out of range", values=f"{name}={value}", limit=f"it must be {limit}", remedy=remedy
-    )
+    raise InvalidRequestError(f"{name} is out of range: {name}={value}, but it must be {limit}", remedy)

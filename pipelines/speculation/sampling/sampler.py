@@ -155,10 +155,9 @@ class Sampler:
         )
         if not q[draft_id] > 0:
             raise InvalidRequestError(
-                "a draft token cannot have been drawn from its draft_logits",
-                values=f"token {draft_id} at position {self.position}, request {self._request_id}",
-                limit="draft and target must process logits with the same sampling parameters",
-                remedy="send the same sampling parameters to draft and target",
+                f"a draft token cannot have been drawn from its draft_logits: token {draft_id} at position "
+                f"{self.position}, request {self._request_id}",
+                "send the same sampling parameters to draft and target",
             )
         seed = self._sampling.seed
         if draws.is_accepted(p[draft_id], q[draft_id], seed, self.position):
@@ -228,14 +227,12 @@ class Sampler:
             return
         if score == -math.inf:
             raise NothingAllowedError(
-                "the request forbids every token",
-                values=f"position {self.position}, request {self._request_id}",
-                limit="bad_words, min_tokens and the grammar must leave at least one token",
-                remedy="send fewer bad words, an end_id that may be chosen, or another grammar",
+                f"the request forbids every token at position {self.position} of request {self._request_id}: "
+                "bad_words, min_tokens and the grammar leave none",
+                "send fewer bad words, an end_id that may be chosen, or another grammar",
             )
         raise EngineFailedError(
-            "the engine returned logits that are not finite",
-            values=f"largest logit {score} at position {self.position}, request {self._request_id}",
-            limit="every logit must be finite",
-            remedy="check the checkpoint and its quantization: weights or scales may have overflowed",
+            f"the engine returned logits that are not finite: the largest at position {self.position} of "
+            f"request {self._request_id} is {score}",
+            "check the checkpoint and its quantization: weights or scales may have overflowed",
         )

@@ -14,11 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # the processes of the text models have no engine
-    from pipelines.executor.executor import Executor
-    from pipelines.speculation.statistics import SpeculationStatistics
+from typing import Any
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +38,7 @@ _DESCRIPTIONS = {
     "draftproof_draft_refusals_total": "Requests that the draft refused and that continued without it",
     "draftproof_draft_available": "1 while the draft works, 0 while requests continue without it",
     "draftproof_expected_draft_tokens": "Draft tokens that the latest round was to have for each request",
-    "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of the last minute",
+    "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of about the last minute",
     "draftproof_max_queue_size": "Capacity of the queue; the server refuses requests beyond it",
     "draftproof_prefix_cache_queries_total": "Tokens of prompts that were looked up in the KV cache",
     "draftproof_prefix_cache_hits_total": "Tokens of prompts that were in the KV cache",
@@ -60,16 +56,6 @@ _DESCRIPTIONS = {
 }
 
 
-@dataclass
-class _Figure:
-    name: str
-    metric: Any
-    read: Callable[[], float]
-    is_counter: bool
-    last: float | None = None
-    has_failed: bool = False
-
-
 class Gauges:
     """Publishes the figures of one model.
 
@@ -81,9 +67,8 @@ class Gauges:
     def __init__(self, backend: Any, model_name: str) -> None:
         self._pb = backend
         self._model_name = model_name
-        self._families: dict[
-            str, Any
-        ] = {}  # must outlive their metrics: Triton deletes these with their family
+        # These must outlive their metrics, which Triton deletes with their family.
+        self._families: dict[str, Any] = {}
         self._figures: list[_Figure] = []
         self._histograms: list[tuple[Any, deque[float]]] = []
         self._stopping = threading.Event()
@@ -97,13 +82,10 @@ class Gauges:
             read: Returns the value.
             labels: Labels besides ``model``.
         """
-        is_counter = name.endswith("_total")
-        if name not in self._families:
-            family = self._pb.MetricFamily
-            kind = family.COUNTER if is_counter else family.GAUGE
-            self._families[name] = family(name=name, description=_DESCRIPTIONS[name], kind=kind)
-        metric = self._families[name].Metric(labels={"model": self._model_name, **labels})
-        self._figures.append(_Figure(name, metric, read, is_counter))
+        kinds = self._pb.MetricFamily
+        family = self._family(name, kinds.COUNTER if name.endswith("_total") else kinds.GAUGE)
+        metric = family.Metric(labels={"model": self._model_name, **labels})
+        self._figures.append(_Figure(name, metric, read))
 
     def add_histogram(self, name: str, buckets: Sequence[float], **labels: str) -> Callable[[float], None]:
         """Publish a histogram. Call this before ``start``.
@@ -116,14 +98,17 @@ class Gauges:
         Returns:
             A function that adds a value and may be called on any thread.
         """
-        if name not in self._families:
-            family = self._pb.MetricFamily
-            self._families[name] = family(name=name, description=_DESCRIPTIONS[name], kind=family.HISTOGRAM)
-        labels = {"model": self._model_name, **labels}
-        metric = self._families[name].Metric(labels=labels, buckets=list(buckets))
+        family = self._family(name, self._pb.MetricFamily.HISTOGRAM)
+        metric = family.Metric(labels={"model": self._model_name, **labels}, buckets=list(buckets))
         values: deque[float] = deque(maxlen=_MAX_UNPUBLISHED)
         self._histograms.append((metric, values))
         return values.append
+
+    def _family(self, name: str, kind: Any) -> Any:
+        if name not in self._families:
+            made = self._pb.MetricFamily(name=name, description=_DESCRIPTIONS[name], kind=kind)
+            self._families[name] = made
+        return self._families[name]
 
     def start(self) -> None:
         """Start publishing, including memory and CPU time of this process."""
@@ -142,39 +127,41 @@ class Gauges:
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL_S):
             for figure in self._figures:
-                self._try_to_publish(figure)
+                figure.publish()
             for metric, values in self._histograms:
-                self._observe(metric, values)
+                try:
+                    while values:
+                        metric.observe(values.popleft())
+                except Exception:
+                    _LOG.exception("a value of a histogram was lost")
 
-    def _try_to_publish(self, figure: _Figure) -> None:
-        """Publish one figure. A failure leaves the others alone and is logged once, until it recovers."""
+
+@dataclass
+class _Figure:
+    name: str
+    metric: Any
+    read: Callable[[], float]
+    last: float | None = None
+    has_failed: bool = False
+
+    def publish(self) -> None:
+        """Publish the figure if it has changed. A failure is logged once, until the figure recovers."""
         try:
-            self._publish(figure)
+            value = float(self.read())
+            if value != self.last:
+                if self.name.endswith("_total"):
+                    self.metric.increment(value - (self.last or 0.0))
+                else:
+                    self.metric.set(value)
+                self.last = value
         except Exception:
-            if not figure.has_failed:
-                _LOG.exception("metric %s could not be published; retrying", figure.name)
-            figure.has_failed = True
+            if not self.has_failed:
+                _LOG.exception("metric %s could not be published; retrying", self.name)
+            self.has_failed = True
         else:
-            if figure.has_failed:
-                _LOG.warning("metric %s is published again", figure.name)
-            figure.has_failed = False
-
-    def _publish(self, figure: _Figure) -> None:
-        value = float(figure.read())
-        if value == figure.last:
-            return
-        if figure.is_counter:
-            figure.metric.increment(value - (figure.last or 0.0))
-        else:
-            figure.metric.set(value)
-        figure.last = value
-
-    def _observe(self, metric: Any, values: deque[float]) -> None:
-        try:
-            while values:
-                metric.observe(values.popleft())
-        except Exception:
-            _LOG.exception("a value of a histogram was lost")
+            if self.has_failed:
+                _LOG.warning("metric %s is published again", self.name)
+            self.has_failed = False
 
 
 # Both are rounded down to steps, since each change costs a round trip to Triton.
@@ -187,40 +174,3 @@ def _resident_bytes() -> float:
 
 def _cpu_seconds() -> float:
     return time.process_time() // _CPU_STEP_S * _CPU_STEP_S
-
-
-def watch_executor(gauges: Gauges, role: str, executor: Executor) -> None:
-    """Publish the KV blocks and requests of one engine."""
-    counts = executor.counts
-    gauges.add("draftproof_kv_blocks", lambda: counts.num_blocks, engine=role)
-    gauges.add("draftproof_kv_blocks_free", lambda: counts.num_free_blocks, engine=role)
-    gauges.add("draftproof_requests_running", lambda: counts.num_running, engine=role)
-    gauges.add("draftproof_requests_waiting", lambda: counts.num_waiting, engine=role)
-    if role == "target":  # the draft begins anew for each proposal
-        gauges.add("draftproof_prefix_cache_queries_total", lambda: counts.num_looked_up, engine=role)
-        gauges.add("draftproof_prefix_cache_hits_total", lambda: counts.num_found, engine=role)
-
-
-def watch_speculation(gauges: Gauges, totals: SpeculationStatistics) -> None:
-    """Publish the counts of speculation over all requests."""
-    for source in ("grammar", "draft_model", "lookup", "target"):
-        gauges.add(
-            "draftproof_output_tokens_total",
-            lambda source=source: totals.tokens_by_source[source],  # type: ignore[misc]
-            source=source,
-        )
-    for length in range(totals.max_draft_len + 1):
-        gauges.add(
-            "draftproof_draft_length_total",
-            lambda length=length: totals.rounds_by_length[length],  # type: ignore[misc]
-            num_draft_tokens=str(length),
-        )
-    gauges.add("spec_decode_num_drafts_total", lambda: totals.num_drafting_rounds)
-    gauges.add("spec_decode_num_draft_tokens_total", lambda: totals.total_draft_tokens)
-    gauges.add("spec_decode_num_accepted_tokens_total", lambda: totals.total_accepted_draft_tokens)
-    for position in range(totals.max_draft_len):
-        gauges.add(
-            "spec_decode_num_accepted_tokens_per_pos_total",
-            lambda position=position: totals.accepted_per_position[position],  # type: ignore[misc]
-            position=str(position),
-        )

@@ -67,10 +67,8 @@ class ServerKey:
         self._key = os.environ.get(VARIABLE, "")
         if not self._key:
             raise ServerStartError(
-                "the server's key is missing",
-                values=f"{VARIABLE} is not set",
-                limit="models answer only the gateway, which creates the key when it starts Triton",
-                remedy="start the server with 'draftproof serve' or 'python -m pipelines.triton.gateway'",
+                f"{VARIABLE} is not set, as it is where the gateway starts Triton",
+                "start the server with 'draftproof serve' or 'python -m pipelines.triton.gateway'",
             )
 
     def check(self, parameters: Mapping[str, Any]) -> bool:
@@ -90,10 +88,8 @@ class ServerKey:
             key.encode("utf-8", "surrogatepass"), self._key.encode()
         ):
             raise InvalidRequestError(
-                "the request did not come through the gateway",
-                values="the server's key is missing or wrong",
-                limit="models answer only requests with the key",
-                remedy="send requests to the server's HTTP or gRPC port",
+                "the request did not come through the gateway: the server's key is missing or wrong",
+                "send requests to the server's HTTP or gRPC port",
             )
         return PING_PARAMETER in parameters
 
@@ -110,25 +106,19 @@ def read_header(request: Any, known_inputs: Iterable[str], key: ServerKey) -> He
         InvalidRequestError: The key is missing, a parameter is unknown, or the timeout is invalid.
     """
     client_id = request.request_id()
-    given = _read_parameters(request.parameters())
+    text = request.parameters()
+    if len(text) > MAX_PARAMETERS_BYTES:
+        raise InvalidRequestError(
+            f"the request's parameters have {len(text)} characters of JSON, more than {MAX_PARAMETERS_BYTES}",
+            "send only inputs of the model; unknown parameters are refused rather than ignored",
+        )
+    given: dict[str, Any] = json.loads(text) if text else {}
     if key.check(given):
         return Header(client_id, 0, is_ping=True)
     _refuse_unknown(given, sorted(known_inputs))
     timeouts_us = [_checked_timeout(timeout) for timeout in (request.timeout(), given.get("timeout", 0))]
     arm = str(given.get(ARM_PARAMETER, ""))
     return Header(client_id, next(filter(None, timeouts_us), 0), arm=arm)
-
-
-def _read_parameters(text: str) -> dict[str, Any]:
-    if len(text) > MAX_PARAMETERS_BYTES:
-        raise InvalidRequestError(
-            "the request's parameters are too long",
-            values=f"{len(text)} characters of JSON",
-            limit=f"at most {MAX_PARAMETERS_BYTES} for all of them together",
-            remedy="send only inputs of the model; unknown parameters are refused rather than ignored",
-        )
-    given: dict[str, Any] = json.loads(text) if text else {}
-    return given
 
 
 def _refuse_unknown(given: Iterable[str], known: list[str]) -> None:
@@ -143,10 +133,9 @@ def _refuse_unknown(given: Iterable[str], known: list[str]) -> None:
         quoted = name if len(name) <= _LONGEST_QUOTE else f"{name[:_LONGEST_QUOTE]}..."
         near = difflib.get_close_matches(name[:_LONGEST_QUOTE], known, n=1)
         raise InvalidRequestError(
-            "the request has an unknown parameter",
-            values=f"'{quoted}'" + (f"; did you mean '{near[0]}'?" if near else ""),
-            limit=f"inputs: {', '.join(known)}",
-            remedy="leave it out; unknown parameters are refused rather than ignored",
+            f"the request has an unknown parameter '{quoted}'"
+            + (f"; did you mean '{near[0]}'?" if near else f"; inputs are {', '.join(known)}"),
+            "leave it out; unknown parameters are refused rather than ignored",
         )
 
 
@@ -154,8 +143,6 @@ def _checked_timeout(timeout: Any) -> int:
     if type(timeout) is int and 0 <= timeout <= MAX_TIMEOUT_US:
         return timeout
     raise InvalidRequestError(
-        "timeout is invalid",
-        values=f"timeout={timeout!r:.80}",
-        limit=f"a whole number of microseconds, 1 to {MAX_TIMEOUT_US}, or 0 for no limit",
-        remedy="send the time that you are willing to wait, such as 10000000 for 10 s, or leave it out",
+        f"timeout={timeout!r:.80} is no whole number of microseconds from 0 to {MAX_TIMEOUT_US}",
+        "send the time you are willing to wait, such as 10000000 for 10 s, or leave it out",
     )

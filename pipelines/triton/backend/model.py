@@ -1,4 +1,7 @@
-"""Takes a model's requests from Triton, whatever the model answers."""
+"""Takes a model's requests from Triton, whatever the model answers.
+
+``triton_python_backend_utils`` exists only inside a model that Triton runs, so the models pass it in.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from pipelines.asyncio_thread import AsyncioThread
+from pipelines.errors import ServerStartError
 from pipelines.triton.backend.header import Header, ServerKey, read_header
-from pipelines.triton.backend.outbox import Outbox
-from pipelines.triton.backend.outlet import TritonOutlet
 from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.responses import Outbox, TritonOutlet
 from pipelines.triton.backend.tensors import Inputs, Tensors
-from pipelines.triton.backend.wire import TritonWire
 from pipelines.wire.responder import Responder, unique_number
 
 CLOSE_TIMEOUT_S = 5.0  # for the last responses when the server shuts down
@@ -23,13 +27,21 @@ class TritonModel(ABC):
     """Checks each request's metadata, answers pings, and makes sure that every request is answered.
 
     Args:
-        wire: Converts Triton's requests and responses.
+        backend: The module ``triton_python_backend_utils``.
         known_inputs: Names that a client may send.
         pinged: The thread that answers requests, and so pings; None if Triton's thread does.
+
+    Raises:
+        ServerStartError: Triton was not started by the gateway, or the installed numpy is not for it.
     """
 
-    def __init__(self, wire: TritonWire, known_inputs: Iterable[str], pinged: AsyncioThread | None) -> None:
-        self._wire = wire
+    def __init__(self, backend: Any, known_inputs: Iterable[str], pinged: AsyncioThread | None) -> None:
+        if int(np.__version__.split(".")[0]) >= 2:
+            raise ServerStartError(
+                f"numpy {np.__version__} is installed, with which tensors of this Triton arrive empty",
+                "delete .venv and run make again, which installs numpy 1.26",
+            )
+        self._pb = backend
         self._known_inputs = tuple(known_inputs)
         self._pinged = pinged
         self._outbox = Outbox()
@@ -39,14 +51,16 @@ class TritonModel(ABC):
         """Take requests from Triton; does not wait for the answers."""
         for request in requests:
             number = unique_number()
-            outlet = TritonOutlet(self._wire, request, self._outbox, number, self._tensors_of)
+            outlet = TritonOutlet(self._pb, request, self._outbox, number, self._tensors_of)
             responder: Responder[Any] = Responder(outlet, number)
             try:
                 header = read_header(request, self._known_inputs, self._key)
                 if header.is_ping:
                     self._show_life(responder)
                 else:
-                    self._begin(header, self._wire.inputs(request), responder, number)
+                    # Copies, because the arrays are views of memory that Triton frees with the request.
+                    inputs = {each.name(): np.array(each.as_numpy()) for each in request.inputs()}
+                    self._begin(header, inputs, responder, number)
             except Exception as error:
                 responder.fail(error)
 
@@ -72,6 +86,10 @@ class TritonModel(ABC):
             self._pinged.spawn(_answer_ping(responder))
 
 
+async def _answer_ping(responder: Responder[Tensors]) -> None:
+    responder.send({}, is_final=True)
+
+
 def python_model(load: Callable[[ModelParameters, Any], TritonModel], backend: Any) -> type[Any]:
     """Return the class ``TritonPythonModel`` of a ``model.py``.
 
@@ -93,7 +111,3 @@ def python_model(load: Callable[[ModelParameters, Any], TritonModel], backend: A
             self._model.close()
 
     return TritonPythonModel
-
-
-async def _answer_ping(responder: Responder[Tensors]) -> None:
-    responder.send({}, is_final=True)

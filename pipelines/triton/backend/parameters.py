@@ -14,6 +14,7 @@ from pipelines.router.preprocessing import Preprocessing
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 
 _Value = TypeVar("_Value")
+_REMEDY = "render the repository again with 'draftproof repository'"
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,11 @@ class ModelParameters:
         model_name: Name of the model in the repository.
         values: Text of each parameter by name.
         input_names: Inputs that ``config.pbtxt`` declares.
-        output_names: Outputs that ``config.pbtxt`` declares.
     """
 
     model_name: str
     values: dict[str, str]
     input_names: tuple[str, ...] = ()
-    output_names: tuple[str, ...] = ()
 
     @classmethod
     def from_triton(cls, args: dict[str, str]) -> ModelParameters:
@@ -40,7 +39,6 @@ class ModelParameters:
             model_name=args["model_name"],
             values={name: entry["string_value"] for name, entry in config.get("parameters", {}).items()},
             input_names=tuple(entry["name"] for entry in config.get("input", [])),
-            output_names=tuple(entry["name"] for entry in config.get("output", [])),
         )
 
     def text(self, name: str) -> str:
@@ -49,15 +47,11 @@ class ModelParameters:
         Raises:
             RepositoryError: The parameter is missing.
         """
-        try:
-            return self.values[name]
-        except KeyError:
+        if name not in self.values:
             raise RepositoryError(
-                f"model '{self.model_name}' is missing a parameter",
-                values=f"parameters: {', '.join(sorted(self.values)) or 'none'}",
-                limit=f"'{name}' is needed in its config.pbtxt",
-                remedy="render the repository again with 'draftproof repository'",
-            ) from None
+                f"config.pbtxt of model '{self.model_name}' has no parameter '{name}'", _REMEDY
+            )
+        return self.values[name]
 
     def integer(self, name: str) -> int:
         """Return a parameter that is a whole number.
@@ -65,24 +59,19 @@ class ModelParameters:
         Raises:
             RepositoryError: The parameter is missing or invalid.
         """
-        return self._parsed(name, int, "a whole number")
+        return self._parsed(name, int)
 
     def integers(self, name: str) -> tuple[int, ...]:
         """Return a parameter that is a list of whole numbers; errors as for ``integer``."""
-        return self._parsed(
-            name, lambda text: tuple(map(int, text.split(","))), "whole numbers separated by commas"
-        )
+        return self._parsed(name, lambda text: tuple(map(int, text.split(","))))
 
-    def _parsed(self, name: str, parse: Callable[[str], _Value], limit: str) -> _Value:
+    def _parsed(self, name: str, parse: Callable[[str], _Value]) -> _Value:
         text = self.text(name)
         try:
             return parse(text)
         except ValueError:
             raise RepositoryError(
-                f"model '{self.model_name}' has an invalid parameter",
-                values=f"{name}={text!r}",
-                limit=limit,
-                remedy="render the repository again with 'draftproof repository'",
+                f"config.pbtxt of model '{self.model_name}' has {name}={text!r}, not whole numbers", _REMEDY
             ) from None
 
     def path(self, name: str) -> Path:

@@ -19,44 +19,33 @@ Inputs = Mapping[str, npt.NDArray[Any]]
 Tensors = dict[str, npt.NDArray[Any]]
 
 
-def read_scalar(inputs: Inputs, name: str, kind: type[Any], default: Any) -> Any:
+def text_tensor(text: bytes | str) -> npt.NDArray[np.object_]:
+    """Return a string as BYTES [1, 1]."""
+    data = text.encode("utf-8") if isinstance(text, str) else text
+    return np.array([[data]], dtype=np.object_)
+
+
+def scalar_tensor(value: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a number as [1, 1]."""
+    return np.array([[value]], dtype=dtype)
+
+
+def read_scalar(inputs: Inputs, name: str, default: Any) -> Any:
     """Return the value of a tensor with one element, or the default if the tensor is absent.
 
+    Its type is that of ``config.pbtxt``: Triton refuses another one.
+
     Raises:
-        InvalidRequestError: There is not exactly one value, or it has the wrong type.
+        InvalidRequestError: There is not exactly one value.
     """
     array = inputs.get(name)
     if array is None:
         return default
-    check_one_value(inputs, name)
-    value = array.reshape(-1)[0]
-    try:
-        if kind is bytes and not isinstance(value, bytes):  # bytes(n) would create n zero bytes
-            raise TypeError
-        return kind(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidRequestError(
-            f"{name} has a value of the wrong type",
-            values=f"{name}={value!r:.80}",
-            limit=f"one {kind.__name__}",
-            remedy="send the type given in the model's configuration",
-        ) from None
-
-
-def check_one_value(inputs: Inputs, name: str) -> None:
-    """Refuse a tensor that does not have exactly one value.
-
-    Raises:
-        InvalidRequestError: There are several values or none.
-    """
-    array = inputs[name]
     if array.size != 1:
         raise InvalidRequestError(
-            f"{name} must be one value",
-            values=f"shape {list(array.shape)}",
-            limit="shape [1, 1]",
-            remedy="send one request per call",
+            f"{name} has the shape {list(array.shape)}, not [1, 1]", "send one request per call"
         )
+    return array.item()
 
 
 def without_batch(inputs: Inputs, name: str) -> npt.NDArray[Any] | None:
@@ -70,50 +59,25 @@ def without_batch(inputs: Inputs, name: str) -> npt.NDArray[Any] | None:
         return None
     if not array.ndim or len(array) != 1:
         raise InvalidRequestError(
-            f"{name} must hold one request",
-            values=f"shape {list(array.shape)}",
-            limit="a first dimension of 1",
-            remedy="send one request per call",
+            f"{name} has the shape {list(array.shape)}, whose first dimension is not 1",
+            "send one request per call",
         )
     first: npt.NDArray[Any] = array[0]
     return first
 
 
 def read_token_ids(inputs: Inputs, name: str) -> tuple[int, ...]:
-    """Return token ids; empty if the tensor is absent.
+    """Return token ids; empty if the tensor is absent."""
+    return tuple(inputs[name].reshape(-1).tolist()) if name in inputs else ()
+
+
+def read_text(inputs: Inputs, name: str) -> str:
+    """Return an input that holds a text; "" if it is absent.
 
     Raises:
-        InvalidRequestError: The tensor has another type.
+        InvalidRequestError: It is not UTF-8, or there are several values.
     """
-    array = inputs.get(name)
-    if array is None:
-        return ()
-    if array.dtype != np.int32:
-        raise InvalidRequestError(
-            f"{name} has the wrong type",
-            values=f"{array.dtype.name}",
-            limit="int32",
-            remedy="send token ids as INT32",
-        )
-    return tuple(array.reshape(-1).tolist())
-
-
-def text_tensor(text: bytes | str) -> npt.NDArray[np.object_]:
-    """Return a string as BYTES [1, 1]."""
-    data = text.encode("utf-8") if isinstance(text, str) else text
-    return np.array([[data]], dtype=np.object_)
-
-
-def scalar_tensor(value: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a number as [1, 1]."""
-    return np.array([[value]], dtype=dtype)
-
-
-def is_same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Whether two tensors have the same shape and the same bytes."""
-    if one.dtype == np.object_:  # its bytes are addresses
-        return bool(one.tolist() == other.tolist())
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
+    return decode_utf8(read_scalar(inputs, name, b""), name)
 
 
 def read_id(inputs: Inputs, name: str) -> str:
@@ -122,13 +86,11 @@ def read_id(inputs: Inputs, name: str) -> str:
     Raises:
         InvalidRequestError: It is too long or not UTF-8, or there are several values.
     """
-    data: bytes = read_scalar(inputs, name, bytes, b"")
+    data: bytes = read_scalar(inputs, name, b"")
     if len(data) > MAX_ID_BYTES:
         raise InvalidRequestError(
-            f"the {name} is too long",
-            values=f"{len(data)} bytes",
-            limit=f"at most {MAX_ID_BYTES} bytes",
-            remedy="send a shorter one, such as a UUID or a digest of the long one",
+            f"the {name} has {len(data)} bytes, more than {MAX_ID_BYTES}",
+            "send a shorter one, such as a UUID or a digest of the long one",
         )
     return decode_utf8(data, name)
 
@@ -143,20 +105,9 @@ def decode_utf8(data: bytes, name: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
-            f"{name} is not valid UTF-8",
-            values=f"byte 0x{error.object[error.start]:02x} at position {error.start}",
-            limit="text must be UTF-8",
-            remedy="encode it as UTF-8",
+            f"{name} is not valid UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}",
+            "encode it as UTF-8",
         ) from None
-
-
-def read_text(inputs: Inputs, name: str) -> str:
-    """Return an input that holds a text; "" if it is absent.
-
-    Raises:
-        InvalidRequestError: It is not UTF-8, or there are several values.
-    """
-    return decode_utf8(read_scalar(inputs, name, bytes, b""), name)
 
 
 def read_guide(inputs: Inputs) -> tuple[str, str] | None:
@@ -171,15 +122,13 @@ def read_num_log_probs(inputs: Inputs) -> int | None:
     Raises:
         InvalidRequestError: There is a number without ``return_log_probs``.
     """
-    if read_scalar(inputs, "return_log_probs", bool, False):
-        num_log_probs: int = read_scalar(inputs, "num_log_probs", int, 0)
+    if read_scalar(inputs, "return_log_probs", False):
+        num_log_probs: int = read_scalar(inputs, "num_log_probs", 0)
         return num_log_probs
     if "num_log_probs" in inputs:
         raise InvalidRequestError(
-            "num_log_probs needs return_log_probs",
-            values="num_log_probs without return_log_probs=true",
-            limit="num_log_probs is the number of alternatives returned with the log probabilities",
-            remedy="send return_log_probs=true, or leave num_log_probs out",
+            "num_log_probs needs return_log_probs=true, because it is the number of alternatives",
+            "send return_log_probs=true, or leave num_log_probs out",
         )
     return None
 
@@ -194,10 +143,8 @@ def read_logit_bias(inputs: Inputs) -> tuple[tuple[int, float], ...]:
     num_ids, num_values = (inputs[name].size if name in inputs else 0 for name in names)
     if num_ids != num_values:
         raise InvalidRequestError(
-            "logit_bias_ids and logit_bias_values have different lengths",
-            values=f"{num_ids} ids, {num_values} values",
-            limit="one value for each id",
-            remedy="send both with the same length, or neither",
+            f"logit_bias_ids has {num_ids} ids and logit_bias_values {num_values} values",
+            "send one value for each id",
         )
     most = MAX_LOGIT_BIASES + 1  # more need not be read to be refused
     ids, values = (inputs[name].reshape(-1)[:most].tolist() if name in inputs else [] for name in names)

@@ -40,28 +40,27 @@ def unpack_words(matrix: npt.NDArray[np.int32], vocabulary: Vocabulary, kind: Wo
         InvalidRequestError: The tensor is malformed, a word is empty or too long, or there are too many.
     """
     if matrix.ndim != 2 or matrix.shape[0] != 2:
-        raise _malformed(kind, f"shape {list(matrix.shape)}", "shape [2, m]: ids, then end offsets")
+        raise _malformed(kind, f"the shape {list(matrix.shape)} is not [2, m]: ids, then end offsets")
     if matrix.shape[1] > _MAX_COLUMNS:
-        raise _malformed(kind, f"{matrix.shape[1]} columns", f"at most {_MAX_COLUMNS} ids of all words")
+        raise _malformed(kind, f"{matrix.shape[1]} columns are more than {_MAX_COLUMNS} ids of all words")
     ids, offsets = matrix
     num_words = int(np.argmax(offsets < 0)) if (offsets < 0).any() else len(offsets)
     ends = [0, *offsets[:num_words].tolist()]
     if (offsets[num_words:] >= 0).any() or ends[-1] > len(ids):
-        raise _malformed(kind, f"offsets {offsets.tolist()}", f"offsets up to {len(ids)}, then only -1")
+        raise _malformed(kind, f"offsets may be up to {len(ids)}, then only -1", offsets)
     if any(end <= begin for begin, end in pairwise(ends)):
-        raise _malformed(kind, f"offsets {offsets.tolist()}", "each offset greater than the one before")
+        raise _malformed(kind, "each offset must be greater than the one before", offsets)
     words = [ids[begin:end] for begin, end in pairwise(ends)]
     if any((word < 0).any() or (word >= vocabulary.size).any() for word in words):
-        raise _malformed(kind, f"ids {ids.tolist()}", f"token ids 0 to {vocabulary.size - 1}")
+        raise _malformed(kind, f"ids must be from 0 to {vocabulary.size - 1}", ids)
     texts = tuple(vocabulary.join(word.tolist()) for word in words)
     check_words(texts, kind)
     return texts
 
 
-def _malformed(kind: WordKind, values: str, limit: str) -> InvalidRequestError:
+def _malformed(kind: WordKind, why: str, row: npt.NDArray[np.int32] | None = None) -> InvalidRequestError:
+    seen = "" if row is None else f", not {row.tolist()!s:.200}"
     return InvalidRequestError(
-        f"{kind.value}_list is malformed",
-        values=f"{values:.200}",
-        limit=limit,
-        remedy="send [[-1], [-1]] for an empty list, or leave the tensor out",
+        f"{kind.value}_list is malformed: {why}{seen}",
+        "send [[-1], [-1]] for an empty list, or leave the tensor out",
     )

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pipelines.executor.executor import Executor
 from pipelines.manifest import EngineFiles
 from pipelines.text.grammar import RequestGrammar
 from pipelines.text.guide_trials import GuideTrials
 from pipelines.text.guides import GUIDE_TYPES, GrammarCompiler, Guide, check_guide
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.triton.backend.parameters import ModelParameters
 
 _NUM_THREADS = 2
 """So that one large schema does not hold up all others; llguidance lets go of Python's lock."""
@@ -35,13 +33,6 @@ class Grammars:
         self._trials = GuideTrials(self._compiler.tokens)
         self._compiling: dict[Guide, _Shared] = {}
         self._threads.submit(self._compiler.load)  # now: beside streams it would hold them up
-
-    @classmethod
-    def of(cls, parameters: ModelParameters, executor: Executor, *, role: str = "") -> Grammars:
-        """Return the grammars of an engine; ``role`` prefixes the parameters that name it."""
-        directory = parameters.path(f"{role}engine_dir")
-        files = EngineFiles(directory, parameters.text(f"{role}engine_digest"))
-        return cls(files, executor.vocabulary, executor.config.vocab_size)
 
     async def compile(self, guide: Guide) -> RequestGrammar:
         """Return the grammar of a guide, for one request.

@@ -6,27 +6,29 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step_loop import StepLoop
+from pipelines.manifest import EngineFiles
 from pipelines.speculation.loop import EngineStream
 from pipelines.speculation.request import GenerationRequest
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.engine_answerer import EngineAnswerer, executor_limits
+from pipelines.triton.engine.answering import TargetAlone
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.wire.messages import EngineRequest
 
-_NUM_LANES = {"draft": 1, "target": 2}
-_CONTROL_LANE = 1
+_NUM_CLASSES = {"draft": 1, "target": 2}
+_CONTROL_CLASS = 1
 
 
 class InProcessEngines:
     """Loads both engines, warms them up, and steps them on one loop; the draft has priority.
 
-    The first lane of the target is the loop's. Requests to the target alone have the second one, so that they
-    read no cached block that the loop has written.
+    The first batch class of the target is the loop's. Requests to the target alone have the second one, so
+    that they read no cached block that the loop has written.
 
     Attributes:
-        control: Answers by the target alone, without any code of the loop.
-        control_lane: Its queue.
+        control: Answers by the target alone.
+        control_class: Its batch class.
 
     Args:
         parameters: The model's settings.
@@ -40,25 +42,38 @@ class InProcessEngines:
         def load(role: str) -> Executor:
             executor = Executor.load(
                 parameters.path(f"{role}_engine_dir"),
-                executor_limits(parameters, role),
+                ExecutorLimits(
+                    max_batch_size=parameters.integer("max_batch_size"),
+                    max_num_tokens=parameters.integer("max_num_tokens"),
+                    max_seq_len=parameters.integer("max_seq_len"),
+                    max_queue_size=parameters.integer("max_queue_size"),
+                    num_kv_blocks=parameters.integer(f"{role}_num_kv_blocks"),
+                ),
                 parameters.text(f"{role}_engine_digest"),
                 parameters.path("socket").parent,
-                _NUM_LANES[role],
+                _NUM_CLASSES[role],
             )
             print(f"start: the {role}'s engine is mapped", flush=True)
             return executor
 
         with ThreadPoolExecutor() as pool:
-            self.executors = dict(zip(_NUM_LANES, pool.map(load, _NUM_LANES), strict=True))
+            self.executors = dict(zip(_NUM_CLASSES, pool.map(load, _NUM_CLASSES), strict=True))
         for role, executor in self.executors.items():  # one after the other: their steps are timed
             executor.warm_up()
             print(f"start: the {role}'s engine is warm", flush=True)
         target = self.executors["target"]
         self.vocabulary = target.vocabulary
         self.end_ids = target.config.end_ids
-        self.grammars: Grammars | None = Grammars.of(parameters, target, role="target_")
-        self.control = EngineAnswerer(target, self.grammars, _CONTROL_LANE)
-        self.control_lane = target.lanes[_CONTROL_LANE]
+        files = EngineFiles(parameters.path("target_engine_dir"), parameters.text("target_engine_digest"))
+        self.grammars: Grammars | None = Grammars(files, self.vocabulary, target.config.vocab_size)
+        self.control = TargetAlone(
+            self.vocabulary,
+            self.end_ids,
+            target.check,
+            lambda request: target.generate(request, _CONTROL_CLASS),
+            self.grammars,
+        )
+        self.control_class = target.scheduler.classes[_CONTROL_CLASS]
         self.draft = self.executors["draft"].complete
         self.target = target.complete
         self.stream: EngineStream | None = target.generate

@@ -38,42 +38,40 @@ def engine_request(
         InvalidRequestError: A tensor has an invalid shape or value.
     """
     input_ids = read_token_ids(inputs, "input_ids")
-    num_input = read_scalar(inputs, "input_lengths", int, len(input_ids))
+    num_input = read_scalar(inputs, "input_lengths", len(input_ids))
     if num_input != len(input_ids):
         raise InvalidRequestError(
-            "input_lengths does not match input_ids",
-            values=f"input_lengths={num_input}, input_ids has {len(input_ids)} tokens",
-            limit="they must be equal: one request per call, no padding",
-            remedy="send the number of tokens in input_ids",
+            f"input_lengths={num_input}, but input_ids has {len(input_ids)} tokens",
+            "send one request per call, without padding",
         )
     return EngineRequest(
         input_ids=input_ids,
-        max_tokens=read_scalar(inputs, "request_output_len", int, 0),
+        max_tokens=read_scalar(inputs, "request_output_len", 0),
         request_id=request_id,
         timeout_us=timeout_us,
-        streaming=read_scalar(inputs, "streaming", bool, False),
-        prompt_length=read_scalar(inputs, "prompt_length", int, None),
+        streaming=read_scalar(inputs, "streaming", False),
+        prompt_length=read_scalar(inputs, "prompt_length", None),
         sampling=SamplingParams(
-            temperature=read_scalar(inputs, "temperature", float, 0.0),
-            top_k=read_scalar(inputs, "runtime_top_k", int, 0),
-            top_p=read_scalar(inputs, "runtime_top_p", float, 1.0),
-            min_p=read_scalar(inputs, "min_p", float, 0.0),
-            repetition_penalty=read_scalar(inputs, "repetition_penalty", float, 1.0),
-            presence_penalty=read_scalar(inputs, "presence_penalty", float, 0.0),
-            frequency_penalty=read_scalar(inputs, "frequency_penalty", float, 0.0),
-            min_tokens=read_scalar(inputs, "min_tokens", int, 0),
+            temperature=read_scalar(inputs, "temperature", 0.0),
+            top_k=read_scalar(inputs, "runtime_top_k", 0),
+            top_p=read_scalar(inputs, "runtime_top_p", 1.0),
+            min_p=read_scalar(inputs, "min_p", 0.0),
+            repetition_penalty=read_scalar(inputs, "repetition_penalty", 1.0),
+            presence_penalty=read_scalar(inputs, "presence_penalty", 0.0),
+            frequency_penalty=read_scalar(inputs, "frequency_penalty", 0.0),
+            min_tokens=read_scalar(inputs, "min_tokens", 0),
             logit_bias=read_logit_bias(inputs),
-            seed=read_scalar(inputs, "seed", int, None) if "seed" in inputs else draw_seed(),
+            seed=read_scalar(inputs, "seed", None) if "seed" in inputs else draw_seed(),
         ),
-        end_id=read_scalar(inputs, "end_id", int, None),
+        end_id=read_scalar(inputs, "end_id", None),
         stop_token_ids=read_token_ids(inputs, "stop_token_ids"),
         stop=_read_words(inputs, vocabulary, WordKind.STOP),
         bad_words=_read_words(inputs, vocabulary, WordKind.BAD),
         num_log_probs=read_num_log_probs(inputs),
-        return_prompt_log_probs=read_scalar(inputs, "return_prompt_log_probs", bool, False),
+        return_prompt_log_probs=read_scalar(inputs, "return_prompt_log_probs", False),
         guide=read_guide(inputs),
-        num_draft_tokens=read_scalar(inputs, "num_draft_tokens", int, None),
-        use_draft_logits=read_scalar(inputs, "use_draft_logits", bool, False),
+        num_draft_tokens=read_scalar(inputs, "num_draft_tokens", None),
+        use_draft_logits=read_scalar(inputs, "use_draft_logits", False),
         prediction_ids=read_token_ids(inputs, "prediction_ids"),
         session_id=read_id(inputs, "session_id"),
     )

@@ -14,7 +14,6 @@ from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.outputs import engine_outputs
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.tensors import Inputs, Tensors
-from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.inputs import engine_request
 from pipelines.wire.call_server import CallServer
@@ -27,7 +26,7 @@ class GenerationModel(TritonModel):
 
     Args:
         parameters: The model's settings.
-        wire: Converts Triton's requests and responses.
+        backend: The module ``triton_python_backend_utils``.
         services: Who answers, by the arm that the gateway adds, "" without one. All have the same loop,
             which runs, and is stopped by ``close``.
         sockets: Answer the calls of other models with the same engines; closed by ``close``.
@@ -37,13 +36,13 @@ class GenerationModel(TritonModel):
     def __init__(
         self,
         parameters: ModelParameters,
-        wire: TritonWire,
+        backend: Any,
         services: Mapping[str, Answering],
         sockets: Sequence[CallServer] = (),
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = services[""].loop
-        super().__init__(wire, parameters.input_names, self._loop)
+        super().__init__(backend, parameters.input_names, self._loop)
         self._services = services
         self._sockets = sockets
         self._on_close = on_close
@@ -57,19 +56,13 @@ class GenerationModel(TritonModel):
         self._on_close()
 
     def _begin(self, header: Header, inputs: Inputs, responder: Responder[Chunk], number: str) -> None:
-        service = self._service(header.arm)
+        if header.arm not in self._services:
+            raise InvalidRequestError(
+                f"this model has no arm {header.arm!r:.100}", "send the request to another model"
+            )
+        service = self._services[header.arm]
         asked = engine_request(inputs, service.vocabulary, header.client_id, header.timeout_us)
         service.begin(asked, responder, number)
 
     def _tensors_of(self, answer: Any) -> Tensors:
         return engine_outputs(answer) if isinstance(answer, Chunk) else answer
-
-    def _service(self, arm: str) -> Answering:
-        if arm not in self._services:
-            raise InvalidRequestError(
-                "this model has no such arm",
-                values=f"arm={arm!r:.100}",
-                limit=", ".join(filter(None, self._services)) or "none",
-                remedy="send the request to another model",
-            )
-        return self._services[arm]

@@ -65,11 +65,8 @@ def guide_of(asked: EngineRequest) -> Guide | None:
     kind, text = asked.guide
     if not kind or (not text and kind != "json"):
         raise InvalidRequestError(
-            "a guide needs its type and its text",
-            values=f"guided_decoding_guide_type={kind!r:.100}, "
-            f"guided_decoding_guide of {len(text)} characters",
-            limit=f"both tensors; the type is one of {', '.join(GUIDE_TYPES)}, and only json has no text",
-            remedy="send both, or neither",
+            f"guided_decoding_guide_type={kind!r:.100} with a guide of {len(text)} characters",
+            f"send one of {', '.join(GUIDE_TYPES)} and a guide, without which only json has a meaning",
         )
     return Guide(kind, text)
 
@@ -77,8 +74,7 @@ def guide_of(asked: EngineRequest) -> Guide | None:
 def _check_tokens(name: str, ids: Sequence[int], most: int, vocabulary: Vocabulary) -> None:
     if len(ids) > most or (ids and not 0 <= min(ids) <= max(ids) < vocabulary.size):
         raise InvalidRequestError(
-            f"{name} cannot be used",
-            values=f"{len(ids)} ids: {list(ids[:20])!r:.200}",
-            limit=f"at most {most}, each from 0 to {vocabulary.size - 1}",
-            remedy="send tokens of the model's vocabulary",
+            f"{name} has {len(ids)} ids, {list(ids[:20])!r:.200}: at most {most} may be sent, each from 0 to "
+            f"{vocabulary.size - 1}",
+            "send tokens of the model's vocabulary",
         )

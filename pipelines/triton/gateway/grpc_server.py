@@ -194,15 +194,10 @@ async def _answered(method: Callable[[bytes, Any], Awaitable[Any]], raw: bytes, 
 
 
 async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, _closed().to_wire())
-
-
-def _closed() -> InvalidRequestError:
-    return InvalidRequestError(
-        "method not allowed",
-        limit="health, metadata, configuration and inference",
-        remedy="use one of these methods",
+    error = InvalidRequestError(
+        "method not allowed", "use one for health, metadata, configuration or inference"
     )
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, error.to_wire())
 
 
 def _id_of(raw: bytes) -> str:

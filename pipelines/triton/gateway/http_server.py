@@ -110,10 +110,8 @@ class HttpServer:
         length = request.headers.get(_JSON_LENGTH)
         if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 10):
             raise InvalidRequestError(
-                f"{_JSON_LENGTH} is not a number of bytes",
-                values=quoted(length),
-                limit="a whole number",
-                remedy="send the length of the JSON, or leave it out",
+                f"{_JSON_LENGTH} is {quoted(length)}, not a number of bytes",
+                "send the length of the JSON, or leave it out",
             )
         binary: set[str] | None = None
 
@@ -169,10 +167,8 @@ class HttpServer:
         await self._relay.opened(asked, is_operator=self._is_operator(request))
         if "Content-Encoding" in request.headers:
             raise InvalidRequestError(
-                "compressed bodies are not supported",
-                values=f"Content-Encoding: {quoted(request.headers['Content-Encoding'])}",
-                limit="an uncompressed body",
-                remedy="send the body uncompressed",
+                f"the body has the Content-Encoding {quoted(request.headers['Content-Encoding'])}",
+                "send the body uncompressed",
             )
         try:
             return asked, await within(_BODY_TIMEOUT_S, request.read())
@@ -190,10 +186,8 @@ class HttpServer:
     def _check_operator(self, request: web.Request) -> None:
         if not self._is_operator(request):
             raise ForbiddenError(
-                "only operators may do this",
-                values=f"{request.method} {quoted(request.path)}",
-                limit=f"the header {KEY_HEADER}",
-                remedy="send the server's key, <run directory>/key",
+                f"only operators may do this: {request.method} {quoted(request.path)}",
+                f"send the server's key, <run directory>/key, in the header {KEY_HEADER}",
             )
 
 
@@ -214,9 +208,8 @@ async def errors_in_json(request: web.Request, handler: Handler) -> web.StreamRe
         _LOG.exception("%s %s", request.method, quoted(request.path))
         return _error_response(
             InternalError(
-                "the server failed on this request",
-                limit="this is a bug in Draftproof",
-                remedy="the server's log has the traceback",
+                "the server failed on this request, by a bug in Draftproof",
+                "the server's log has the traceback",
             )
         )
 
@@ -229,15 +222,13 @@ def _error_response(error: DraftproofError) -> web.Response:
 
 def _explained(request: web.Request, error: web.HTTPException) -> str:
     """Explain an error of aiohttp, in the form of ``DraftproofError.to_wire``."""
-    limits = {
-        404: ("path not found", "the inference paths of KServe's protocol"),
-        405: ("method not allowed", "GET for metadata, POST for inference"),
-        413: ("the body is too large", f"{MAX_BODY_BYTES} bytes"),
+    known = {
+        404: "is not a path of KServe's inference protocol",
+        405: "does not have this method",
+        413: f"has a body of more than {MAX_BODY_BYTES} bytes, which is too large",
     }
-    what, limit = limits.get(error.status, (error.reason or "the request cannot be read", "HTTP/1.1"))
+    what = known.get(error.status, f"cannot be read: {error.reason}")
     return InvalidRequestError(
-        what,
-        values=f"{request.method} {quoted(request.path)}",
-        limit=limit,
-        remedy="see docs/security/threat-model.md for who may use which path",
+        f"{request.method} {quoted(request.path)} {what}",
+        "see docs/security/threat-model.md for who may use which path",
     ).to_wire()

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
 from pipelines.errors import InvalidRequestError
-from pipelines.triton.gateway.request_checks import quoted
+from pipelines.triton.gateway.request_checks import MAX_DIMENSIONS, MAX_TENSORS, quoted
 
 JSON_TYPES = frozenset(
     {
@@ -32,6 +34,39 @@ JSON_TYPES = frozenset(
 _SURROGATE = "\\ud"  # as escaped in JSON
 _MAX_DEPTH = 8
 _INT64 = np.iinfo(np.int64)
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True)
+class _Head:
+    id: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Output:
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Input:
+    name: str
+    datatype: str
+    shape: Annotated[list[Annotated[StrictInt, Field(ge=0, le=_INT64.max)]], Field(max_length=MAX_DIMENSIONS)]
+    data: list[Any] | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Infer(_Head):
+    inputs: Annotated[list[_Input], Field(max_length=MAX_TENSORS)] = field(default_factory=list)
+    outputs: Annotated[list[_Output], Field(max_length=MAX_TENSORS)] = field(default_factory=list)
+
+
+_READ_HEAD = TypeAdapter(_Head)
+_READ_INFER = TypeAdapter(_Infer)
 
 
 def generate_message(model: str, body: bytes, datatypes: Mapping[str, str]) -> Any:
@@ -46,8 +81,9 @@ def generate_message(model: str, body: bytes, datatypes: Mapping[str, str]) -> A
         InvalidRequestError: A value does not fit the type of its input.
     """
     document = _read_object(body)
-    message = service_pb2.ModelInferRequest(model_name=model, id=_member(document, "id", str, ""))
-    _add_parameters(message.parameters, _member(document, "parameters", dict, {}))
+    head = _filled(_READ_HEAD, document)
+    message = service_pb2.ModelInferRequest(model_name=model, id=head.id)
+    _add_parameters(message.parameters, head.parameters)
     for name, value in document.items():
         if name in datatypes:
             array = to_array(name, datatypes[name], value)
@@ -74,66 +110,44 @@ def infer_message(model: str, body: bytes, json_length: int | None) -> tuple[Any
     """
     if json_length is not None and not 0 < json_length <= len(body):
         raise InvalidRequestError(
-            "the length of the JSON does not fit the body",
-            values=f"Inference-Header-Content-Length {json_length}, body of {len(body)} bytes",
-            limit="1 to the length of the body",
-            remedy="send the number of bytes of the JSON",
+            f"Inference-Header-Content-Length is {json_length} for a body of {len(body)} bytes",
+            "send the number of bytes of the JSON",
         )
     split = len(body) if json_length is None else json_length
-    document, rest = _read_object(body[:split]), memoryview(body)[split:]
-    message = service_pb2.ModelInferRequest(model_name=model, id=_member(document, "id", str, ""))
-    parameters = dict(_member(document, "parameters", dict, {}))
-    is_all_binary = parameters.pop("binary_data_output", False) is True
-    _add_parameters(message.parameters, parameters)
-    for tensor in _tensors(document, "inputs"):
+    asked, rest = _filled(_READ_INFER, _read_object(body[:split])), memoryview(body)[split:]
+    message = service_pb2.ModelInferRequest(model_name=model, id=asked.id)
+    is_all_binary = asked.parameters.pop("binary_data_output", False) is True
+    _add_parameters(message.parameters, asked.parameters)
+    for tensor in asked.inputs:
         rest = _take_input(message, tensor, rest)
     if len(rest):
         raise InvalidRequestError(
-            "the body is longer than its inputs",
-            values=f"{len(rest)} bytes more",
-            limit="the sum of the inputs' binary_data_size",
-            remedy="send the size of each input",
+            f"the body has {len(rest)} bytes more than its inputs", "send the binary_data_size of each input"
         )
     binary = set()
-    for tensor in _tensors(document, "outputs"):
-        wanted = message.outputs.add(name=_member(tensor, "name", str))
-        given = dict(_member(tensor, "parameters", dict, {}))
-        if given.pop("binary_data", is_all_binary) is True:
-            binary.add(wanted.name)
-        _add_parameters(wanted.parameters, given)
-    return message, None if is_all_binary and not message.outputs else binary
+    for output in asked.outputs:
+        if output.parameters.pop("binary_data", is_all_binary) is True:
+            binary.add(output.name)
+        _add_parameters(message.outputs.add(name=output.name).parameters, output.parameters)
+    return message, None if is_all_binary and not asked.outputs else binary
 
 
-def _take_input(message: Any, tensor: dict[str, Any], rest: memoryview) -> memoryview:
+def _take_input(message: Any, tensor: _Input, rest: memoryview) -> memoryview:
     """Add one input of ``infer``; returns the remaining binary data."""
-    name, datatype = _member(tensor, "name", str), _member(tensor, "datatype", str)
-    shape = _member(tensor, "shape", list)
-    if any(type(size) is not int or not 0 <= size <= _INT64.max for size in shape):
-        raise InvalidRequestError(
-            f"the shape of {quoted(name)} is invalid",
-            values=quoted(str(shape)),
-            limit="whole numbers from 0",
-            remedy="send the shape of the values",
-        )
-    parameters = dict(_member(tensor, "parameters", dict, {}))
-    size = parameters.pop("binary_data_size", None)
-    if size is None:
-        data = _raw(to_array(name, datatype, _member(tensor, "data", list)).reshape(-1))
-    elif type(size) is int and 0 <= size <= len(rest) and "data" not in tensor:
+    size = tensor.parameters.pop("binary_data_size", None)
+    if size is None and tensor.data is not None:
+        data = _raw(to_array(tensor.name, tensor.datatype, tensor.data).reshape(-1))
+    elif type(size) is int and 0 <= size <= len(rest) and tensor.data is None:
         data, rest = bytes(rest[:size]), rest[size:]
     else:
         raise InvalidRequestError(
-            f"the binary data of {quoted(name)} are not there",
-            values=f"binary_data_size={quoted(str(size))}, {len(rest)} bytes are left",
-            limit="the bytes behind the JSON, and no data in it",
-            remedy="send the size of each input",
+            f"{quoted(tensor.name)} has the binary_data_size {quoted(str(size))} of {len(rest)} bytes, and "
+            f"{'no' if tensor.data is None else 'other'} data in the JSON",
+            "send the data of an input in the JSON, or its size there and the bytes behind it",
         )
-    _add_parameters(_add_input(message, name, datatype, tuple(shape), data).parameters, parameters)
+    added = _add_input(message, tensor.name, tensor.datatype, tuple(tensor.shape), data)
+    _add_parameters(added.parameters, tensor.parameters)
     return rest
-
-
-def _tensors(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [_member({name: each}, name, dict) for each in _member(document, name, list, [])]
 
 
 def _add_input(message: Any, name: str, datatype: str, shape: tuple[int, ...], data: bytes) -> Any:
@@ -159,10 +173,8 @@ def _add_parameters(parameters: Any, given: Mapping[str, Any]) -> None:
             parameters[name].string_param = value
         else:
             raise InvalidRequestError(
-                "a parameter of the request has no meaning",
-                values=f"{quoted(name)}: {quoted(str(value))}",
-                limit="a string, true or false, a number, a whole number of at most 64 bits",
-                remedy="leave it out; inputs and parameters of a model are in its configuration",
+                f"the parameter {quoted(name)} has a value without a meaning: {quoted(str(value))}",
+                "send a string, true, false or a number of at most 64 bits, or leave the parameter out",
             )
 
 
@@ -230,36 +242,35 @@ def _read_object(body: bytes) -> dict[str, Any]:
             raise ValueError(f"{type(document).__name__}, nested {_depth(document)} deep")
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(
-            "the body cannot be read",
-            values=str(error)[:200] if isinstance(error, ValueError) else "nested too deeply",
-            limit=f"one JSON object in UTF-8, nested at most {_MAX_DEPTH} deep, each name once",
-            remedy="send the inputs of the model as the members of one object",
+            f"the body is not one JSON object, nested at most {_MAX_DEPTH} deep: {quoted(str(error))}",
+            "send the inputs of the model as the members of one object",
         ) from None
     return document
 
 
-def _member(parent: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """Return one member of an object.
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("an object has a duplicate name")
+    return document
 
-    Args:
-        parent: The object.
-        name: Name of the member.
-        kind: ``dict``, ``list`` or ``str``.
-        default: Value if the member is absent; None if it is required.
 
-    Raises:
-        InvalidRequestError: The member is absent or has another type.
-    """
-    found = parent.get(name, default)
-    if not isinstance(found, kind):
-        words: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
+def _depth(value: Any) -> int:
+    """Return the nesting depth of objects and arrays; 0 for a plain value."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
+def _filled(kind: TypeAdapter[_Kind], document: dict[str, Any]) -> _Kind:
+    try:
+        return kind.validate_python(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
         raise InvalidRequestError(
-            f"{name} is missing or has the wrong type",
-            values=quoted(json.dumps(found)),
-            limit=words[kind],
-            remedy="send the request as KServe's protocol describes it",
-        )
-    return found
+            f"{quoted(place)} cannot be read: {first['msg']}", "send it as KServe's protocol describes it"
+        ) from None
 
 
 def to_array(name: str, datatype: str, value: Any) -> npt.NDArray[Any]:
@@ -278,26 +289,19 @@ def to_array(name: str, datatype: str, value: Any) -> npt.NDArray[Any]:
     """
     if datatype not in JSON_TYPES:
         raise InvalidRequestError(
-            f"the type of {quoted(name)} is unknown",
-            values=quoted(datatype),
-            limit=", ".join(sorted(JSON_TYPES)),
-            remedy="send the type given in the model's configuration",
+            f"the type of {quoted(name)} is unknown: {quoted(datatype)}",
+            f"send one of {', '.join(sorted(JSON_TYPES))}, as the model's configuration says",
         )
     array = np.array(value, np.object_)
     for each in array.reshape(-1).tolist():
         if isinstance(each, list):
             raise InvalidRequestError(
-                f"the rows of {quoted(name)} have different lengths",
-                values=quoted(json.dumps(value)),
-                limit="all rows must have the same length",
-                remedy="send an array whose rows have the same length",
+                f"the rows of {quoted(name)} have different lengths", "send rows of the same length"
             )
         if not _fits(datatype, each):
             raise InvalidRequestError(
-                f"{quoted(name)} has a value that does not fit its type",
-                values=quoted(json.dumps(each)),
-                limit=_range(datatype),
-                remedy="send a value of that type; numbers are never truncated",
+                f"{quoted(name)} has a value that does not fit its type: {quoted(json.dumps(each))}",
+                f"send {_range(datatype)}; numbers are never truncated",
             )
     return array if datatype == "BYTES" else array.astype(triton_to_np_dtype(datatype))
 
@@ -313,10 +317,9 @@ def _fits(datatype: str, value: Any) -> bool:
 
 def _range(datatype: str) -> str:
     if datatype in ("BYTES", "BOOL"):
-        return {"BYTES": "BYTES: a string", "BOOL": "BOOL: true or false"}[datatype]
+        return "a string" if datatype == "BYTES" else "true or false"
     lowest, highest = _limits(datatype)
-    kind = "whole number" if isinstance(highest, int) else "number"
-    return f"{datatype}: a {kind} from {lowest} to {highest}"
+    return f"a {'whole number' if isinstance(highest, int) else 'number'} from {lowest} to {highest}"
 
 
 def _limits(datatype: str) -> tuple[float, float]:
@@ -325,17 +328,3 @@ def _limits(datatype: str) -> tuple[float, float]:
     if kind.kind == "f":
         return float(np.finfo(kind).min), float(np.finfo(kind).max)
     return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        raise ValueError("an object has a duplicate name")
-    return document
-
-
-def _depth(value: Any) -> int:
-    """Return the nesting depth of objects and arrays; 0 for a plain value."""
-    if not isinstance(value, dict | list):
-        return 0
-    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)

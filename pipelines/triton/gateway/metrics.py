@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -81,44 +81,27 @@ class GatewayMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its current values."""
-        unanswering = self._supervisor.unanswering
-        yield _by_model(
-            GaugeMetricFamily,
-            "draftproof_model_answers",
-            "1 while the model's process is alive and answers",
-            {model: float(model not in unanswering) for model in self._supervisor.models},
+        supervisor, calls, front_door = self._supervisor, self._calls, self._front_door
+        unanswering = supervisor.unanswering
+        answers = GaugeMetricFamily(
+            "draftproof_model_answers", "1 while the model's process is alive and answers", labels=["model"]
         )
-        yield _by_model(
-            CounterMetricFamily,
+        for model in supervisor.models:
+            answers.add_metric([model], float(model not in unanswering))
+        replaced = CounterMetricFamily(
             "draftproof_model_replaced",
             "Model processes replaced because they ended or hung",
-            self._supervisor.num_replaced,
+            labels=["model"],
         )
-        restarts = self._supervisor.num_restarts
-        yield CounterMetricFamily("draftproof_triton_restarts", "Restarts of Triton", restarts)
-        yield GaugeMetricFamily("draftproof_gateway_requests_open", "Open requests", self._calls.num_open)
-        yield CounterMetricFamily(
-            "draftproof_gateway_requests_refused",
-            "Requests refused because too many were open",
-            self._calls.num_refused,
-        )
-        if self._front_door is not None:
-            yield GaugeMetricFamily(
-                "draftproof_front_door_answers",
-                "1 while the process of OpenAI's API answers",
-                float(self._front_door.answers),
-            )
-            yield CounterMetricFamily(
-                "draftproof_front_door_restarts",
-                "Restarts of the process of OpenAI's API",
-                self._front_door.num_restarts,
-            )
-
-
-def _by_model(
-    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, words: str, values: Mapping[str, float]
-) -> Metric:
-    family = kind(name, words, labels=["model"])
-    for model, value in sorted(values.items()):
-        family.add_metric([model], value)
-    return family
+        for model, number in sorted(supervisor.num_replaced.items()):
+            replaced.add_metric([model], number)
+        yield from (answers, replaced)
+        yield CounterMetricFamily("draftproof_triton_restarts", "Restarts of Triton", supervisor.num_restarts)
+        yield GaugeMetricFamily("draftproof_gateway_requests_open", "Open requests", calls.num_open)
+        refused = "Requests refused because too many were open"
+        yield CounterMetricFamily("draftproof_gateway_requests_refused", refused, calls.num_refused)
+        if front_door is not None:
+            is_up = "1 while the process of OpenAI's API answers"
+            yield GaugeMetricFamily("draftproof_front_door_answers", is_up, float(front_door.answers))
+            restarts = "Restarts of the process of OpenAI's API"
+            yield CounterMetricFamily("draftproof_front_door_restarts", restarts, front_door.num_restarts)

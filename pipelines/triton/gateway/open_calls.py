@@ -42,10 +42,8 @@ class OpenCalls:
             work.close()
             self.num_refused += 1
             raise ServerBusyError(
-                "too many requests are open",
-                values=f"{self.num_open} requests",
-                limit=f"{self._max_open} for all models of a server",
-                remedy="send the request again later",
+                f"too many requests are open: {self.num_open} for all models of the server",
+                "send the request again later",
             )
         task = asyncio.create_task(work)
         self._open[task] = model

@@ -179,10 +179,8 @@ class Relay:
         return responses[0]
 
 
-def _not_one(values: str) -> DraftproofError:
+def _not_one(why: str) -> DraftproofError:
     return InvalidRequestError(
-        "the call needs exactly one response",
-        values=values,
-        limit="one response",
-        remedy="leave out stream=true; generate_stream and ModelStreamInfer send chunks",
+        f"the call needs exactly one response, but {why}",
+        "leave out stream=true; generate_stream and ModelStreamInfer send chunks",
     )

@@ -8,7 +8,7 @@ by zero, anyone may register and read shared memory, and wrong sizes are not che
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -27,13 +27,15 @@ MAX_BODY_BYTES = 2 << 20
 LARGE_BODY_BYTES = 1 << 16
 """Size from which a request is checked on another thread, so that it does not delay other requests."""
 
+MAX_TENSORS = 64
+MAX_DIMENSIONS = 8
+
 DTYPE_BYTES = {
     **{"BOOL": 1, "INT8": 1, "UINT8": 1, "INT16": 2, "UINT16": 2, "FP16": 2, "BF16": 2},
     **{"INT32": 4, "UINT32": 4, "FP32": 4, "INT64": 8, "UINT64": 8, "FP64": 8},
 }
 """Size of a value by KServe's type names; BYTES has none."""
 
-_MAX_TENSORS = 64
 _MAX_NAME_CHARACTERS = 256
 _LONGEST_QUOTE = 80
 
@@ -60,10 +62,8 @@ def parse(raw: bytes, kind: Any = service_pb2.ModelInferRequest) -> Any:
         return kind.FromString(raw)
     except DecodeError:
         raise InvalidRequestError(
-            "the message cannot be read",
-            values=f"{len(raw)} bytes",
-            limit="the method's message of KServe's protocol",
-            remedy="use tritonclient, or the protocol's own definition",
+            f"the {len(raw)} bytes of the message cannot be read",
+            "use tritonclient, or the definition of KServe's protocol",
         ) from None
 
 
@@ -81,31 +81,38 @@ def check_request(message: Any, *, is_operator: bool) -> None:
     check_model(message.model_name, is_operator=is_operator)
     if not is_operator and any(each.name == "arm" for each in message.inputs):
         raise ForbiddenError(
-            "only operators may choose the arm",
-            values="an input arm, without the server's key",
-            limit="the header draftproof-key",
-            remedy="leave arm out; operators send the server's key, <run directory>/key",
+            "only operators may choose the arm: the request has no server's key",
+            "leave arm out; operators send <run directory>/key in the header draftproof-key",
         )
-    _check_id(message.id)
-    _check_names("input", [each.name for each in message.inputs])
-    _check_names("output", [each.name for each in message.outputs])
-    _check_parameters(message.parameters)
+    num_bytes = len(message.id.encode())
+    if num_bytes > MAX_ID_BYTES or "\0" in message.id:  # at which Triton would cut it
+        raise InvalidRequestError(
+            f"the request id, of {num_bytes} bytes, has more than {MAX_ID_BYTES} or contains a NUL",
+            "send a shorter one, such as a UUID",
+        )
+    _check_names("inputs", [each.name for each in message.inputs])
+    _check_names("outputs", [each.name for each in message.outputs])
+    _check_names("parameters", list(message.parameters))
+    for name, parameter in message.parameters.items():  # which Triton passes to models as JSON
+        if name.startswith(OWN_PREFIX) or not math.isfinite(parameter.double_param):
+            raise InvalidRequestError(
+                f"the parameter {quoted(name)} begins with {OWN_PREFIX}, or is not finite",
+                "send what the model's configuration lists",
+            )
     for tensor in message.outputs:
-        _check_allowed(f"output {quoted(tensor.name)}", tensor.parameters, "binary_data")
+        _check_parameters(f"output {quoted(tensor.name)}", tensor.parameters, "binary_data")
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise InvalidRequestError(
-            "the contents of the inputs are incomplete",
-            values=f"{len(message.inputs)} inputs, {len(raw)} raw_input_contents",
-            limit="one for each input, or none",
-            remedy="send the contents of all inputs in the same way",
+            f"the request has {len(message.inputs)} inputs and {len(raw)} raw_input_contents",
+            "send the contents of all inputs in the same way",
         )
     for number, tensor in enumerate(message.inputs):
-        _check_allowed(f"input {quoted(tensor.name)}", tensor.parameters, "binary_data_size")
+        _check_parameters(f"input {quoted(tensor.name)}", tensor.parameters, "binary_data_size")
         if raw:
             num_values = count_values(tensor.name, tensor.datatype, raw[number])
         else:
-            num_values = len(getattr(tensor.contents, _contents_field(tensor)))
+            num_values = len(_contents(tensor))
         _check_shape(tensor.name, tensor.shape, num_values)
 
 
@@ -126,70 +133,40 @@ def check_model(model: str, *, is_operator: bool) -> None:
     """
     if model not in PUBLIC_MODELS and not is_operator:
         raise InvalidRequestError(
-            "clients cannot use this model",
-            values=f"model {quoted(model)}",
-            limit=f"one of {', '.join(sorted(PUBLIC_MODELS))}",
-            remedy="use one of these; operators send the server's key, <run directory>/key",
-        )
-
-
-def _check_id(request_id: str) -> None:
-    """Refuse an id that is too long or contains a NUL, at which Triton would cut it."""
-    num_bytes = len(request_id.encode())
-    if num_bytes > MAX_ID_BYTES or "\0" in request_id:
-        raise InvalidRequestError(
-            "the request id is too long or contains a NUL",
-            values=f"{num_bytes} bytes",
-            limit=f"at most {MAX_ID_BYTES} bytes, none of them zero",
-            remedy="send a shorter one, such as a UUID",
+            f"clients cannot use this model: {quoted(model)}",
+            f"use {', '.join(sorted(PUBLIC_MODELS))}; operators send the server's key, <run directory>/key",
         )
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:
-    """Refuse too many tensors, names that are too long, and duplicates."""
-    if not _are_usable(names) or len(set(names)) < len(names):
+    """Refuse too many names, duplicates, long ones, and a NUL, at which Triton would cut the name."""
+    longest = max(map(len, names), default=0)
+    is_usable = len(names) <= MAX_TENSORS and longest <= _MAX_NAME_CHARACTERS
+    if not is_usable or len(set(names)) < len(names) or not all(map(str.isprintable, names)):
         raise InvalidRequestError(
-            f"the {kind}s of the request cannot be used",
-            values=f"{len(names)} {kind}s, {len(set(names))} different names, {_longest(names)}",
-            limit=f"{_MAX_TENSORS} {kind}s, each once, names of {_MAX_NAME_CHARACTERS} printable characters",
-            remedy=f"name each {kind} once",
+            f"the {kind} of the request cannot be used: {len(names)} names, of at most {longest} characters",
+            f"send at most {MAX_TENSORS}, each once, with {_MAX_NAME_CHARACTERS} printable characters",
         )
 
 
-def _check_parameters(parameters: Any) -> None:
-    """Refuse too many parameters, those reserved for the gateway, and numbers that JSON does not have.
-
-    Triton passes parameters to models as JSON.
-    """
-    if not _are_usable(parameters) or any(name.startswith(OWN_PREFIX) for name in parameters):
+def _check_parameters(of: str, parameters: Iterable[str], allowed: str) -> None:
+    """Refuse parameters of a tensor, such as classification and shared memory."""
+    if others := sorted(set(parameters) - {allowed}):
         raise InvalidRequestError(
-            "the parameters of the request cannot be used",
-            values=f"{len(parameters)} parameters, {_longest(parameters)}",
-            limit=f"{_MAX_TENSORS} parameters with names of {_MAX_NAME_CHARACTERS} printable characters, "
-            f"none beginning with {OWN_PREFIX}",
-            remedy="send what the model's configuration lists",
+            f"the {of} has the parameters {', '.join(map(quoted, others[:4]))}",
+            "leave them out; classification and shared memory are disabled",
         )
-    for name, parameter in parameters.items():
-        if not math.isfinite(parameter.double_param):
-            raise InvalidRequestError(
-                "a parameter of the request is not finite",
-                values=f"{quoted(name)}: {parameter.double_param}",
-                limit="finite numbers",
-                remedy="leave it out",
-            )
 
 
 def _check_shape(name: str, shape: Sequence[int], num_values: int) -> None:
     """Refuse a shape that does not fit the values."""
     # The upper bound matters if another dimension is 0: the product is then 0, and sizes overflow in Triton
     # and numpy.
-    is_odd = len(shape) > 8 or any(not 0 <= size <= MAX_BODY_BYTES for size in shape)
+    is_odd = len(shape) > MAX_DIMENSIONS or any(not 0 <= size <= MAX_BODY_BYTES for size in shape)
     if is_odd or math.prod(shape) != num_values:
         raise InvalidRequestError(
-            f"the shape of {quoted(name)} does not fit its values",
-            values=f"shape {list(shape[:8])}, {num_values} values",
-            limit=f"as many values as the dimensions multiply to, at most 8 of up to {MAX_BODY_BYTES}",
-            remedy="send the shape of the values",
+            f"the shape {list(shape[:MAX_DIMENSIONS])} of {quoted(name)} does not fit {num_values} values",
+            f"send at most {MAX_DIMENSIONS} dimensions, whose product is the number of values",
         )
 
 
@@ -204,63 +181,31 @@ def count_values(name: str, datatype: str, data: bytes | memoryview) -> int:
     Raises:
         InvalidRequestError: The bytes are not complete values.
     """
-    if datatype != "BYTES":
-        size = DTYPE_BYTES.get(datatype, 0)
-        if not size or len(data) % size:
-            raise _odd_bytes(name, datatype, len(data))
-        return len(data) // size
     count = position = 0
-    while position < len(data):
-        position += 4 + int.from_bytes(data[position : position + 4], "little")
-        count += 1
-    if position != len(data):
-        raise _odd_bytes(name, datatype, len(data))
+    if datatype == "BYTES":
+        while position < len(data):
+            position += 4 + int.from_bytes(data[position : position + 4], "little")
+            count += 1
+    elif size := DTYPE_BYTES.get(datatype):
+        count = len(data) // size
+        position = count * size
+    if position != len(data) or datatype not in ("BYTES", *DTYPE_BYTES):
+        raise InvalidRequestError(
+            f"the {len(data)} bytes of {quoted(name)} are not values of its type, {quoted(datatype)}",
+            "send whole values, with a length of four bytes before each of BYTES",
+        )
     return count
+
+
+def _contents(tensor: Any) -> Any:
+    if tensor.datatype not in _CONTENTS:
+        raise InvalidRequestError(
+            f"{quoted(tensor.name)} of the type {quoted(tensor.datatype)} comes without raw_input_contents",
+            "send the tensor in raw_input_contents",
+        )
+    return getattr(tensor.contents, _CONTENTS[tensor.datatype])
 
 
 def quoted(text: str) -> str:
     """Quote a client's text for a message: printable and not too long."""
     return repr(text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "...")
-
-
-def _are_usable(names: Collection[str]) -> bool:
-    """Whether names may be forwarded; Triton would cut a name at its first NUL."""
-    return len(names) <= _MAX_TENSORS and all(
-        len(name) <= _MAX_NAME_CHARACTERS and name.isprintable() for name in names
-    )
-
-
-def _longest(names: Collection[str]) -> str:
-    return f"the longest name has {max(map(len, names), default=0)} characters"
-
-
-def _check_allowed(of: str, parameters: Iterable[str], allowed: str) -> None:
-    """Refuse parameters of a tensor, such as classification and shared memory."""
-    others = sorted(set(parameters) - {allowed})
-    if others:
-        raise InvalidRequestError(
-            f"a parameter of {of} is not allowed",
-            values=", ".join(quoted(name) for name in others[:4]),
-            limit=f"only {allowed}; classification and shared memory are disabled",
-            remedy="leave it out; read the tensor itself",
-        )
-
-
-def _contents_field(tensor: Any) -> str:
-    if tensor.datatype not in _CONTENTS:
-        raise InvalidRequestError(
-            f"the contents of {quoted(tensor.name)} cannot be used",
-            values=f"datatype {quoted(tensor.datatype)} without raw_input_contents",
-            limit=", ".join(_CONTENTS),
-            remedy="send the tensor in raw_input_contents",
-        )
-    return _CONTENTS[tensor.datatype]
-
-
-def _odd_bytes(name: str, datatype: str, num_bytes: int) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"the bytes of {quoted(name)} are not values of its type",
-        values=f"{num_bytes} bytes as {quoted(datatype)}",
-        limit="whole values; before each BYTES value its length in four bytes",
-        remedy="send the tensor as KServe's protocol describes it",
-    )

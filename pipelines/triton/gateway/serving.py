@@ -77,10 +77,8 @@ async def serve(
             await listen(fronts, published, host, ports.metrics)
         except (OSError, RuntimeError) as error:
             raise ServerStartError(
-                "a port cannot be listened on",
-                values=f"{host}, {ports}: {error}",
-                limit="the ports must be free",
-                remedy="choose other ports with HTTP_PORT, GRPC_PORT, METRICS_PORT and OPENAI_PORT",
+                f"a port cannot be listened on: {host}, {ports}: {error}",
+                "choose other ports with HTTP_PORT, GRPC_PORT, METRICS_PORT and OPENAI_PORT",
             ) from None
         await supervisor.run(front_door)
 

@@ -176,10 +176,8 @@ class Triton:
             if error.code() is grpc.StatusCode.UNAVAILABLE and "load" not in str(error.details()):
                 raise error_of(error) from None
             raise RepositoryError(
-                f"a model could not be {action}ed",
-                values=f"{model}: {' '.join(str(error.details()).split())[:500]}",
-                limit="a model of the repository that Triton can load",
-                remedy="read the server's log",
+                f"the model {model} could not be {action}ed: {' '.join(str(error.details()).split())[:500]}",
+                "read the server's log",
             ) from None
 
     async def metrics(self) -> str:
@@ -203,16 +201,11 @@ def error_behind(message: str) -> DraftproofError:
     """Return the error for an error message: ours, or otherwise usually an invalid request."""
     if says_that_a_process_is_silent(message):
         return EngineFailedError(
-            "the model's process does not accept the request",
-            values=message[:200],
-            limit="the process is replaced if it stays silent",
-            remedy="send the request again",
+            f"the model's process does not accept the request: {message[:200]}", "send the request again"
         )
     return from_wire(message) or InvalidRequestError(
-        "Triton refused the request",
-        values=message[:500],
-        limit="the request must match the model's configuration",
-        remedy="compare the request with GET /v2/models/<model>/config",
+        f"Triton refused the request: {message[:500]}",
+        "compare the request with GET /v2/models/<model>/config",
     )
 
 
@@ -231,11 +224,8 @@ def status_of(error: DraftproofError) -> tuple[grpc.StatusCode, int]:
     return code, status
 
 
-def triton_unavailable(values: str) -> ServerUnavailableError:
+def triton_unavailable(why: str) -> ServerUnavailableError:
     """Return the error of a request that Triton does not answer."""
     return ServerUnavailableError(
-        "Triton does not answer",
-        values=values,
-        limit="it is starting, stopping or being restarted",
-        remedy="send the request again in a few seconds",
+        f"Triton does not answer: {why}", "send the request again in a few seconds, when it has started again"
     )

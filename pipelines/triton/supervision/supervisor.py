@@ -113,7 +113,8 @@ class Supervisor:
         try:
             await self._start()
             while not self._stopping.is_set():
-                if not await self._watch():
+                await self._watch()
+                if self._stopping.is_set():
                     break
                 if self._reloading.is_set():
                     await self._reload()
@@ -122,10 +123,8 @@ class Supervisor:
                 restarts = [at_s for at_s in restarts if now_s - at_s < _RESTARTS_WITHIN_S] + [now_s]
                 if len(restarts) > _MAX_RESTARTS:
                     raise ServerStartError(
-                        "Triton keeps crashing",
-                        values=f"{len(restarts)} times in {_RESTARTS_WITHIN_S:g} s",
-                        limit=f"{_MAX_RESTARTS} times",
-                        remedy="read its last lines in the server's log",
+                        f"Triton keeps crashing: {len(restarts)} times in {_RESTARTS_WITHIN_S:g} s",
+                        "read its last lines in the server's log",
                     )
                 self.num_restarts += 1
                 self._process = self._new_process()
@@ -146,12 +145,10 @@ class Supervisor:
         elif not self._is_serving:
             what, remedy = "the server is starting", "send the request again later"
         elif not self._replacing.keys().isdisjoint(self._dependencies.needed_by(model)):
-            what, remedy = "the model is being replaced", "send the request again"
+            what, remedy = f"the model is being replaced: {model}", "send the request again"
         else:
             return
-        raise ServerUnavailableError(
-            what, values=f"model {model}", limit="a server whose models are loaded", remedy=remedy
-        )
+        raise ServerUnavailableError(what, remedy)
 
     async def is_ready(self) -> bool:
         """Whether all models that the server loads at startup answer."""
@@ -197,9 +194,7 @@ class Supervisor:
         self._reloading.clear()
         try:
             await self._drain()
-            self._is_serving = False
-            self._forget_tasks()
-            self._models.clear()
+            self._forget_models()
             await self._process.stop(_STOP_PATIENCE_S)
             while not (self._is_serving or self._stopping.is_set()):
                 try:
@@ -237,25 +232,15 @@ class Supervisor:
             _LOG.warning("Triton ended before it was ready: start %d of at most %d", attempt, _MAX_STARTS)
             self._process = self._new_process()
         raise ServerStartError(
-            "Triton ended before it was ready",
-            values=f"exit code {self._process.ended.result()}",
-            limit="every model of the repository must load",
-            remedy="read the lines above; 'draftproof doctor' shows what this machine lacks",
+            f"Triton ended before it was ready, with exit code {self._process.ended.result()}",
+            "read the lines above; 'draftproof doctor' shows what this machine lacks",
         )
 
-    async def _watch(self) -> bool:
-        """Supervise the processes.
-
-        Returns:
-            True if Triton has ended or is to load its models again, False if the server is to stop.
-        """
+    async def _watch(self) -> None:
+        """Supervise the processes until Triton has ended, or is to load its models again or to stop."""
         self._heartbeat = Heartbeat(self._triton, self._calls)  # pings to an earlier Triton no longer count
         next_search_s = time.monotonic() + _SEARCH_INTERVAL_S
-        while not self._process.has_ended:
-            if self._stopping.is_set():
-                return False
-            if self._reloading.is_set():
-                return True
+        while not (self._process.has_ended or self._stopping.is_set() or self._reloading.is_set()):
             if time.monotonic() >= next_search_s:
                 self._search()
                 self._heartbeat.beat_triton()
@@ -264,27 +249,29 @@ class Supervisor:
                 _LOG.error("Triton does not answer")
                 self._process.kill()
             self._end_given_up()
-            for model, process in tuple(self._models.items()):
-                if model in self._replacing:
-                    continue
-                if process.is_alive and not self._heartbeat.hangs(model):
-                    self._heartbeat.beat(model)
-                    continue
-                reason = "its process did not answer" if process.is_alive else "its process has ended"
-                process.kill()
-                self._replacing[model] = asyncio.create_task(self._replace(model, reason))
+            self._watch_models()
             # Nothing else is awaited: if the pause lasts longer, this process is late, and no other hangs.
             paused_at_s = time.monotonic()
             await self._pause(LOOK_INTERVAL_S)
             self._heartbeat.excuse(max(0.0, time.monotonic() - paused_at_s - LOOK_INTERVAL_S))
-        exit_code = self._process.ended.result()
-        _LOG.error("Triton ended with exit code %s", exit_code)
-        self._is_serving = False
-        self._calls.end_all(triton_unavailable(f"it ended with exit code {exit_code}"))
-        self._forget_tasks()
-        self._models.clear()
-        await self._process.clear()
-        return True
+        if self._process.has_ended:
+            exit_code = self._process.ended.result()
+            _LOG.error("Triton ended with exit code %s", exit_code)
+            self._calls.end_all(triton_unavailable(f"it ended with exit code {exit_code}"))
+            self._forget_models()
+            await self._process.clear()
+
+    def _watch_models(self) -> None:
+        """Ping the models, and replace those that have ended or hang."""
+        for model, process in tuple(self._models.items()):
+            if model in self._replacing:
+                continue
+            if process.is_alive and not self._heartbeat.hangs(model):
+                self._heartbeat.beat(model)
+                continue
+            reason = "its process did not answer" if process.is_alive else "its process has ended"
+            process.kill()
+            self._replacing[model] = asyncio.create_task(self._replace(model, reason))
 
     def _end_given_up(self) -> None:
         """Kill the processes for whose end Triton waits, so that it says what it could not load."""
@@ -304,10 +291,8 @@ class Supervisor:
         triton = self._process
         try:
             error = ProcessEndedError(
-                "the model's process ended during the request",
-                values=f"model {model}: {reason}",
-                limit="it is replaced within seconds",
-                remedy="send the request again",
+                f"the model's process ended during the request: {model}: {reason}",
+                "send the request again: it is replaced within seconds",
             )
             # An ensemble that asks it waits for ever, as Triton does not end its steps either.
             asked = (model, *self._dependencies.ensembles_with(model))
@@ -341,17 +326,19 @@ class Supervisor:
                 _LOG.warning("model %s: load %d of at most %d failed: %r", model, attempt, _MAX_LOADS, error)
         self._models.pop(model, None)
 
-    def _forget_tasks(self) -> None:
-        """Cancel what was to be done with a Triton that has ended."""
+    def _forget_models(self) -> None:
+        """Forget the models of a Triton that serves no longer, and what was to be done with them."""
+        self._is_serving = False
         for task in self._replacing.values():
             task.cancel()
         self._replacing.clear()
+        self._models.clear()
 
     async def _end(self, front_door: FrontDoorProcess | None) -> None:
         """Let requests finish, then stop Triton; the remaining requests get an error."""
         self._stopping.set()
         await self._drain(front_door)
-        self._forget_tasks()
+        self._forget_models()
         await self._process.stop(_STOP_PATIENCE_S)
 
     async def _drain(self, front_door: FrontDoorProcess | None = None) -> None:
@@ -365,10 +352,9 @@ class Supervisor:
             await asyncio.sleep(_DRAIN_POLL_S)
         self._calls.end_all(
             RequestCancelledError(
-                "the server shut down before the answer was complete",
-                values=f"{self._calls.num_open} requests were open",
-                limit=f"{self._endpoint.drain_s} s for requests in flight",
-                remedy="send the request to another server, or again when this one is back",
+                "the server shut down before the answer was complete: "
+                f"it waits {self._endpoint.drain_s} s for requests in flight",
+                "send the request to another server, or again when this one is back",
             )
         )
 

@@ -45,10 +45,8 @@ class OutputEnd:
                 return token_ids[:index], True
             if self._bad_words.push(token_id):
                 raise EngineFailedError(
-                    "the engine generated a bad word in other tokens than those banned",
-                    values=f"request {self._request_id}",
-                    limit="TensorRT-LLM bans sequences of tokens, not texts",
-                    remedy="forbid its tokens with logit_bias, or send the request again with another seed",
+                    f"the engine wrote a bad word in other tokens than those banned: {self._request_id}",
+                    "forbid its tokens with logit_bias, or send the request again with another seed",
                 )
             if self._num_before:
                 self._num_before -= 1

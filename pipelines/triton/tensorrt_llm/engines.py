@@ -99,10 +99,8 @@ class TensorRtLlmEngines:
             if deadline_s != own_deadline_s:
                 raise
             raise EngineFailedError(
-                "the draft does not answer",
-                values=f"request {request.request_id}",
-                limit=f"{DRAFT_TIMEOUT_S:g} s for a proposal",
-                remedy="read the server's log",
+                f"the draft did not answer request {request.request_id} within {DRAFT_TIMEOUT_S:g} s",
+                "read the server's log",
             ) from None
         token_ids = new_tokens(outputs, request)
         logits = None

@@ -1,6 +1,6 @@
 """Calls other models of the same server over its gRPC port: streamed, cancellable, with a deadline.
 
-This replaces BLS for models that are not ours. ``sockets.calls`` explains why BLS cannot be used; sockets
+This replaces BLS for models that are not ours. ``wire.calls`` explains why BLS cannot be used; sockets
 need our code on the other side, which NVIDIA's C++ models do not have.
 """
 
@@ -32,14 +32,6 @@ DEFAULT_ADDRESS = "127.0.0.1:8001"  # Triton's default port
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-_TYPES: dict[str, str] = {
-    "int32": "INT32",
-    "uint64": "UINT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "bool": "BOOL",
-}
-_DTYPES = {triton: np.dtype(name) for name, triton in _TYPES.items()}
 _UNLIMITED = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -48,6 +40,7 @@ _UNLIMITED = (
 # Source locations in TensorRT-LLM's assertion messages, which are of no use to a client.
 _WHERE_IN_THE_SOURCE = re.compile(r" ?\((?:/[^()]*|[^()]*\.(?:cpp|h|cc|cu)):\d+\)")
 _LONGEST_QUOTE = 300
+_READ_LOG = "read the server's log"
 # A request that the executor takes from its queue and cannot run (fetchNewRequests in executorImpl.cpp
 # @b35ac1b6), and one that fails a check before that (ModelInstanceState::enqueue in model_instance_state.cc
 # @0c8de69a). An engine that fails says "Encountered an error in forwardAsync function" to all its requests.
@@ -116,10 +109,8 @@ class ServerCalls:
             call.cancel()
         if not is_complete:
             raise EngineFailedError(
-                f"model '{model_name}' ended its answer without a last response",
-                values=f"request {request_id}",
-                limit="every answer must have one",
-                remedy="read the server's log",
+                f"model '{model_name}' ended its answer to request {request_id} without a last response",
+                _READ_LOG,
             )
 
     async def whole(
@@ -140,12 +131,7 @@ class ServerCalls:
             async for outputs in responses:
                 last = outputs
         if not last:
-            raise EngineFailedError(
-                f"model '{model_name}' gave no answer",
-                values=f"request {request_id}",
-                limit="one response with outputs",
-                remedy="read the server's log",
-            )
+            raise EngineFailedError(f"model '{model_name}' gave no answer to request {request_id}", _READ_LOG)
         return last
 
     def _open(
@@ -158,6 +144,7 @@ class ServerCalls:
     ) -> Any:
         import grpc
         from tritonclient.grpc import service_pb2, service_pb2_grpc
+        from tritonclient.utils import np_to_triton_dtype
 
         if self._stub is None:
             channel = grpc.aio.insecure_channel(self._address, options=_UNLIMITED)
@@ -165,7 +152,7 @@ class ServerCalls:
         message = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
         message.parameters["triton_enable_empty_final_response"].bool_param = True
         for name, array in tensors.items():
-            message.inputs.add(name=name, datatype=_TYPES[array.dtype.name], shape=array.shape)
+            message.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
             message.raw_input_contents.append(array.tobytes())
         for name in output_names:
             message.outputs.add(name=name)
@@ -180,29 +167,22 @@ def model_error(model_name: str, message: str) -> DraftproofError:
     said = _WHERE_IN_THE_SOURCE.sub("", message.strip().partition("\n")[0])[:_LONGEST_QUOTE]
     if "Maximum queue size" in message or "Exceeds maximum queue size" in message:  # the executor's; Triton's
         return ServerBusyError(
-            f"the queue of model '{model_name}' is full",
-            values=said,
-            limit="max_queue_size of its config.pbtxt",
-            remedy="send the request again later, or serve with a larger max_queue_size",
+            f"the queue of model '{model_name}' is full: {said}",
+            "send the request again later, or serve with a larger max_queue_size",
         )
     if _REFUSED.search(message):
         return RequestRefusedError(
-            f"model '{model_name}' refused the request",
-            values=said,
-            limit="this concerns one request; the engine answers others",
-            remedy="read the server's log; compare the engine's config.json with 'draftproof preflight'",
+            f"model '{model_name}' refused the request: {said}",
+            "read the server's log; compare the engine's config.json with 'draftproof preflight'",
         )
-    return EngineFailedError(
-        f"model '{model_name}' failed",
-        values=said,
-        limit="further details are only in the log",
-        remedy="read the server's log",
-    )
+    return EngineFailedError(f"model '{model_name}' failed: {said}", _READ_LOG)
 
 
 def _arrays(response: Any) -> dict[str, npt.NDArray[Any]]:
+    from tritonclient.utils import triton_to_np_dtype
+
     return {
-        output.name: np.frombuffer(raw, _DTYPES[output.datatype]).reshape(tuple(output.shape))
+        output.name: np.frombuffer(raw, triton_to_np_dtype(output.datatype)).reshape(tuple(output.shape))
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
 
@@ -222,17 +202,13 @@ def _call_error(error: Any, address: str, request_id: str) -> DraftproofError:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return _too_late(request_id)
     return EngineFailedError(
-        "the server does not answer its own models",
-        values=f"{address}: {error.code().name}: {str(error.details())[:_LONGEST_QUOTE]}",
-        limit=f"{ADDRESS_VARIABLE} must be its gRPC address; default {DEFAULT_ADDRESS}",
-        remedy="start the server with 'draftproof serve', which sets the variable, or set it yourself",
+        f"the server does not answer its own models: {address}: {error.code().name}: "
+        f"{str(error.details())[:_LONGEST_QUOTE]}",
+        f"start the server with 'draftproof serve', or set {ADDRESS_VARIABLE} to its gRPC address",
     )
 
 
 def _too_late(request_id: str) -> RequestTimeoutError:
     return RequestTimeoutError(
-        "the request's deadline passed",
-        values=f"request {request_id}",
-        limit="the timeout sent with the request",
-        remedy="allow more time, lower max_tokens, or add capacity",
+        f"the deadline of request {request_id} passed", "allow more time, lower max_tokens, or add capacity"
     )

@@ -137,10 +137,8 @@ def new_tokens(outputs: Mapping[str, npt.NDArray[Any]], request: GenerationReque
     num_input = len(request.input_ids)
     if not np.array_equal(token_ids[:num_input], request.input_ids):
         raise EngineFailedError(
-            "the engine's answer does not begin with its input",
-            values=f"{length} tokens for {num_input} of input, request {request.request_id}",
-            limit="exclude_input_in_output must be false in the model's config.pbtxt",
-            remedy="render the model repository again with 'draftproof repository'",
+            f"the engine's answer does not begin with its input: {length} tokens for {request.request_id}",
+            "render the repository again with 'draftproof repository', with exclude_input_in_output false",
         )
     return np.ascontiguousarray(token_ids[num_input:], dtype=np.int32)
 

@@ -10,37 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from threading import BoundedSemaphore
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.errors import ServerBusyError
 from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
 from pipelines.text.chunk_boundary import decode_chunk
 from pipelines.triton.backend.header import Header
 from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.tensors import Inputs, Tensors, scalar_tensor, text_tensor
-from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.backend.word_list import pack_words
 from pipelines.triton.text.inputs import completion_request
-from pipelines.wire.admission import OpenLimit
 from pipelines.wire.fields import TEXT_INPUTS
 from pipelines.wire.request import CompletionRequest
 from pipelines.wire.responder import Responder
 
-# Name here -> name at the text level.
-_INPUTS = {
-    "QUERY": "text_input",
-    "REQUEST_OUTPUT_LEN": "max_tokens",
-    "STOP_WORDS_DICT": "stop_words",
-    "BAD_WORDS_DICT": "bad_words",
-    "MIN_TOKENS": "min_tokens",
-    "INPUT_IDS": "input_ids",
-    "ADD_SPECIAL_TOKENS": "add_special_tokens",
-    "PARSE_SPECIAL_TOKENS": "parse_special_tokens",
-}
 _KNOWN = tuple(name for name, each in TEXT_INPUTS.items() if each.in_ensemble)
 _CHUNK = "TOKENS_BATCH"
 
@@ -59,9 +47,11 @@ class EnsembleSteps(TritonModel):
 
     def __init__(self, parameters: ModelParameters, backend: Any) -> None:
         # The parameters are the client's, who asks with the names of the text level.
-        super().__init__(TritonWire(backend), _KNOWN, None)
+        super().__init__(backend, _KNOWN, None)
         self._preprocess = parameters.preprocessing()
-        self._open = OpenLimit(parameters.integer("max_batch_size") + parameters.integer("max_queue_size"))
+        self._places = BoundedSemaphore(
+            parameters.integer("max_batch_size") + parameters.integer("max_queue_size")
+        )
         self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -73,17 +63,20 @@ class EnsembleSteps(TritonModel):
         if _CHUNK in inputs:
             self._spell(inputs, responder)
         else:
-            request = completion_request({_INPUTS[name]: array for name, array in inputs.items()})
-            self._tokenize(request, responder)
+            self._tokenize(completion_request(inputs), responder)
 
     def _tokenize(self, request: CompletionRequest, responder: Responder[Tensors]) -> None:
-        place = ExitStack()
-        place.enter_context(self._open.place())
-        responder.at_end(place.close)
         if self._preprocess.is_quick(request):
             self._answer(request, responder)
-        else:
-            responder.follow(self._tokenizing.submit(self._answer, request, responder))
+            return
+        if not self._places.acquire(blocking=False):
+            raise ServerBusyError(
+                "too many long texts wait to be tokenized",
+                "send the request again later, or serve with a larger max_queue_size",
+            )
+        work = self._tokenizing.submit(self._answer, request, responder)
+        work.add_done_callback(lambda _: self._places.release())
+        responder.follow(work)
 
     def _answer(self, request: CompletionRequest, responder: Responder[Tensors]) -> None:
         asked = self._preprocess(request)

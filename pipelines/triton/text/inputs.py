@@ -31,32 +31,32 @@ def completion_request(inputs: Inputs) -> CompletionRequest:
     return CompletionRequest(
         prompt=read_text(inputs, "text_input"),
         prompt_ids=_read_ids(inputs, "input_ids"),
-        max_tokens=read_scalar(inputs, "max_tokens", int, 0),
-        temperature=read_scalar(inputs, "temperature", float, 0.0),
-        top_k=read_scalar(inputs, "top_k", int, 0),
-        top_p=read_scalar(inputs, "top_p", float, 1.0),
-        min_p=read_scalar(inputs, "min_p", float, 0.0),
-        seed=read_scalar(inputs, "seed", int, None),
-        repetition_penalty=read_scalar(inputs, "repetition_penalty", float, 1.0),
-        presence_penalty=read_scalar(inputs, "presence_penalty", float, 0.0),
-        frequency_penalty=read_scalar(inputs, "frequency_penalty", float, 0.0),
-        min_tokens=read_scalar(inputs, "min_tokens", int, 0),
-        end_id=read_scalar(inputs, "end_id", int, None),
+        max_tokens=read_scalar(inputs, "max_tokens", 0),
+        temperature=read_scalar(inputs, "temperature", 0.0),
+        top_k=read_scalar(inputs, "top_k", 0),
+        top_p=read_scalar(inputs, "top_p", 1.0),
+        min_p=read_scalar(inputs, "min_p", 0.0),
+        seed=read_scalar(inputs, "seed", None),
+        repetition_penalty=read_scalar(inputs, "repetition_penalty", 1.0),
+        presence_penalty=read_scalar(inputs, "presence_penalty", 0.0),
+        frequency_penalty=read_scalar(inputs, "frequency_penalty", 0.0),
+        min_tokens=read_scalar(inputs, "min_tokens", 0),
+        end_id=read_scalar(inputs, "end_id", None),
         stop_token_ids=read_token_ids(inputs, "stop_token_ids"),
         stop_words=_read_words(inputs, "stop_words"),
         bad_words=_read_words(inputs, "bad_words"),
         logit_bias=read_logit_bias(inputs),
         guide=read_guide(inputs),
         num_log_probs=read_num_log_probs(inputs),
-        return_prompt_log_probs=read_scalar(inputs, "return_prompt_log_probs", bool, False),
-        num_draft_tokens=read_scalar(inputs, "num_draft_tokens", int, None),
-        use_draft_logits=read_scalar(inputs, "use_draft_logits", bool, False),
+        return_prompt_log_probs=read_scalar(inputs, "return_prompt_log_probs", False),
+        num_draft_tokens=read_scalar(inputs, "num_draft_tokens", None),
+        use_draft_logits=read_scalar(inputs, "use_draft_logits", False),
         session_id=read_id(inputs, "session_id"),
         prediction=read_text(inputs, "prediction"),
         arm=read_id(inputs, "arm"),
-        add_special_tokens=read_scalar(inputs, "add_special_tokens", bool, True),
-        parse_special_tokens=read_scalar(inputs, "parse_special_tokens", bool, False),
-        skip_special_tokens=read_scalar(inputs, "skip_special_tokens", bool, True),
+        add_special_tokens=read_scalar(inputs, "add_special_tokens", True),
+        parse_special_tokens=read_scalar(inputs, "parse_special_tokens", False),
+        skip_special_tokens=read_scalar(inputs, "skip_special_tokens", True),
         resume_output_ids=_read_ids(inputs, "resume_output_ids"),
     )
 
@@ -71,16 +71,13 @@ def refuse_choices(inputs: Inputs, arm: str) -> None:
     Raises:
         InvalidRequestError: There is such an input.
     """
-    parts = {name: TEXT_INPUTS[name].models for name in inputs if arm}
-    unknown = [name for name, models in parts.items() if models == "draft" and arm == "control"]
-    if "arm" in parts:
-        unknown.append("arm")
-    if unknown:
+    if not arm:
+        return
+    of_draft = [name for name in inputs if TEXT_INPUTS[name].models == "draft" and arm == "control"]
+    if unknown := [*of_draft, *(["arm"] if "arm" in inputs else [])]:
         raise InvalidRequestError(
-            f"the input '{unknown[0]}' has no meaning for this model",
-            values=f"{', '.join(unknown)}; the model is answered by {arm}",
-            limit="generate has no arm, generate_target neither arm nor draft",
-            remedy="leave it out, or send the request to router",
+            f"{', '.join(unknown)} cannot be chosen for this model, which {arm} answers",
+            "leave it out, or send the request to router",
         )
 
 
@@ -88,27 +85,18 @@ def _check_prompt(inputs: Inputs) -> None:
     given = [name for name in ("text_input", "input_ids") if name in inputs]
     if len(given) != 1:
         raise InvalidRequestError(
-            "a request has one prompt, as text or as token ids",
-            values=" and ".join(given) or "neither text_input nor input_ids",
-            limit="exactly one of text_input and input_ids",
-            remedy="send only one of them" if given else "send text_input with a text",
+            f"the request has {' and '.join(given) or 'neither text_input nor input_ids'}, not one prompt",
+            "send only one of them" if given else "send text_input with a text",
         )
     if "input_ids" not in inputs:
         return
     if unused := [name for name in _OF_TEXT if name in inputs]:
         raise InvalidRequestError(
-            f"{unused[0]} has no meaning for token ids",
-            values=f"{', '.join(unused)} with input_ids",
-            limit="only text is tokenized; ids are used as they are",
-            remedy=f"leave {unused[0]} out, or send text_input",
+            f"{' and '.join(unused)} cannot be sent with input_ids, which are used as they are",
+            "leave it out, or send text_input",
         )
     if not inputs["input_ids"].size:
-        raise InvalidRequestError(
-            "the prompt is empty",
-            values="input_ids gives 0 tokens",
-            limit="at least 1 token",
-            remedy="send a prompt",
-        )
+        raise InvalidRequestError("the prompt is empty: input_ids gives 0 tokens", "send a prompt")
 
 
 def _read_ids(inputs: Inputs, name: str) -> tuple[int, ...]:

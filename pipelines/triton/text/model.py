@@ -20,7 +20,6 @@ from pipelines.triton.backend.model import CLOSE_TIMEOUT_S, TritonModel
 from pipelines.triton.backend.outputs import text_outputs
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.tensors import Inputs, Tensors, read_scalar
-from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.text.inputs import completion_request, refuse_choices
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
@@ -41,7 +40,7 @@ class TextModel(TritonModel):
 
     def __init__(self, parameters: ModelParameters, backend: Any) -> None:
         self._loop = AsyncioThread("requests")
-        super().__init__(TritonWire(backend), parameters.input_names, self._loop)
+        super().__init__(backend, parameters.input_names, self._loop)
         self._router = Router.of(parameters.text, parameters.preprocessing())
         self._loop.start()
         self._gauges = Gauges(backend, parameters.model_name)
@@ -59,7 +58,7 @@ class TextModel(TritonModel):
     def _begin(self, header: Header, inputs: Inputs, responder: Responder[Chunk], number: str) -> None:
         refuse_choices(inputs, header.arm)
         request = completion_request(inputs)
-        streaming = read_scalar(inputs, "stream", bool, False)
+        streaming = read_scalar(inputs, "stream", False)
         responder.follow(self._loop.spawn(self._answer(header, request, streaming, responder)))
 
     async def _answer(

@@ -46,7 +46,7 @@ class CellTest:
         dof: Number of cells after pooling less 1. With 0 only outcomes of probability 0 are tested for:
             ``p_value`` is 1 or 0.
         p_value: Probability of this statistic or a larger one if the distributions are equal.
-        num_samples: Number of samples in the sense of ``power``.
+        num_samples: Number of samples against a known distribution that have the same power.
         pooled_probability: Probability of the cells that were merged into one. If the distributions differ
             by TV over all cells, they differ by at least TV less this over the cells of the test.
     """
@@ -58,9 +58,7 @@ class CellTest:
     pooled_probability: float
 
 
-def compare_samples(
-    first: npt.NDArray[np.int64], second: npt.NDArray[np.int64], min_expected: float = MIN_EXPECTED
-) -> CellTest:
+def compare_samples(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> CellTest:
     """Test whether two samples are homogeneous.
 
     Cells are pooled by their sum over both samples, which says nothing about the difference of the samples.
@@ -68,7 +66,6 @@ def compare_samples(
     Args:
         first: [k], how often each outcome was seen in one sample.
         second: [k], how often each was seen in the other.
-        min_expected: Least expected count of every cell in the smaller sample.
 
     Raises:
         ValueError: A sample is empty.
@@ -79,7 +76,7 @@ def compare_samples(
     num_all = num_first + num_second
     together = (first + second).astype(np.float64)
     is_seen = together > 0
-    pool = pool_cells(together[is_seen] * min(num_first, num_second) / num_all, min_expected)
+    pool = pool_cells(together[is_seen] * min(num_first, num_second) / num_all, MIN_EXPECTED)
     both = merge_cells(together[is_seen], pool)
     statistic = 0.0
     for counts, num_samples in ((first, num_first), (second, num_second)):
@@ -127,21 +124,6 @@ def outcome_of(statistic: float, num_cells: int, num_samples: float, pooled_prob
 def critical_value(alpha: float, dof: int) -> float:
     """Return the statistic above which a chi-square test with ``dof`` degrees of freedom rejects."""
     return float(special.chdtri(dof, alpha))
-
-
-def power(num_samples: float, total_variation: float, dof: int, alpha: float) -> float:
-    """Compute the least probability that the test rejects a distribution ``total_variation`` away.
-
-    Args:
-        num_samples: Number of samples n; for two samples of n and m, ``samples_in_comparison(n, m)``.
-        total_variation: TV between the two distributions on the cells of the test, 0 to 1.
-        dof: Number of cells less 1, at least 1.
-        alpha: Probability that this test rejects the right distribution.
-    """
-    noncentrality = num_samples * (2 * total_variation) ** 2
-    if noncentrality == 0:
-        return alpha
-    return 1.0 - float(special.chndtr(critical_value(alpha, dof), dof, noncentrality))
 
 
 def noncentrality_needed(dof: int, alpha: float, power: float) -> float:

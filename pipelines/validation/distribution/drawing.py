@@ -14,6 +14,14 @@ from pipelines.errors import DraftproofError
 from pipelines.validation.asking import OnAnswer, ask_each
 from pipelines.validation.distribution.sequence_tests import SamplePair, TokenSequence
 
+NUM_PROMPTS = 8
+NUM_TOKENS = 3
+"""Tokens of an answer."""
+
+TOP_K = 4
+"""Makes the distribution narrow, so that every token and the prefixes of later positions are frequent enough.
+Of all tokens most would be merged as rare."""
+
 _ENDED = -1  # stands for tokens after the end of an answer
 
 
@@ -146,87 +154,64 @@ def draw(
     }
 
 
-def padded(token_ids: Sequence[int], length: int) -> TokenSequence:
+def padded(token_ids: Sequence[int]) -> TokenSequence:
     """Return the first tokens of an answer, followed by a mark for each one that it lacks."""
-    return (*token_ids[:length], *[_ENDED] * (length - len(token_ids)))
+    return (*token_ids[:NUM_TOKENS], *[_ENDED] * (NUM_TOKENS - len(token_ids)))
 
 
 COUPLED, RATIO = "coupled rule", "ratio rule"
 _TARGET, _TARGET_AGAIN = "target alone", "target alone, again"
 
 
-@dataclass(frozen=True)
-class DrawPlan:
-    """Requests for unseeded answers of a server of ours.
-
-    Attributes:
-        prompts: Prompts, at least one.
-        rules: Rules of acceptance that are compared with the target alone.
-        num_answers: Number of answers per prompt and rule. With 500 a correct server was once barely
-            inconclusive.
-        num_tokens: Number of output tokens that are compared.
-        num_draft_tokens: Draft length, at most ``num_tokens - 1``, so that a round can reject, draw a
-            residual and add a bonus token within the compared tokens.
-        temperature: Temperature above 0.
-        top_k: A small value makes the distribution narrow, so that every token and the prefixes of later
-            positions are frequent enough. With 0, for all tokens, most would be merged as rare.
-        num_at_once: Number of concurrent requests.
-    """
-
-    prompts: tuple[Prompt, ...]
-    rules: tuple[str, ...] = (COUPLED, RATIO)
-    num_answers: int = 1000
-    num_tokens: int = 3
-    num_draft_tokens: int = 2
-    temperature: float = 1.0
-    top_k: int = 4
-    num_at_once: int = 8
-
-
 def draw_from_own(
-    plan: DrawPlan,
+    prompts: Sequence[Prompt],
+    num_draft_tokens: int,
     generate: Callable[[CompletionRequest, str], Generation],
+    num_answers: int,
     on_answer: OnAnswer = lambda name, num_done, num_all: None,
+    *,
+    rules: Sequence[str] = (COUPLED, RATIO),
+    num_at_once: int = 8,
 ) -> Draws:
-    """Request all answers from ``generate`` by each rule and twice from the target alone.
+    """Request unseeded answers from ``generate`` by each rule of acceptance and twice from the target alone.
 
     For each prompt the target alone also replays an answer of the coupled rule with the seed that it had.
 
     Args:
-        plan: Requests to make.
+        prompts: Prompts, at least one.
+        num_draft_tokens: Draft length, less than ``NUM_TOKENS``, so that a round can reject, draw a residual
+            and add a bonus token within the compared tokens.
         generate: Sends a request to a model.
+        num_answers: Number of answers per prompt and rule.
         on_answer: Called after each answer.
+        rules: Rules that are compared with the target alone.
+        num_at_once: Number of concurrent requests.
     """
 
     def ask(rule: str, index: int, seed: int | None = None) -> Drawn:
-        prompt, drafts = plan.prompts[index], rule in plan.rules
+        prompt, drafts = prompts[index], rule in rules
         request = CompletionRequest(
             prompt.text,
-            max_tokens=plan.num_tokens,
-            temperature=plan.temperature,
-            top_k=plan.top_k,
+            max_tokens=NUM_TOKENS,
+            temperature=1.0,
+            top_k=TOP_K,
             seed=seed,
-            num_draft_tokens=plan.num_draft_tokens if drafts else None,
+            num_draft_tokens=num_draft_tokens if drafts else None,
             use_draft_logits=rule == RATIO,
             **prompt.switches,
         )
         answer = generate(request, SPECULATIVE if drafts else TARGET_ALONE)
-        return Drawn(padded(answer.output_ids, plan.num_tokens), answer.seed)
+        return Drawn(padded(answer.output_ids), answer.seed)
 
-    models = (*plan.rules, _TARGET, _TARGET_AGAIN)
-    size = len(plan.prompts), plan.num_answers, plan.num_at_once
-    samples = draw("unseeded answers", ask, models, *size, on_answer)
+    models = (*rules, _TARGET, _TARGET_AGAIN)
+    samples = draw("unseeded answers", ask, models, len(prompts), num_answers, num_at_once, on_answer)
     firsts = (
         next((answer for answer in to_prompt if answer.seed is not None), None)
         for to_prompt in (samples[COUPLED].answers if COUPLED in samples else ())
     )
     chosen = [(index, first) for index, first in enumerate(firsts) if first is not None]
     replays = ask_each(
-        "replayed answers",
-        lambda pair: ask(_TARGET, pair[0], pair[1].seed),
-        chosen,
-        plan.num_at_once,
-        on_answer,
+        "replayed answers", lambda pair: ask(_TARGET, pair[0], pair[1].seed), chosen, num_at_once, on_answer
     )
     equal = [
         first.token_ids == replay.token_ids
@@ -234,7 +219,7 @@ def draw_from_own(
         if isinstance(replay, Drawn)
     ]
     return Draws(
-        {rule: samples[rule] for rule in plan.rules},
+        {rule: samples[rule] for rule in rules},
         samples[_TARGET],
         samples[_TARGET_AGAIN],
         len(equal),

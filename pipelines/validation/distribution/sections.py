@@ -42,8 +42,8 @@ _PROBABILITY_OF_SUCCESS = 0.9  # that a correct server passes with the suggested
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """All tests of one pair of arms.
+class SampleComparison:
+    """All tests of one pair of samples.
 
     Attributes:
         positions: One test for each position.
@@ -70,11 +70,11 @@ class Comparison:
         return dof > 0 and float(special.chdtr(dof, statistic)) <= self.alpha_each
 
 
-def compare(pairs: Sequence[SamplePair], num_families: int) -> Comparison:
+def compare(pairs: Sequence[SamplePair], num_families: int) -> SampleComparison:
     """Run all tests on the answers of two models to the same prompts; families share alpha."""
     positions = compare_positions(pairs)
     alpha_each = ALPHA / (num_families * (len(positions) + 1))  # Bonferroni's: known before, so power is too
-    return Comparison(positions, permutation_p_value(pairs, _PERMUTATIONS), alpha_each)
+    return SampleComparison(positions, permutation_p_value(pairs, _PERMUTATIONS), alpha_each)
 
 
 def judge(draws: Draws, limit: float = LIMIT) -> list[Section]:
@@ -93,7 +93,7 @@ def judge(draws: Draws, limit: float = LIMIT) -> list[Section]:
     return [_judge(name, itself, draws, limit) for name in draws.candidates]
 
 
-def _judge(name: str, itself: Comparison | None, draws: Draws, limit: float) -> Section:
+def _judge(name: str, itself: SampleComparison | None, draws: Draws, limit: float) -> Section:
     title = f"Distribution without a seed: {name}"
     samples = draws.candidates[name], draws.target, draws.again
     errors = [error for sample in samples for error in sample.errors]
@@ -147,34 +147,30 @@ def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -
     ]
 
 
-def _table(candidate: Comparison, itself: Comparison) -> Table:
-    rows = [
+def _table(candidate: SampleComparison, itself: SampleComparison) -> Table | None:
+    rows: list[dict[str, object]] = [
         {
             "compared": f"token {test.position}",
-            "prefixes": str(test.num_prefixes),
-            "answers tested": f"{test.share_tested:.0%}",
-            "no choice": f"{test.share_certain:.0%}",
-            "merged as rare": f"{test.merged_probability:.0%}",
-            "chi-square / dof": f"{test.statistic:.1f} / {test.dof}",
-            "p": f"{test.p_value:.2g}",
-            "p of A/A": f"{control.p_value:.2g}",
-            "TV below": f"{test.upper_bound(CONFIDENCE):.3f}",
-            "A/A below": f"{control.upper_bound(CONFIDENCE):.3f}",
-            "TV found": f"{_detectable(test, candidate.alpha_each):.3f}",
+            "prefixes": test.num_prefixes,
+            "share tested": test.share_tested,
+            "no choice": test.share_certain,
+            "merged as rare": test.merged_probability,
+            "chi-square": test.statistic,
+            "dof": test.dof,
+            "p": test.p_value,
+            "p of A/A": control.p_value,
+            "TV below": test.upper_bound(CONFIDENCE),
+            "A/A below": control.upper_bound(CONFIDENCE),
+            "TV found": _detectable(test, candidate.alpha_each),
         }
         for test, control in zip(candidate.positions, itself.positions, strict=True)
     ]
-    together = {
-        "compared": "all tokens together",
-        "answers tested": "100%",
-        "p": f"{candidate.discrepancy_p_value:.2g}",
-        "p of A/A": f"{itself.discrepancy_p_value:.2g}",
-    }
-    rows.append(dict.fromkeys(rows[0], "") | together)
-    return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
+    together = {"p": candidate.discrepancy_p_value, "p of A/A": itself.discrepancy_p_value}
+    rows.append({**dict.fromkeys(rows[0], ""), "compared": "all tokens together", **together})
+    return Table.of(rows)
 
 
-def _power(candidate: Comparison) -> str:
+def _power(candidate: SampleComparison) -> str:
     found = ", ".join(f"{_detectable(test, candidate.alpha_each):.3f}" for test in candidate.positions)
     return (
         f"At family-wise alpha {ALPHA:g} a mean total variation of {found} (tokens 1 to "
@@ -189,7 +185,7 @@ def _detectable(test: PositionTest, alpha: float) -> float:
     return min(1.0, detectable_total_variation(test.num_samples, test.dof, alpha, POWER))
 
 
-def _comparison_document(comparison: Comparison) -> dict[str, object]:
+def _comparison_document(comparison: SampleComparison) -> dict[str, object]:
     return {
         "p_value_of_all_tokens_together": comparison.discrepancy_p_value,
         "positions": [

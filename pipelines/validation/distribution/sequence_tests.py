@@ -6,8 +6,8 @@ prefixes of a position, over all prompts, are added: given the counts of the pre
 table of whole sequences would pool most of them as rare; and a fault of one position, such as a bonus token
 from the draft, shows in the row of that position.
 
-``upper_bound`` states how far apart the distributions can be, from the same inequality as ``power``: with n_i
-samples (as in ``power``) at prefix i and distributions TV_i apart, the noncentrality is at least
+``upper_bound`` states how far apart the distributions can be, from the inequality of ``chi_square``: with n_i
+samples (as there) at prefix i and distributions TV_i apart, the noncentrality is at least
 sum(n_i (2 TV_i)^2) >= n (2 mean TV)^2, where n is the sum of n_i and the mean is weighted by them.
 
 A second test compares all positions together, by the maximum mean discrepancy with a Hamming kernel. The
@@ -56,7 +56,7 @@ class PositionTest:
         position: Position of the token, from 1.
         statistic: Sum over the prefixes; chi-square with ``dof`` if the distributions are equal.
         dof: Degrees of freedom; 0 if nothing could be tested.
-        num_samples: Number of samples of the tested prefixes in the sense of ``power``.
+        num_samples: Number of samples of the tested prefixes, as in ``CellTest``.
         num_prefixes: Number of tested prefixes.
         share_tested: Share of all answers with a tested prefix.
         share_certain: Share of all answers whose prefix is frequent enough, but is nearly always followed by

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from pipelines.client import Client, CompletionRequest, Generation
@@ -62,7 +63,7 @@ def ask_pass(
     rng = random.Random(f"arrivals {asked.number}")
     gaps_s = [rng.expovariate(1.0) * plan.mean_gap_s for _ in questions]
     requests = [
-        replace(question.request, num_draft_tokens=asked.draft_length.requested_at(place))
+        replace(question.request, num_draft_tokens=asked.draft_length.at(place)[0])
         for place, question in enumerate(questions)
     ]
     primed: set[CompletionRequest] = set()
@@ -84,10 +85,11 @@ def ask_pass(
             return client.stream(request, asked.model).result()
         return client.generate(request, asked.model)
 
+    others = Cancellations(client, plan, asked, max(2, len(questions) // 2), nonce)
     started_s = time.monotonic()
-    with Cancellations(client, plan, asked, max(2, len(questions) // 2), nonce) as cancellations:
+    with others if asked.with_cancellations else nullcontext():
         answers = ask_each(f"running {asked}", ask, range(len(questions)), asked.num_at_once, on_answer)
-    return PassAnswers(answers, cancellations.num_cut_off, time.monotonic() - started_s)
+    return PassAnswers(answers, others.num_cut_off, time.monotonic() - started_s)
 
 
 def _priming(request: CompletionRequest) -> CompletionRequest:
@@ -97,41 +99,36 @@ def _priming(request: CompletionRequest) -> CompletionRequest:
     return replace(plain, **{name: getattr(request, name) for name in kept})
 
 
-class Cancellations:
-    """Starts other requests one after another and cancels each after a few chunks.
+class Cancellations(threading.Thread):
+    """Starts other requests one after another and cancels each after a few chunks, until its block is left.
 
     Args:
         client: Client of the server.
         plan: Plan whose prompts are used, each with a new first line.
-        asked: Pass; nothing is sent if it has no cancellations.
+        asked: Pass.
         most: Most requests to start, so that they do not take most of the time.
         nonce: Text that is unique to this run.
     """
 
     def __init__(self, client: Client, plan: ProofPlan, asked: Pass, most: int, nonce: str) -> None:
+        super().__init__(name="cancellations", daemon=True)
         self.num_cut_off = 0
-        self._client = client
-        self._plan = plan
-        self._asked, self._most = asked, most
-        self._nonce = nonce
+        self._client, self._plan, self._asked, self._most, self._nonce = client, plan, asked, most, nonce
         self._rng = random.Random(f"cancellations {asked.number}")
         self._has_begun = threading.Event()
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cancellations", daemon=True)
 
-    def __enter__(self) -> Cancellations:
-        if self._asked.with_cancellations:
-            self._thread.start()
-            # A short pass could otherwise end before the first of them runs.
-            self._has_begun.wait(_FIRST_CHUNK_TIMEOUT_S)
-        return self
+    def __enter__(self) -> None:
+        self.start()
+        # A short pass could otherwise end before the first of them runs.
+        self._has_begun.wait(_FIRST_CHUNK_TIMEOUT_S)
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        if self._asked.with_cancellations:
-            self._thread.join()
+        self.join()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Start and cancel requests."""
         number = 0
         while not self._is_over.is_set() and self.num_cut_off < self._most:
             number += 1
@@ -147,7 +144,7 @@ class Cancellations:
             f"# {self._nonce} cut {self._asked.number}-{number}\n{prompt.text}",
             max_tokens=TOKENS_TO_CANCEL,
             temperature=self._rng.choice((0.0, 0.8)),
-            num_draft_tokens=self._asked.draft_length.requested_at(number),
+            num_draft_tokens=self._asked.draft_length.at(number)[0],
             **prompt.switches,
         )
         # A fast answer is over after two chunks: until one was cancelled, none is read further.

@@ -9,11 +9,14 @@ asks further prompts under other loads.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipelines.client import CompletionRequest
 from pipelines.client.connection import ENSEMBLE, SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
+from pipelines.errors import VerificationError
 from pipelines.validation.exact.sampling_kinds import (
     GREEDY,
     GREEDY_PARAMETERS,
@@ -22,49 +25,101 @@ from pipelines.validation.exact.sampling_kinds import (
     SEEDED_PARAMETERS,
     request_of,
 )
+from pipelines.validation.size import MOST_TOKENS
 
 ADAPTIVE = "adaptive"
 """Draft length in answers if the server chooses it in each round."""
 
 LOADS = (1, 2, 4, 8, 16)
 
+LEAST_PROMPTS = 2
+"""Half of the prompts are asked with default parameters, and half with others."""
+
+_MAX_RATE, _QUICK_MAX_RATE = 0.01, 0.25
+
 
 @dataclass(frozen=True)
 class DraftLength:
-    """Draft lengths of the requests of a pass, in turn.
+    """Draft lengths of the requests of a pass.
 
     Attributes:
         name: Name in reports; "" for the target alone.
-        requested: ``num_draft_tokens`` of the requests; None leaves the choice to the server.
-        used: What the answers must report: ``ADAPTIVE``, a number, or "" for the target alone.
+        in_turn: For each request, in turn: its ``num_draft_tokens``, None to leave the choice to the server;
+            and what the answer must report: ``ADAPTIVE``, a number, or "" for the target alone.
     """
 
     name: str
-    requested: tuple[int | None, ...]
-    used: tuple[str, ...]
+    in_turn: tuple[tuple[int | None, str], ...]
 
     @classmethod
     def of_server(cls, used: str) -> DraftLength:
         """Return the one that the server chooses, or that its recipe fixes."""
-        return cls(used if used in (ADAPTIVE, "") else f"the server's {used}", (None,), (used,))
+        return cls(used if used in (ADAPTIVE, "") else f"the server's {used}", ((None, used),))
 
     @classmethod
     def all_fixed(cls, longest: int) -> DraftLength:
         """Return all fixed ones; 0 runs the loop without a draft."""
-        lengths = tuple(range(longest + 1))
-        return cls(f"0-{longest}", lengths, tuple(map(str, lengths)))
+        return cls(f"0-{longest}", tuple((length, str(length)) for length in range(longest + 1)))
 
-    def requested_at(self, place: int) -> int | None:
-        """Return the one of a request by its place in the pass."""
-        return self.requested[place % len(self.requested)]
-
-    def used_at(self, place: int) -> str:
-        """Return what the answer at that place must report."""
-        return self.used[place % len(self.used)]
+    def at(self, place: int) -> tuple[int | None, str]:
+        """Return what the request at that place of the pass asks for, and what its answer must report."""
+        return self.in_turn[place % len(self.in_turn)]
 
 
 NO_DRAFT = DraftLength.of_server("")
 """Draft length of the target alone."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server can be asked for.
+
+    Attributes:
+        max_draft_len: Most draft tokens per round.
+        max_requests: Most requests that run and wait.
+        default_length: Draft length of requests that name none.
+        most_tokens: Most output tokens of an answer for which there is room beside prompts.
+        kinds: Kinds of sampling for which it drafts. TensorRT-LLM's engines draft for greedy requests only:
+            other requests are answered by the target alone or have no equal there.
+    """
+
+    max_draft_len: int
+    max_requests: int
+    default_length: DraftLength
+    most_tokens: int = MOST_TOKENS
+    kinds: tuple[str, ...] = KINDS
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str], default_length: str) -> Limits:
+        """Read the parameters of the model ``speculative``.
+
+        Args:
+            parameters: Parameters of the loaded model.
+            default_length: Draft length that its answers report; no parameter, because it can change while
+                the server runs.
+
+        Raises:
+            VerificationError: A parameter is missing or invalid.
+        """
+        try:
+            return cls(
+                int(parameters["max_draft_len"]),
+                int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
+                DraftLength.of_server(default_length),
+                min(MOST_TOKENS, int(parameters.get("max_seq_len", 4 * MOST_TOKENS)) // 4),
+                (GREEDY,) if parameters.get("engine_access") == "tensorrt_llm" else KINDS,
+            )
+        except (KeyError, ValueError) as error:
+            raise VerificationError(
+                f"the limits of the server cannot be read: {error!r} in the parameters of the model "
+                "speculative",
+                "render the model repository again with 'draftproof repository'",
+            ) from error
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Numbers of concurrent requests, rising, that leave room for cancelled ones."""
+        return tuple(load for load in LOADS if load < self.max_requests)
 
 
 @dataclass(frozen=True)
@@ -73,24 +128,23 @@ class ProofPlan:
 
     Attributes:
         prompts: Prompts, at least two: half of them use default parameters, half others.
-        default_length: Draft length of requests that name none.
-        fixed_lengths: All that a request may name.
-        loads: Numbers of concurrent requests, rising.
-        most_tokens: Most output tokens of an answer, unless more are asked for.
-        mean_gap_s: Mean time that each worker waits between two requests if arrivals are staggered.
+        limits: Limits of the server.
         max_rate: Share of diverging prompts that must be detected with 95 % probability; else the proof is
             inconclusive.
-        kinds: Kinds of sampling, those of ``KINDS`` for which the server drafts.
+        mean_gap_s: Mean time that each worker waits between two requests if arrivals are staggered.
     """
 
     prompts: tuple[Prompt, ...]
-    default_length: DraftLength
-    fixed_lengths: DraftLength
-    loads: tuple[int, ...]
-    most_tokens: int
-    mean_gap_s: float
+    limits: Limits
     max_rate: float
-    kinds: tuple[str, ...] = KINDS
+    mean_gap_s: float = 0.1
+
+    @classmethod
+    def of(cls, prompts: tuple[Prompt, ...], limits: Limits, *, is_quick: bool) -> ProofPlan:
+        """Plan a proof of a server."""
+        # Corpora alternate in file order; shuffling puts all of them into each half of the prompts.
+        shuffled = random.Random(0).sample(prompts, len(prompts))
+        return cls(tuple(shuffled), limits, _QUICK_MAX_RATE if is_quick else _MAX_RATE)
 
 
 @dataclass(frozen=True)
@@ -171,13 +225,14 @@ def pass_of(plan: ProofPlan, number: int) -> Pass:
     """Return a pass by its number, any from 0."""
     turn, place = divmod(number, NUM_COMBINATIONS)
     model, kind, is_chosen, load, words = _COMBINATIONS[place]
+    limits = plan.limits
     # The target alone at one request is the reference.
-    loads = plan.loads if model != TARGET_ALONE else plan.loads[1:] or plan.loads
-    length = plan.default_length if is_chosen else plan.fixed_lengths
+    loads = limits.loads if model != TARGET_ALONE else limits.loads[1:] or limits.loads
+    length = limits.default_length if is_chosen else DraftLength.all_fixed(limits.max_draft_len)
     return Pass(
         number=number,
         model=model,
-        kind=kind if kind in plan.kinds else plan.kinds[0],
+        kind=kind if kind in limits.kinds else limits.kinds[0],
         draft_length=NO_DRAFT if model == TARGET_ALONE else length,
         num_at_once=loads[(load + turn) % len(loads)],
         is_staggered="staggered" in words,
@@ -187,36 +242,25 @@ def pass_of(plan: ProofPlan, number: int) -> Pass:
     )
 
 
-@dataclass(frozen=True)
-class Portion:
-    """How much a pass asks.
-
-    Attributes:
-        first: Number of the first prompt among those of its kind, which begin anew after the last.
-        num_prompts: Number of prompts; a pass with more concurrent requests asks as many as these.
-        max_tokens: Most output tokens per answer.
-    """
-
-    first: int
-    num_prompts: int
-    max_tokens: int
-
-
-def questions_of(plan: ProofPlan, asked: Pass, portion: Portion, nonce: str) -> tuple[Question, ...]:
+def questions_of(
+    plan: ProofPlan, asked: Pass, first: int, num_prompts: int, max_tokens: int, nonce: str
+) -> tuple[Question, ...]:
     """Build the requests of a pass.
 
     Args:
         plan: Plan of the proof.
         asked: Pass.
-        portion: How much it asks.
+        first: Number of the first prompt among those of its kind, which begin anew after the last.
+        num_prompts: Number of prompts; a pass with more concurrent requests asks as many as these.
+        max_tokens: Most output tokens per answer.
         nonce: Text that is unique to this run.
     """
     pool = pool_of(plan, asked.kind)
     questions = []
-    for place in range(max(min(portion.num_prompts, len(pool)), asked.num_at_once)):
-        index, prompt = pool[(portion.first + place) % len(pool)]
+    for place in range(max(min(num_prompts, len(pool)), asked.num_at_once)):
+        index, prompt = pool[(first + place) % len(pool)]
         text = f"# {nonce} {asked.number}-{place}\n{prompt.text}" if asked.is_cold else prompt.text
-        request = request_of(asked.kind, index, replace(prompt, text=text), portion.max_tokens)
+        request = request_of(asked.kind, index, replace(prompt, text=text), max_tokens)
         questions.append(Question(prompt, request))
     return tuple(questions)
 
@@ -227,5 +271,6 @@ def pool_of(plan: ProofPlan, kind: str) -> list[tuple[int, Prompt]]:
     Greedy passes use half of the prompts with default parameters and half with others; seeded passes the
     other way round. So each prompt has two requests. If there is only one kind, it uses all prompts.
     """
-    first = {"greedy": 0, "greedy, parameters": 1, "seeded": 1, "seeded, parameters": 0}[kind]
-    return list(enumerate(plan.prompts))[first::2] if len(plan.kinds) > 1 else list(enumerate(plan.prompts))
+    everything = list(enumerate(plan.prompts))
+    first = {GREEDY: 0, GREEDY_PARAMETERS: 1, SEEDED: 1, SEEDED_PARAMETERS: 0}[kind]
+    return everything[first::2] if len(plan.limits.kinds) > 1 else everything

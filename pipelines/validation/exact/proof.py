@@ -6,20 +6,18 @@ engines or machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.client.comparison import NO_ANSWER, Divergence, first_divergence
 from pipelines.client.connection import TARGET_ALONE
-from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError
-from pipelines.validation.asking import OnAnswer
+from pipelines.validation.asking import OnAnswer, ask_each
+from pipelines.validation.differences import Difference, compare_all
 from pipelines.validation.exact.asking import ask_pass
+from pipelines.validation.exact.comparing import first_difference
 from pipelines.validation.exact.plan import Pass, ProofPlan, Question
-from pipelines.validation.stopping import stop_error, stoppable
-
-Outcome = Generation | DraftproofError
+from pipelines.validation.stopping import stop_error
 
 
 @dataclass(frozen=True)
@@ -28,21 +26,17 @@ class Finding:
 
     Attributes:
         asked: Pass of the request.
-        prompt: Prompt of the request.
-        request: Request as it was sent to the target alone.
+        question: What was asked.
         expected: Answer of the target alone.
-        actual: Answer of the pass; None if it failed.
-        divergence: First difference; None if the answer failed.
-        error: Error of the answer; None if it did not fail.
+        actual: Answer of the pass, or its error.
+        difference: First difference.
     """
 
     asked: Pass
-    prompt: Prompt
-    request: CompletionRequest
+    question: Question
     expected: Generation
-    actual: Generation | None
-    divergence: Divergence | None
-    error: DraftproofError | None
+    actual: Generation | DraftproofError
+    difference: Difference
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,6 @@ class Totals:
         answers_that_differ: Number of answers that differ or failed.
         answers_missing: Number of requests without one of the two answers.
         requests_cut_off: Number of other requests that were cancelled meanwhile.
-        num_rounds: Number of target passes of the loop.
         total_draft_tokens: Number of proposed draft tokens.
         total_accepted_draft_tokens: Number of accepted draft tokens.
     """
@@ -71,7 +64,6 @@ class Totals:
     answers_that_differ: int = 0
     answers_missing: int = 0
     requests_cut_off: int = 0
-    num_rounds: int = 0
     total_draft_tokens: int = 0
     total_accepted_draft_tokens: int = 0
 
@@ -89,8 +81,8 @@ class PassResult:
         prompt_ids: Prompts whose answers were compared.
         missing: Errors of the requests without one of the two answers.
         other_draft_lengths: Draft lengths that answers reported instead of those that they must.
-        num_drafted_while_off: Number of tokens that were drafted for requests without speculation.
         findings: Answers that differ, in the order of the questions.
+        num_drafted_while_off: Number of tokens that were drafted for requests without speculation.
         seconds: Wall time of the pass, without the answers of the target alone.
     """
 
@@ -100,108 +92,94 @@ class PassResult:
     missing: tuple[DraftproofError, ...]
     other_draft_lengths: frozenset[str]
     findings: tuple[Finding, ...]
-    num_drafted_while_off: int = 0
+    num_drafted_while_off: int
     seconds: float = 0.0
-
-
-Schedule = Iterable[tuple[Pass, Sequence[Question]]]
-"""Passes in the order in which they run, and their questions."""
 
 
 def prove(
     plan: ProofPlan,
-    schedule: Schedule,
+    schedule: Iterable[tuple[Pass, Sequence[Question]]],
     nonce: str,
     client: Client,
     on_answer: OnAnswer = lambda name, num_done, num_all: None,
-    on_pass: Callable[[PassResult], None] = lambda result: None,
 ) -> tuple[PassResult, ...]:
     """Run all passes, or those up to the one in which the proof is stopped.
 
     Args:
         plan: Plan of the proof.
-        schedule: Its passes; each is taken when the pass before it has ended.
+        schedule: Passes with their questions; each is taken when the pass before it has ended.
         nonce: Text that no earlier run on this server used.
         client: Client of the server.
         on_answer: Called after each answer.
-        on_pass: Called after each pass.
     """
-    reference: dict[CompletionRequest, Outcome] = {}
+    reference: dict[CompletionRequest, Generation | DraftproofError] = {}
     results = []
+
+    def ask_alone(request: CompletionRequest) -> Generation:
+        return client.generate(request, TARGET_ALONE)
+
     for asked, questions in schedule:
         given = ask_pass(plan, asked, questions, nonce, client, on_answer)
         # The target alone answers after the pass, so that a cold cache is cold, and one request at a time.
-        new = dict.fromkeys(q.request for q in questions if q.request not in reference)
-        for place, request in enumerate(new):
-            on_answer(f"reference answers for {asked}", place, len(new))
-            reference[request] = _ask(client, request)
+        new = list(dict.fromkeys(each.request for each in questions if each.request not in reference))
+        if new:
+            alone = ask_each(f"reference answers for {asked}", ask_alone, new, 1, on_answer)
+            reference.update(zip(new, alone, strict=True))
         expected = [reference[question.request] for question in questions]
         result = compare_pass(asked, questions, expected, given.answers)
         totals = replace(result.totals, requests_cut_off=given.num_cut_off)
         results.append(replace(result, totals=totals, seconds=given.seconds))
-        on_pass(results[-1])
         if stop_error():
             break
     return tuple(results)
 
 
-def _ask(client: Client, request: CompletionRequest) -> Outcome:
-    try:
-        return stoppable(client.generate)(request, TARGET_ALONE)
-    except DraftproofError as error:
-        return error
-
-
 def compare_pass(
     asked: Pass,
     questions: Sequence[Question],
-    reference: Sequence[Outcome],
-    answers: Sequence[Outcome],
+    reference: Sequence[Generation | DraftproofError],
+    answers: Sequence[Generation | DraftproofError],
 ) -> PassResult:
     """Compare the answers of a pass with those of the target alone, in the order of the questions."""
-    totals = Totals()
-    prompt_ids, other_lengths, num_while_off = set(), set(), 0
-    missing: list[DraftproofError] = []
-    findings = []
-    for place, (question, expected, actual) in enumerate(zip(questions, reference, answers, strict=True)):
-        if isinstance(expected, DraftproofError):
-            missing.append(expected)
-            continue
-        if isinstance(actual, NO_ANSWER):
-            missing.append(actual)
-            continue
-        prompt_ids.add(question.prompt.prompt_id)
-        found = question.prompt, question.request, expected
-        if isinstance(actual, DraftproofError):
-            totals += Totals(answers_compared=1)
-            findings.append(Finding(asked, *found, None, None, actual))
-            continue
-        totals += _counts(question.request, expected, actual)
-        if actual.draft_length != (length := asked.draft_length.used_at(place)):
-            other_lengths.add(actual.draft_length)
-        num_while_off += actual.total_draft_tokens if length == "0" else 0
-        divergence = first_divergence(expected, actual, question.request)
-        if divergence is not None:
-            findings.append(Finding(asked, *found, actual, divergence, None))
+    ids = [question.prompt.prompt_id for question in questions]
+
+    def first(place: int, expected: Generation, actual: Generation) -> Difference | None:
+        return first_difference(ids[place], expected, actual, questions[place].request)
+
+    compared = compare_all(str(asked), ids, reference, answers, first)
+    answered = [
+        (asked.draft_length.at(place)[1], question.request, expected, actual)
+        for place, (question, expected, actual) in enumerate(zip(questions, reference, answers, strict=True))
+        if isinstance(expected, Generation) and isinstance(actual, Generation)
+    ]
+    findings = tuple(
+        Finding(asked, question, expected, actual, difference)
+        for question, expected, actual, difference in zip(
+            questions, reference, answers, compared.differences, strict=True
+        )
+        if difference and isinstance(expected, Generation)
+    )
+    errors = (
+        [each for each in (reference[place], answers[place]) if isinstance(each, DraftproofError)]
+        for place in sorted(compared.missing)
+    )
+    totals = Totals(
+        answers_compared=len(questions) - len(compared.missing),
+        tokens_compared=sum(len(expected.output_ids) for _, _, expected, _ in answered),
+        tokens_with_log_probs=sum(len(expected.log_probs) for _, _, expected, _ in answered),
+        answers_with_prompt_log_probs=sum(request.return_prompt_log_probs for _, request, *_ in answered),
+        prompt_tokens_with_log_probs=sum(len(expected.prompt_log_probs) for _, _, expected, _ in answered),
+        answers_that_differ=len(findings),
+        answers_missing=len(compared.missing),
+        total_draft_tokens=sum(actual.total_draft_tokens for *_, actual in answered),
+        total_accepted_draft_tokens=sum(actual.total_accepted_draft_tokens for *_, actual in answered),
+    )
     return PassResult(
         asked,
-        replace(totals, answers_that_differ=len(findings), answers_missing=len(missing)),
-        frozenset(prompt_ids),
-        tuple(missing),
-        frozenset(other_lengths),
-        tuple(findings),
-        num_while_off,
-    )
-
-
-def _counts(request: CompletionRequest, expected: Generation, actual: Generation) -> Totals:
-    return Totals(
-        answers_compared=1,
-        tokens_compared=len(expected.output_ids),
-        tokens_with_log_probs=len(expected.log_probs),
-        answers_with_prompt_log_probs=int(request.return_prompt_log_probs),
-        prompt_tokens_with_log_probs=len(expected.prompt_log_probs),
-        num_rounds=actual.num_rounds,
-        total_draft_tokens=actual.total_draft_tokens,
-        total_accepted_draft_tokens=actual.total_accepted_draft_tokens,
+        totals,
+        frozenset(prompt_id for place, prompt_id in enumerate(ids) if place not in compared.missing),
+        tuple(first_error for first_error, *_ in errors),
+        frozenset(actual.draft_length for due, _, _, actual in answered if actual.draft_length != due),
+        findings,
+        sum(actual.total_draft_tokens for due, _, _, actual in answered if due == "0"),
     )

@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from pipelines.bench.reporting.section import Section, Table, Verdict
+from pipelines.client import Client, CompletionRequest, Generation
+from pipelines.errors import DraftproofError
+from pipelines.validation.differences import Difference, common_length, excerpt, table_of
+from pipelines.validation.exact.comparing import margin_of
 from pipelines.validation.exact.plan import NUM_COMBINATIONS
-from pipelines.validation.exact.proof import PassResult
+from pipelines.validation.exact.proof import Finding, PassResult
 from pipelines.validation.exact.sampling_kinds import KINDS
-from pipelines.validation.exact.verdict import CONFIDENCE, Group, Proof, total
-from pipelines.validation.report import SideBySide
+from pipelines.validation.exact.verdict import Proof, total
 
 EQUALITY = "Equality with the target alone"
+DIFFERENCES = "Answers that differ"
 ALONE = "The target alone under load"
-COVERED = "What was covered"
 PASSES = "Passes"
 
-_LIKELY, _NEARLY_CERTAIN = CONFIDENCE, 0.99
+_NUM_SHOWN = 20  # differences, whose margins the target is asked for
 
 
-def exact_sections(proof: Proof, divergences: Sequence[SideBySide]) -> list[Section]:
-    """Build all sections of the proof, with the verdict first."""
-    return [
-        equality_section(proof, divergences),
-        alone_section(proof),
-        covered_section(proof),
-        passes_section(proof),
-    ]
+def exact_sections(proof: Proof, client: Client) -> list[Section]:
+    """Build all sections of the proof, with the verdict first.
+
+    Args:
+        proof: The proof.
+        client: Client of the server, which is asked for the margins of the first differences.
+    """
+    differences = [differences_section(proof.findings, client)] if proof.findings else []
+    return [equality_section(proof), *differences, alone_section(proof), passes_section(proof)]
 
 
-_GROUP_COLUMNS = (
-    *("compared", "prompts", "answers", "tokens", "with log probs", "prompt tokens with log probs"),
-    "prompts that diverged",
-    f"rate below ({_LIKELY:.0%})",
-    f"detected with {_LIKELY:.0%}",
-    f"detected with {_NEARLY_CERTAIN:.0%}",
-    "prompts still needed",
-)
-
-
-def equality_section(proof: Proof, divergences: Sequence[SideBySide]) -> Section:
+def equality_section(proof: Proof) -> Section:
     """Build the section with the verdict and its power."""
-    failures, lacks = proof.failures(), proof.lacks()
+    failures, lacks, groups = proof.failures(), proof.lacks(), proof.groups
     together = total(proof.speculative)
     if failures:
         summary = "; ".join([*failures, *proof.reasons_of_missing()])
@@ -51,6 +45,16 @@ def equality_section(proof: Proof, divergences: Sequence[SideBySide]) -> Section
         counts = f"{together.answers_compared:,} answers, {together.tokens_compared:,} tokens"
         summary = f"{counts}, all equal to the target's own"
         summary += f"; however, {'; '.join(lacks)}" if lacks else ""
+    detected = [
+        f"{group['name']}, {group['prompts']} prompts: a fault that changes "
+        f"{group['detectable_rate_95']:.2%} of prompts would have been detected with 95%, one of "
+        f"{group['detectable_rate_99']:.2%} with 99%"
+        for group in groups
+    ]
+    power = (
+        f"{'; '.join(detected)}. A pass needs {proof.max_rate:.0%} with 95%. The trials are prompts, not "
+        "tokens, because answers to one prompt fail together. The bound is one-sided (Clopper-Pearson)."
+    )
     document = {
         "failures": failures,
         "lacks": lacks,
@@ -60,48 +64,51 @@ def equality_section(proof: Proof, divergences: Sequence[SideBySide]) -> Section
         "answers_missing": total(proof.passes).answers_missing,
         "missing_because": [{"error": error, "answers": count} for error, count in proof.missing],
         "answers_that_differ": len(proof.findings),
-        "groups": [_group_document(group, proof) for group in proof.groups],
-        "divergences": list(map(asdict, divergences)),
+        "groups": groups,
     }
-    rows = tuple(_group_row(group, proof) for group in proof.groups)
-    return Section(EQUALITY, proof.verdict, summary, Table(_GROUP_COLUMNS, rows), _power(proof), document)
+    return Section(EQUALITY, proof.verdict, summary, Table.of(groups), power, document)
 
 
-def _group_row(group: Group, proof: Proof) -> tuple[str, ...]:
-    document = _group_document(group, proof)
-    *counts, bound, likely, nearly_certain, needed = list(document.values())[1:]
-    rates = (f"{rate:.3%}" for rate in (bound, likely, nearly_certain))
-    return (group.name, *(f"{count:,}" for count in counts), *rates, str(needed))
-
-
-def _group_document(group: Group, proof: Proof) -> dict[str, Any]:
-    """Return the figures of a group in the order of ``_GROUP_COLUMNS``."""
-    return {
-        "name": group.name,
-        "prompts": group.num_prompts,
-        "answers": group.totals.answers_compared,
-        "tokens": group.totals.tokens_compared,
-        "tokens_with_log_probs": group.totals.tokens_with_log_probs,
-        "prompt_tokens_with_log_probs": group.totals.prompt_tokens_with_log_probs,
-        "prompts_that_diverged": group.num_diverged,
-        "rate_upper_bound_95": group.rate_bound,
-        "detectable_rate_95": group.detectable_rate(_LIKELY),
-        "detectable_rate_99": group.detectable_rate(_NEARLY_CERTAIN),
-        "prompts_still_needed": group.num_prompts_lacking(proof.max_rate),
-    }
-
-
-def _power(proof: Proof) -> str:
-    words = [
-        f"{group.name}, {group.num_prompts} prompts: a fault that changes "
-        f"{group.detectable_rate(_LIKELY):.2%} of prompts would have been detected with {_LIKELY:.0%}, one "
-        f"of {group.detectable_rate(_NEARLY_CERTAIN):.2%} with {_NEARLY_CERTAIN:.0%}"
-        for group in proof.groups
+def differences_section(findings: Sequence[Finding], client: Client) -> Section:
+    """Build the section with the first differences and the margins of their tokens."""
+    shown = [(_with_margin(finding, client), finding) for finding in findings[:_NUM_SHOWN]]
+    documents = [
+        {
+            **asdict(difference),
+            "asked": str(finding.asked),
+            "prompt": finding.question.request.prompt,
+            "parameters": _parameters(finding),
+        }
+        for difference, finding in shown
     ]
-    return (
-        f"{'; '.join(words)}. A pass needs {proof.max_rate:.0%} with {_LIKELY:.0%}. The trials are prompts, "
-        "not tokens, because answers to one prompt fail together. The bound is one-sided (Clopper-Pearson)."
+    summary = (
+        f"The first {len(shown)} of {len(findings)}. A margin tells a near tie from a wrong answer. Request "
+        f"of the first: {documents[0]['parameters']:.400}; prompt {documents[0]['prompt']!r:.400}"
     )
+    table = table_of([(difference, str(finding.asked)) for difference, finding in shown])
+    return Section(DIFFERENCES, "info", summary, table, document={"differences": documents})
+
+
+def _with_margin(finding: Finding, client: Client) -> Difference:
+    """Return a difference, and if it is one of tokens, with its margin and the text around it."""
+    found, expected, actual = finding.difference, finding.expected, finding.actual
+    if isinstance(actual, DraftproofError) or not found.place.startswith("token"):
+        return found
+    start = common_length(expected.text, actual.text)
+    return replace(
+        found,
+        expected=f"{found.expected} in {excerpt(expected.text, start)}",
+        actual=f"{found.actual} in {excerpt(actual.text, start)}",
+        margin=margin_of(finding.question.request, expected, actual, client),
+    )
+
+
+def _parameters(finding: Finding) -> str:
+    default = asdict(CompletionRequest(""))
+    told = asdict(finding.question.request) | {"prompt": ""}
+    if isinstance(finding.actual, Generation) and len(finding.asked.draft_length.in_turn) > 1:
+        told["num_draft_tokens"] = finding.actual.draft_length
+    return ", ".join(f"{name}={value}" for name, value in told.items() if value != default[name])
 
 
 def alone_section(proof: Proof) -> Section:
@@ -120,100 +127,48 @@ def alone_section(proof: Proof) -> Section:
             f"{counts.answers_compared:,} answers, {counts.tokens_compared:,} tokens, all equal to those to "
             "one request at a time"
         )
-    rows = _by_level(proof.alone, "concurrent requests", lambda result: result.asked.num_at_once)
-    return Section(ALONE, verdict, summary, Table(_LEVEL_COLUMNS, rows), document=asdict(counts))
+    return Section(ALONE, verdict, summary, document=asdict(counts))
 
 
-_LEVEL_COLUMNS = ("dimension", "level", "passes", "answers", "tokens", "differ", "missing")
-_DIMENSIONS: dict[str, Callable[[PassResult], Any]] = {
-    "model": lambda result: result.asked.model,
-    "sampling": lambda result: result.asked.kind,
-    "num_draft_tokens": lambda result: result.asked.draft_length.name,
-    "concurrent requests": lambda result: result.asked.num_at_once,
-    "arrivals": lambda result: "staggered" if result.asked.is_staggered else "together",
-    "streaming": lambda result: "on" if result.asked.is_streaming else "off",
-    "with cancellations": lambda result: "yes" if result.asked.with_cancellations else "no",
-    "prefix cache": lambda result: "cold" if result.asked.is_cold else "warm",
-}
-
-
-def covered_section(proof: Proof) -> Section:
-    """Build the section with the counts of each level of each dimension."""
-    rows = [row for name, level in _DIMENSIONS.items() for row in _by_level(proof.speculative, name, level)]
-    cut_off = total(proof.passes).requests_cut_off
+def passes_section(proof: Proof) -> Section:
+    """Build the section that says what was asked, with one row per pass."""
+    num_rounds, num_left = divmod(len(proof.passes), NUM_COMBINATIONS)
+    rounds = f"{num_rounds} rounds of all {NUM_COMBINATIONS} combinations and {num_left} passes"
+    counts = [len(result.prompt_ids) for result in proof.passes] or [0]
+    seconds = sum(result.seconds for result in proof.passes)
     summary = (
-        f"{len(proof.speculative)} passes of draft and target together; {_combinations(proof)}. "
-        f"{cut_off:,} other requests were cancelled meanwhile."
+        f"{rounds}, with {min(counts)} to {max(counts)} prompts each and answers of up to "
+        f"{proof.max_tokens} tokens, in {seconds:,.0f} s without the answers of the target alone. "
+        f"{total(proof.passes).requests_cut_off:,} other requests were cancelled meanwhile."
     )
     if not proof.adaptive:
         summary += " This server has a fixed default draft length, so no pass was adaptive."
     asked = {result.asked.kind for result in proof.speculative}
     if left_out := [kind for kind in KINDS if kind not in asked]:
         summary += f" Not compared: {'; '.join(left_out)}: this server does not draft for these."
-    levels = [dict(zip(_LEVEL_COLUMNS[:2], row[:2], strict=True)) for row in rows]
-    document = {"levels": levels, "requests_cut_off": cut_off}
-    return Section(COVERED, "info", summary, Table(_LEVEL_COLUMNS, tuple(rows)), document=document)
+    document = {"passes": [_pass_document(result) for result in proof.passes]}
+    return Section(PASSES, "info", summary, Table.of(list(map(_pass_row, proof.passes))), document=document)
 
 
-def _combinations(proof: Proof) -> str:
-    if len(proof.passes) < NUM_COMBINATIONS:
-        return f"the proof ended after {len(proof.passes)} of {NUM_COMBINATIONS} combinations"
-    num_rounds = len(proof.passes) // NUM_COMBINATIONS
-    return f"all {NUM_COMBINATIONS} combinations ran, {num_rounds} times at least"
-
-
-def _by_level(
-    results: Sequence[PassResult], name: str, level_of: Callable[[PassResult], Any]
-) -> tuple[tuple[str, ...], ...]:
-    rows = []
-    for level in sorted({level_of(result) for result in results}):
-        those = [result for result in results if level_of(result) == level]
-        counts = total(those)
-        shown = (
-            *(len(those), counts.answers_compared, counts.tokens_compared),
-            *(counts.answers_that_differ, counts.answers_missing),
-        )
-        rows.append((name, str(level), *(f"{count:,}" for count in shown)))
-    return tuple(rows)
-
-
-def passes_section(proof: Proof) -> Section:
-    """Build the section with one row per pass."""
-    seconds = sum(result.seconds for result in proof.passes)
-    counts = [len(result.prompt_ids) for result in proof.passes] or [0]
-    return Section(
-        PASSES,
-        "info",
-        f"{len(proof.passes)} passes with {min(counts)} to {max(counts)} prompts each and answers of up to "
-        f"{proof.max_tokens} tokens, in {seconds:,.0f} s without the answers of the target alone",
-        Table(PASS_COLUMNS, tuple(pass_row(result) for result in proof.passes)),
-        document={"passes": [_pass_document(result) for result in proof.passes]},
-    )
-
-
-PASS_COLUMNS = ("pass", "answers", "tokens", "differ", "missing", "accepted", "cancelled", "s")
-
-
-def pass_row(result: PassResult) -> tuple[str, ...]:
-    """Format one pass in the columns ``PASS_COLUMNS``."""
+def _pass_row(result: PassResult) -> dict[str, object]:
     of = result.totals
-    rate = f"{of.total_accepted_draft_tokens / of.total_draft_tokens:.3f}" if of.total_draft_tokens else "-"
-    counts = (of.answers_compared, of.tokens_compared, of.answers_that_differ, of.answers_missing)
-    cut_off = str(of.requests_cut_off) if result.asked.with_cancellations else "-"
-    return (str(result.asked), *map(str, counts), rate, cut_off, f"{result.seconds:.1f}")
+    rate = of.total_accepted_draft_tokens / of.total_draft_tokens if of.total_draft_tokens else None
+    return {
+        "pass": str(result.asked),
+        "answers": of.answers_compared,
+        "tokens": of.tokens_compared,
+        "differ": of.answers_that_differ,
+        "missing": of.answers_missing,
+        "accepted": rate,
+        "cancelled": of.requests_cut_off if result.asked.with_cancellations else None,
+        "s": result.seconds,
+    }
 
 
 def _pass_document(result: PassResult) -> dict[str, Any]:
-    asked = result.asked
     return {
-        "model": asked.model,
-        "kind": asked.kind,
-        "draft_length": asked.draft_length.name,
-        "requests_at_once": asked.num_at_once,
-        "staggered": asked.is_staggered,
-        "streaming": asked.is_streaming,
-        "cold": asked.is_cold,
-        "cancellations": asked.with_cancellations,
+        **asdict(result.asked),
+        "draft_length": result.asked.draft_length.name,
         "prompts_compared": len(result.prompt_ids),
         **asdict(result.totals),
         "seconds": round(result.seconds, 3),

@@ -17,7 +17,6 @@ from pipelines.validation.exact.plan import (
     NUM_COMBINATIONS,
     NUM_SPECULATIVE,
     Pass,
-    Portion,
     ProofPlan,
     Question,
     pass_of,
@@ -48,6 +47,10 @@ class Timetable:
         ends_at_s: Clock time at which the proof ends, in seconds.
         nonce: Text that no earlier run on this server used.
         clock: Seconds, monotonic.
+
+    Attributes:
+        num_most: Most passes that it yields.
+        max_tokens: Most output tokens of an answer.
     """
 
     def __init__(
@@ -58,44 +61,37 @@ class Timetable:
         nonce: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_begun = 0
         num_rounds = 1 if size.is_quick else NUM_ROUNDS
-        self.num_least = num_rounds * NUM_COMBINATIONS
+        self._num_least = num_rounds * NUM_COMBINATIONS
+        limits = plan.limits
         # A whole round of the longest draft follows the first token.
-        self.max_tokens = size.max_tokens or min(len(plan.fixed_lengths.requested) + 1, plan.most_tokens)
+        self.max_tokens = size.max_tokens or min(limits.max_draft_len + 2, limits.most_tokens)
         self._plan, self._size, self._nonce = plan, size, nonce
         self._clock, self._ends_at_s = clock, ends_at_s
         self._full_at_s = ends_at_s - _RESERVE * (ends_at_s - clock())
         num_needed = max(prompts_needed(plan.max_rate, CONFIDENCE), size.num_prompts or 0)
-        num_greedy = num_rounds * NUM_SPECULATIVE // min(2, len(plan.kinds))  # passes; as many with a seed
+        num_greedy = num_rounds * NUM_SPECULATIVE // min(2, len(limits.kinds))  # passes; as many with a seed
         self._num_prompts = max(_FEW, math.ceil(num_needed / num_greedy))
-        num_of_kind = self._num_prompts * NUM_SPECULATIVE // len(plan.kinds)  # in a round
-        num_rounds = max(num_rounds, math.ceil(len(pool_of(plan, plan.kinds[0])) / num_of_kind))
-        self._num_most = num_rounds * NUM_COMBINATIONS
+        num_of_kind = self._num_prompts * NUM_SPECULATIVE // len(limits.kinds)  # in a round
+        num_rounds = max(num_rounds, math.ceil(len(pool_of(plan, limits.kinds[0])) / num_of_kind))
+        self.num_most = num_rounds * NUM_COMBINATIONS
         self._began_s = clock()
         self._work = 0.0
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that the passes take which have not begun, or for which there is time."""
-        left_s = self._full_at_s - self._clock()
-        return min(left_s, self._seconds_of(range(self.num_begun, self._num_most))) if self._work else left_s
 
     def __iter__(self) -> Iterator[tuple[Pass, tuple[Question, ...]]]:
         """Yield each pass with its questions; none once the proof was stopped."""
         firsts: Counter[tuple[str, str]] = Counter()
-        for number in range(self._num_most):
+        for number in range(self.num_most):
             if number == NUM_MEASURED and math.isfinite(self._ends_at_s):
                 self._choose_length()
             is_full = self._work and self._clock() + self._seconds_of([number]) > self._full_at_s
-            if stop_error() or (number >= self.num_least and is_full):
+            if stop_error() or (number >= self._num_least and is_full):
                 return
             asked = pass_of(self._plan, number)
             turn = asked.model, asked.kind  # all models begin with the same prompts
-            portion = Portion(firsts[turn], self._num_prompts, self.max_tokens)
-            questions = questions_of(self._plan, asked, portion, self._nonce)
+            size = firsts[turn], self._num_prompts, self.max_tokens
+            questions = questions_of(self._plan, asked, *size, self._nonce)
             firsts[turn] += len(questions)
-            self.num_begun += 1
             yield asked, questions
             self._work += self._work_of(number)
 
@@ -103,13 +99,13 @@ class Timetable:
         """Choose how long answers are such that all rounds end in time; refuse if the needed ones do not."""
         left_s = self._full_at_s - self._clock()
         if not self._size.max_tokens:
-            all_s = self._seconds_of(range(self.num_begun, NUM_ROUNDS * NUM_COMBINATIONS))
+            all_s = self._seconds_of(range(NUM_MEASURED, NUM_ROUNDS * NUM_COMBINATIONS))
             wanted = self.max_tokens * _SHARE_FOR_LENGTH * left_s / all_s
-            self.max_tokens = max(self.max_tokens, min(self._plan.most_tokens, int(wanted)))
-        if (least_s := self._seconds_of(range(self.num_begun, self.num_least))) > left_s:
+            self.max_tokens = max(self.max_tokens, min(self._plan.limits.most_tokens, int(wanted)))
+        if (least_s := self._seconds_of(range(NUM_MEASURED, self._num_least))) > left_s:
             minutes = math.ceil((self._clock() - self._began_s + least_s) / (1 - _RESERVE) / 60)
             stop(
-                f"{self.num_least} passes of {self._num_prompts} prompts and {self.max_tokens} tokens take "
+                f"{self._num_least} passes of {self._num_prompts} prompts and {self.max_tokens} tokens take "
                 f"{duration(least_s)} more at the speed of this server; a proof has {self._size.minutes} min",
                 f"give it --minutes {minutes}"
                 + ("" if self._size.is_quick else ", or --quick, which shows less"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipelines.bench.reporting.rates import prompts_needed, upper_bound
 from pipelines.bench.reporting.section import Verdict
@@ -22,42 +23,33 @@ def total(results: Sequence[PassResult]) -> Totals:
     return sum((result.totals for result in results), Totals())
 
 
-@dataclass(frozen=True)
-class Group:
-    """All greedy or all seeded passes of draft and target together.
+def group_figures(name: str, results: Sequence[PassResult], max_rate: float) -> dict[str, Any]:
+    """Return what some passes show about the share of prompts whose answers differ.
 
-    Attributes:
-        name: "greedy" or "seeded".
-        num_prompts: Number of different prompts. These are the independent trials, because answers to one
-            prompt fail together.
-        num_diverged: Number of prompts with at least one answer that differs or failed.
-        totals: Counts of their answers.
+    Prompts are the independent trials, because answers to one prompt fail together. The bounds are one-sided
+    (Clopper-Pearson).
+
+    Args:
+        name: Name of the passes.
+        results: Their results.
+        max_rate: Share of diverging prompts that must be detected.
     """
-
-    name: str
-    num_prompts: int
-    num_diverged: int
-    totals: Totals
-
-    @classmethod
-    def of(cls, name: str, results: Sequence[PassResult]) -> Group:
-        """Add up some passes."""
-        prompts = {prompt_id for result in results for prompt_id in result.prompt_ids}
-        diverged = {finding.prompt.prompt_id for result in results for finding in result.findings}
-        return cls(name, len(prompts), len(diverged), total(results))
-
-    @property
-    def rate_bound(self) -> float:
-        """Upper bound of the share of diverging prompts, with 95 % confidence (Clopper-Pearson)."""
-        return upper_bound(self.num_diverged, self.num_prompts, CONFIDENCE)
-
-    def detectable_rate(self, probability: float) -> float:
-        """Compute the smallest share of diverging prompts that is detected with a probability."""
-        return upper_bound(0, self.num_prompts, probability)
-
-    def num_prompts_lacking(self, max_rate: float) -> int:
-        """Return how many more prompts are needed to detect a share of diverging ones."""
-        return max(0, prompts_needed(max_rate, CONFIDENCE) - self.num_prompts)
+    prompts = {prompt_id for result in results for prompt_id in result.prompt_ids}
+    diverged = {finding.question.prompt.prompt_id for result in results for finding in result.findings}
+    counts = total(results)
+    return {
+        "name": name,
+        "prompts": len(prompts),
+        "answers": counts.answers_compared,
+        "tokens": counts.tokens_compared,
+        "tokens_with_log_probs": counts.tokens_with_log_probs,
+        "prompt_tokens_with_log_probs": counts.prompt_tokens_with_log_probs,
+        "prompts_that_diverged": len(diverged),
+        "rate_upper_bound_95": upper_bound(len(diverged), len(prompts), 0.95),
+        "detectable_rate_95": upper_bound(0, len(prompts), 0.95),
+        "detectable_rate_99": upper_bound(0, len(prompts), 0.99),
+        "prompts_still_needed": max(0, prompts_needed(max_rate, CONFIDENCE) - len(prompts)),
+    }
 
 
 @dataclass(frozen=True)
@@ -89,16 +81,15 @@ class Proof:
     @property
     def adaptive(self) -> tuple[PassResult, ...]:
         """Passes of draft and target together in which the server chooses the draft length."""
-        return tuple(result for result in self.speculative if result.asked.draft_length.used == (ADAPTIVE,))
+        return tuple(result for result in self.speculative if result.asked.draft_length.name == ADAPTIVE)
 
     @property
-    def groups(self) -> tuple[Group, ...]:
-        """Greedy and seeded passes, if there are any."""
+    def groups(self) -> list[dict[str, Any]]:
+        """Figures of the greedy and of the seeded passes, if there are any (``group_figures``)."""
         greedy = [result for result in self.speculative if is_greedy(result.asked.kind)]
         seeded = [result for result in self.speculative if not is_greedy(result.asked.kind)]
-        return tuple(
-            Group.of(name, results) for name, results in (("greedy", greedy), ("seeded", seeded)) if results
-        )
+        named = ("greedy", greedy), ("seeded", seeded)
+        return [group_figures(name, results, self.max_rate) for name, results in named if results]
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -169,12 +160,12 @@ class Proof:
         # A single pass may rightly draft nothing; if none drafts, speculation was not tested.
         if self.adaptive and not total(self.adaptive).total_draft_tokens:
             reasons.append("adaptive: nothing was drafted in any pass, so the server's choice was not tested")
-        for group in self.groups:
-            if lacking := group.num_prompts_lacking(self.max_rate):
-                reasons.append(
-                    f"{group.name}: {lacking} more prompts are needed to detect divergence of "
-                    f"{self.max_rate:.2%} of prompts with 95 % probability"
-                )
+        reasons += [
+            f"{group['name']}: {group['prompts_still_needed']} more prompts are needed to detect divergence "
+            f"of {self.max_rate:.2%} of prompts with 95 % probability"
+            for group in self.groups
+            if group["prompts_still_needed"]
+        ]
         return reasons
 
 
@@ -186,7 +177,7 @@ def _failures_of(result: PassResult) -> list[str]:
     if result.num_drafted_while_off:
         drafted = f"{result.num_drafted_while_off} tokens were drafted"
         reasons.append(f"{result.asked}: speculation was off, but {drafted}")
-    drafts = any(length not in ("", "0", ADAPTIVE) for length in result.asked.draft_length.used)
+    drafts = any(used not in ("", "0", ADAPTIVE) for _, used in result.asked.draft_length.in_turn)
     if drafts and totals.answers_compared and not totals.total_draft_tokens:
         reasons.append(f"{result.asked}: nothing was drafted, so nothing was tested")
     return reasons

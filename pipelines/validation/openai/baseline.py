@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from pipelines.atomic_file import whole_file
 from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError, from_wire
-from pipelines.validation.audit.arms import Arm
+from pipelines.validation.differences import Comparison
 from pipelines.validation.openai.sampled import Samples
 from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.answers import Answer
@@ -56,7 +56,7 @@ class Answers:
     questions: tuple[Question, ...]
     alone: tuple[Recorded, ...]
     streamed: tuple[Recorded, ...]
-    noise: Arm
+    noise: Comparison
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from pathlib import Path
 
 from pipelines.command_line.general_prompts import given_prompts
 from pipelines.command_line.options import add_prompts_option, whole_number
-from pipelines.command_line.prompts import Prompts
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_INCONCLUSIVE, EXIT_PASS, run_program
+from pipelines.validation.distribution.drawing import NUM_PROMPTS
 from pipelines.validation.openai.baseline import Baseline, Settings, read_baseline, write_baseline
 from pipelines.validation.openai.runs import Run
-from pipelines.validation.openai.sampled import NUM_PROMPTS
 from pipelines.validation.openai.server.endpoint import (
     CANDIDATE_KEY,
     CONTROL_KEY,
@@ -51,7 +50,9 @@ def main(command_line: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(command_line)
-    size = _size(options)
+    size = Size.of(options)
+    if options.baseline and not options.quick:  # it has its own size, so only a time that is named ends it
+        size = replace(size, minutes=options.minutes)
     try:
         _check_form(options)
         work = _work(options)
@@ -70,18 +71,13 @@ def _work(options: argparse.Namespace) -> Callable[[Run], int]:
         baseline, digest = read_baseline(options.baseline)
         candidate = _candidate(options)
         return lambda run: show_report(*run.compare_with_baseline(baseline, digest, candidate))
-    settings = _settings(options)
-    prompts, control = _prompts(options.prompts, settings), _control(options)
+    given = {name: getattr(options, name) for name in _OF_SIZE}
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    prompts, control = given_prompts(options.prompts).draw(settings.num_prompts), _control(options)
     if options.record:
         return lambda run: _record(run.record_control(control, prompts, settings), options)
     candidate = _candidate(options)
     return lambda run: show_report(*run.compare_servers(control, candidate, prompts, settings))
-
-
-def _size(options: argparse.Namespace) -> Size:
-    """Read what is chosen; a baseline has its own size, so only a time that is named ends its comparison."""
-    size = Size.of(options)
-    return replace(size, minutes=options.minutes) if options.baseline and not options.quick else size
 
 
 def _record(baseline: Baseline, options: argparse.Namespace) -> int:
@@ -119,10 +115,6 @@ def _unfit(given: str, rule: str) -> InvalidRequestError:
     )
 
 
-def _prompts(path: Path | None, settings: Settings) -> Prompts:
-    return given_prompts(path).draw(settings.num_prompts)
-
-
 def _candidate(options: argparse.Namespace) -> Endpoint:
     key = read_key(options.key_file, CANDIDATE_KEY)
     return Endpoint.of(options.against, options.model or "", key, options.fields or {})
@@ -131,11 +123,6 @@ def _candidate(options: argparse.Namespace) -> Endpoint:
 def _control(options: argparse.Namespace) -> Endpoint:
     key = read_key(options.control_key_file, CONTROL_KEY)
     return Endpoint.of(options.control, options.control_model or "", key, options.control_fields or {})
-
-
-def _settings(options: argparse.Namespace) -> Settings:
-    given = {name: getattr(options, name) for name in _OF_SIZE if getattr(options, name) is not None}
-    return Settings(**given)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,28 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
-from pipelines.client.comparison import NO_ANSWER
 from pipelines.errors import DraftproofError
 from pipelines.openai_stream import TokenLogProbs
-from pipelines.validation.audit.arms import Arm, Difference, Margin
-from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING
+from pipelines.validation.differences import (
+    END,
+    Comparison,
+    Difference,
+    Margin,
+    common_length,
+    compare_all,
+    excerpt,
+)
+from pipelines.validation.noise_floor import LARGEST_ROUNDING
 from pipelines.validation.openai.feature_choice import FEATURES, checked
 from pipelines.validation.openai.server.answers import Answer, id_of
 from pipelines.validation.openai.server.server import Question
-
-Outcome = Answer | DraftproofError
 
 
 def compare_answers(
     name: str,
     questions: Sequence[Question],
-    reference: Sequence[Outcome],
-    answers: Sequence[Outcome],
+    reference: Sequence[Answer | DraftproofError],
+    answers: Sequence[Answer | DraftproofError],
     *,
     with_ids: bool,
-) -> Arm:
+) -> Comparison:
     """Find the first difference of each answer from the reference; one that breaks its feature is an error.
 
     Args:
@@ -40,22 +44,18 @@ def compare_answers(
         answers: The answers to judge.
         with_ids: Whether both have token ids.
     """
-    differences: list[Difference | None] = []
-    missing = set()
-    for number, (question, own, other) in enumerate(zip(questions, reference, answers, strict=True)):
-        own, other = checked(question, own), checked(question, other)
-        difference = None
-        if isinstance(own, DraftproofError) or isinstance(other, NO_ANSWER):
-            missing.add(number)
-        elif isinstance(other, DraftproofError):
-            difference = Difference(question.prompt.prompt_id, "-", "an answer", f"error: {other}", None)
-        else:
-            difference = first_difference(question, own, other, with_ids=with_ids)
-        differences.append(difference)
-    return Arm(name, tuple(differences), frozenset(missing))
+
+    def first(number: int, own: Answer, other: Answer) -> Difference | None:
+        return first_difference(questions[number], own, other, with_ids=with_ids)
+
+    ids = [question.prompt.prompt_id for question in questions]
+    own, others = (list(map(checked, questions, given)) for given in (reference, answers))
+    return compare_all(name, ids, own, others, first)
 
 
-def as_streamed(reference: Outcome, streamed: Outcome) -> Outcome:
+def as_streamed(
+    reference: Answer | DraftproofError, streamed: Answer | DraftproofError
+) -> Answer | DraftproofError:
     """Return what the control gives in a stream: servers may part an answer into texts and calls differently.
 
     Args:
@@ -77,28 +77,24 @@ def first_difference(question: Question, own: Answer, other: Answer, *, with_ids
     name = question.prompt.prompt_id
     if with_ids and own.token_ids != other.token_ids:
         ids = own.token_ids, other.token_ids
-        place = _common_length(*ids)
+        place = common_length(*ids)
         may_go_on = bool(question.feature) and FEATURES[question.feature].tokens_may_go_on
         if place < min(map(len, ids)) or not may_go_on:
-            first, second = (str(each[place]) if place < len(each) else "<end>" for each in ids)
+            first, second = (str(each[place]) if place < len(each) else END for each in ids)
             return Difference(name, f"token {place}", first, second, _margin_of_ids(own, other, place))
     texts = own.whole_text, other.whole_text
-    place = _common_length(*texts)
+    place = common_length(*texts)
     in_text = None
     if texts[0] != texts[1]:
         # Another text of equal tokens cannot come from rounding.
         margin = None if with_ids else _margin_of_text(own, other.whole_text)
-        first, second = (_excerpt(each, place) for each in texts)
+        first, second = (excerpt(each, place) for each in texts)
         in_text = Difference(name, f"character {place}", first, second, margin)
     # A text that goes on differently may rightly end for another reason.
     is_first_difference = with_ids or place == min(map(len, texts))
     if own.finish_reason != other.finish_reason and is_first_difference:
         return Difference(name, "finish_reason", own.finish_reason, other.finish_reason, None)
     return in_text
-
-
-def _excerpt(text: str, start: int) -> str:
-    return repr(text[max(0, start - 12) : start + 24])
 
 
 _MARGIN_KEPT = 4.0  # natural log; several times LARGEST_ROUNDING, above which every margin is a fault
@@ -140,7 +136,7 @@ def _margin_of_text(own: Answer, other: str) -> Margin:
         return Margin(None, "the control returned no log probabilities")
     if id_of(own.log_probs[0].token) is not None:
         return Margin(None, "the candidate returns no token ids, by which the control's are named")
-    place, start = _common_length(own.text, other), 0
+    place, start = common_length(own.text, other), 0
     for row in own.log_probs:
         end = start + len(row.token)
         if own.text[start:end] != row.token:
@@ -174,7 +170,3 @@ def _name_of(row: TokenLogProbs, rest: str) -> str | None:
     """Return the longest alternative with which the rest of the other answer begins, if any."""
     names = [name for name in row.alternatives if name and name != row.token and rest.startswith(name)]
     return max(names, key=len, default=None)
-
-
-def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -19,9 +19,9 @@ from typing import Any
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import DraftproofError, VerificationError
 from pipelines.validation.asking import Stages, ask_each
-from pipelines.validation.audit.arms import Arm, Difference, Margin
+from pipelines.validation.differences import Comparison, Difference, Margin
 from pipelines.validation.openai.baseline import Answers, Baseline, Recorded, Settings
-from pipelines.validation.openai.comparing import Outcome, compare_answers, without_unlikely_tokens
+from pipelines.validation.openai.comparing import compare_answers, without_unlikely_tokens
 from pipelines.validation.openai.feature_choice import FEATURES, questions_for
 from pipelines.validation.openai.features import Material
 from pipelines.validation.openai.sampled import record_samples
@@ -129,7 +129,7 @@ def _answers(
             raise StoppedError("there is no time for further questions")
         return without_unlikely_tokens(control.ask_with_log_probs(questions[number], named_ids=with_ids))
 
-    def scored(pair: tuple[Question, Outcome]) -> Difference | None:
+    def scored(pair: tuple[Question, Answer | DraftproofError]) -> Difference | None:
         question, answer = pair
         # A scored answer follows no schema and has no tools.
         if isinstance(answer, DraftproofError) or question.fields:
@@ -140,7 +140,7 @@ def _answers(
     alone = list(takewhile(lambda each: not isinstance(each, StoppedError), given))
     questions = questions[: len(alone)]
     loaded = ask_each(f"{name} x{load}", control.ask, questions, load, stages)
-    streamed: list[Outcome] = []
+    streamed: list[Answer | DraftproofError] = []
     if control.abilities.ends_streams:
         ask_streamed = partial(control.ask, stream=True)
         streamed = ask_each(f"{name} x{load}, streamed", ask_streamed, questions, load, stages)
@@ -156,7 +156,7 @@ def _answers(
     return Answers(tuple(questions), _recorded(alone), _recorded(streamed), noise)
 
 
-def _recorded(outcomes: Sequence[Outcome]) -> tuple[Recorded, ...]:
+def _recorded(outcomes: Sequence[Answer | DraftproofError]) -> tuple[Recorded, ...]:
     return tuple(each.to_wire() if isinstance(each, DraftproofError) else each for each in outcomes)
 
 
@@ -190,7 +190,7 @@ def score(server: OpenAIServer, prompt: Prompt, answer: Answer) -> Difference | 
     return None
 
 
-def join_noise(name: str, loaded: Arm, scored: Sequence[Difference | None]) -> Arm:
+def join_noise(name: str, loaded: Comparison, scored: Sequence[Difference | None]) -> Comparison:
     """Join both ways in which the control may differ from itself: the first of them at each prompt counts."""
     pairs = zip(loaded.differences, scored, strict=True)
-    return Arm(name, tuple(first or second for first, second in pairs), loaded.missing)
+    return Comparison(name, tuple(first or second for first, second in pairs), loaded.missing)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.bench.reporting.conditions import conditions
+from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompts
 from pipelines.validation.asking import Stages
 from pipelines.validation.openai.baseline import Baseline, Settings
@@ -18,7 +19,6 @@ from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.openai.server.server import OpenAIServer
 from pipelines.validation.openai.verify import Expect, compare
-from pipelines.validation.report import Report
 from pipelines.validation.size import Size
 
 Conditions = dict[str, Any]
@@ -44,7 +44,7 @@ class Run:
 
     def compare_servers(
         self, control: Endpoint, candidate: Endpoint, prompts: Prompts, settings: Settings
-    ) -> tuple[Report, Conditions]:
+    ) -> tuple[list[Section], Conditions]:
         """Compare two servers.
 
         Raises:
@@ -67,7 +67,7 @@ class Run:
 
     def compare_with_baseline(
         self, baseline: Baseline, digest: str, candidate: Endpoint
-    ) -> tuple[Report, Conditions]:
+    ) -> tuple[list[Section], Conditions]:
         """Compare a server with a baseline; errors are those of ``compare_servers``."""
         recorded = {"sha256": digest, **{name: baseline.conditions[name] for name in ("date", "command")}}
         with closing(self._reach(candidate)) as server:
@@ -89,7 +89,7 @@ class Run:
 
     def _compare(
         self, baseline: Baseline, candidate: OpenAIServer, title: str, stages: Stages, more: Conditions
-    ) -> tuple[Report, Conditions]:
+    ) -> tuple[list[Section], Conditions]:
         sections = compare(baseline, candidate, self.expect, stages)
         context = self._conditions(
             recipe=title,
@@ -97,7 +97,7 @@ class Run:
             prompts=baseline.conditions["prompts"],
             **more,
         )
-        return Report(tuple(sections)), context
+        return sections, context
 
     def _conditions(self, **more: Any) -> Conditions:
         command = shlex.join(["draftproof", "verify", *self.command_line])

@@ -13,14 +13,19 @@ from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError
 from pipelines.validation.asking import OnAnswer
-from pipelines.validation.distribution.drawing import Drawn, Draws, Sample, draw, padded
+from pipelines.validation.distribution.drawing import (
+    NUM_PROMPTS,
+    NUM_TOKENS,
+    TOP_K,
+    Drawn,
+    Draws,
+    Sample,
+    draw,
+    padded,
+)
 from pipelines.validation.distribution.sections import judge
 from pipelines.validation.distribution.sequence_tests import TokenSequence
 from pipelines.validation.openai.server.server import OpenAIServer, Question
-
-NUM_PROMPTS = 8
-_NUM_TOKENS = 3
-_TOP_K = 4  # a narrow distribution, in which every token is frequent enough to be compared
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,10 @@ def record_samples(
         num_at_once: Number of concurrent requests.
         on_answer: Called after each answer.
     """
-    fields = {"temperature": 1.0, "top_p": 1.0, "top_k": _TOP_K}  # whatever the servers' defaults are
+    fields = {"temperature": 1.0, "top_p": 1.0, "top_k": TOP_K}  # whatever the servers' defaults are
     if not _takes(control, Question(prompts[0], 1, fields=fields)):
         del fields["top_k"]
-    questions = tuple(Question(prompt, _NUM_TOKENS, fields=fields) for prompt in prompts[:NUM_PROMPTS])
+    questions = tuple(Question(prompt, NUM_TOKENS, fields=fields) for prompt in prompts[:NUM_PROMPTS])
     sample = _draw("control", control, questions, 2 * num_answers, num_at_once, on_answer)
     drawn = [tuple(answer.token_ids for answer in to_prompt) for to_prompt in sample.answers]
     # One in two, so that each half is of the whole time.
@@ -100,7 +105,7 @@ def _draw(
 ) -> Sample:
     def ask(_: str, number: int) -> Drawn:
         # Some servers return the token that ends an answer beyond its length.
-        return Drawn(padded(server.ask(questions[number]).token_ids, _NUM_TOKENS))
+        return Drawn(padded(server.ask(questions[number]).token_ids))
 
     size = len(questions), num_answers, num_at_once
     return draw(f"{name}, sampled", ask, [name], *size, on_answer)[name]

@@ -1,29 +1,30 @@
 """Judge the answers of an OpenAI-compatible server by a control's, which are in a baseline.
 
 The candidate answers the control's questions one at a time, under load and in streams. The audit of first
-divergences judges it (``pipelines/validation/audit``).
+divergences judges it (``pipelines/validation/audit.py``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import VerificationError
+from pipelines.errors import DraftproofError, VerificationError
 from pipelines.validation.asking import OnAnswer, ask_each
-from pipelines.validation.audit.arms import Arm, Audit
-from pipelines.validation.audit.audit import judge, judge_exact
+from pipelines.validation.audit import Audit, judge
+from pipelines.validation.differences import Comparison
 from pipelines.validation.openai.baseline import Answers, Baseline, answer_or_error
-from pipelines.validation.openai.comparing import Outcome, as_streamed, compare_answers
+from pipelines.validation.openai.comparing import as_streamed, compare_answers
 from pipelines.validation.openai.feature_choice import refused_features
 from pipelines.validation.openai.sampled import compare_samples
+from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import OpenAIServer
-from pipelines.validation.openai.unjudged import Unchecked, compares_streams, failures, features, not_checked
+from pipelines.validation.openai.unjudged import compares_streams, failures, features, not_checked
 from pipelines.validation.stopping import StoppedError, pause, stop_error
 
 _COUNTS_WITHIN_S = 120.0
@@ -53,77 +54,61 @@ def compare(
     with_ids = baseline.abilities.token_ids and candidate.abilities.token_ids
     load = baseline.settings.num_at_once
 
-    def audit(name: str, control: Answers, ways: Sequence[_Way]) -> Audit:
-        arms = (_arm(name, control, way, candidate, with_ids, on_answer) for way in ways)
-        return Audit(control.noise, tuple(arms))
+    def ask(name: str, control: Answers, num_at_once: int, *, stream: bool = False) -> Comparison:
+        """Ask the candidate the control's questions and compare its answers with the control's."""
+        name = f"{name} x{num_at_once}{', streamed' if stream else ''}"
+        before = candidate.draft_tokens()
+        asked = partial(candidate.ask, stream=stream)
+        answers = ask_each(name, asked, control.questions, num_at_once, on_answer)
+        num_drafted = _num_drafted(candidate, before)
+        expected = _streamed(control) if stream else _alone(control)
+        compared = compare_answers(name, control.questions, expected, answers, with_ids=with_ids)
+        return replace(compared, num_drafted=num_drafted)
 
-    under_load = [_Way(load)]
-    if compares_streams(baseline, candidate):
-        under_load.append(_Way(load, stream=True))
-    audits = [plain := audit("candidate", baseline.plain, [_Way(1), *under_load])]
-    judged = _judged(plain, expect)
+    def ask_under_load(name: str, control: Answers) -> Iterator[Comparison]:
+        yield ask(name, control, load)
+        if compares_streams(baseline, candidate):
+            yield ask(name, control, load, stream=True)
+
+    name, control = "candidate", baseline.plain
+    plain = Audit(control.noise, (ask(name, control, 1), *ask_under_load(name, control)))
+    audits, judged = [plain], judge(plain, exact=expect == "exact")
     refused = refused_features(candidate, baseline.featured.questions)
     featured = _without(baseline.featured, refused)
     if featured.questions:
-        audits.append(of_features := audit("candidate, features", featured, under_load))
-        judged += [*_judged(of_features, expect), features(featured, of_features)]
-    samples = baseline.samples if candidate.abilities.token_ids else None
-    if samples is not None:
-        judged += compare_samples(samples, candidate, load, on_answer)
-    unchecked = Unchecked(
-        refused=refused,
-        samples=samples is None,
-        drafts=any(arm.num_drafted is None for arm in plain.candidates),
-    )
-    sections = [*judged, failures(baseline, candidate), not_checked(baseline, candidate, unchecked)]
+        of_features = Audit(featured.noise, tuple(ask_under_load("candidate, features", featured)))
+        audits.append(of_features)
+        judged += [*judge(of_features, exact=expect == "exact"), features(featured, of_features)]
+    notes = [f"{feature}: the candidate refuses it: {why}" for feature, why in refused.items()]
+    if baseline.samples and candidate.abilities.token_ids:
+        judged += compare_samples(baseline.samples, candidate, load, on_answer)
+    else:
+        notes.append("sampled answers, which --sampled compares if both servers return token ids")
+    if any(compared.num_drafted is None for compared in plain.candidates):
+        notes.append("whether the candidate drafted anything: its metrics do not say")
+    sections = [*judged, failures(baseline, candidate), not_checked(baseline, candidate, notes)]
     return [_stopped(audits, stopped), *sections] if (stopped := stop_error()) else sections
 
 
 def _stopped(audits: Sequence[Audit], error: StoppedError) -> Section:
-    arms = [arm for audit in audits for arm in audit.candidates]
-    num_asked = sum(len(arm.differences) for arm in arms)
-    num_compared = num_asked - sum(len(arm.missing) for arm in arms)
+    compared = [each for audit in audits for each in audit.candidates]
+    num_asked = sum(len(each.differences) for each in compared)
+    num_compared = num_asked - sum(len(each.missing) for each in compared)
     rest = f"{num_compared} of {num_asked} comparisons were finished; the rest was not asked"
     return Section("Stopped early", "inconclusive", f"{error}; {rest}")
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How questions are asked: with so many concurrent requests, in streams or whole."""
-
-    num_at_once: int
-    stream: bool = False
-
-
-def _arm(
-    name: str, control: Answers, way: _Way, candidate: OpenAIServer, with_ids: bool, on_answer: OnAnswer
-) -> Arm:
-    """Ask a candidate the control's questions and compare its answers with the control's."""
-    name = f"{name} x{way.num_at_once}{', streamed' if way.stream else ''}"
-    before = candidate.draft_tokens()
-    ask = partial(candidate.ask, stream=way.stream)
-    answers = ask_each(name, ask, control.questions, way.num_at_once, on_answer)
-    num_drafted = _num_drafted(candidate, before)
-    expected = _streamed(control) if way.stream else _alone(control)
-    arm = compare_answers(name, control.questions, expected, answers, with_ids=with_ids)
-    return replace(arm, num_drafted=num_drafted)
-
-
-def _alone(control: Answers) -> list[Outcome]:
+def _alone(control: Answers) -> list[Answer | DraftproofError]:
     return list(map(answer_or_error, control.alone))
 
 
-def _streamed(control: Answers) -> list[Outcome]:
+def _streamed(control: Answers) -> list[Answer | DraftproofError]:
     if not control.streamed:
         return _alone(control)
     return [
         as_streamed(whole, streamed)
         for whole, streamed in zip(_alone(control), map(answer_or_error, control.streamed), strict=True)
     ]
-
-
-def _judged(audit: Audit, expect: Expect) -> list[Section]:
-    return judge_exact(audit) if expect == "exact" else judge(audit)
 
 
 def _without(control: Answers, features: Container[str]) -> Answers:

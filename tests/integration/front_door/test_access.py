@@ -164,7 +164,7 @@ def test_a_client_at_its_limit_is_told_to_wait(
         assert wait_until(lambda: client.post("/v1/completions", json=body).status_code == 200)
         if too_large is not None:
             refused = client.post("/v1/completions", json=too_large)
-            assert (refused.status_code, refused.json()["error"]["limit"]) == (400, "2000 at a time")
+            assert refused.status_code == 400 and "2000 at a time" in refused.json()["error"]["what"]
 
 
 def test_an_answer_that_is_not_read_counts_for_its_key(closed: Closed) -> None:

@@ -171,7 +171,7 @@ def check(response: httpx.Response) -> None:
         assert set(document) == {"type", "error", "request_id"}
         assert response.status_code == 400 or error.pop("type") == "not_found_error"
         error["type"] = "invalid_request_error"
-    assert set(error) == {"message", "type", "param", "code", "what", "values", "limit", "remedy"}
+    assert set(error) == {"message", "type", "param", "code", "what", "remedy"}
     assert error["type"] == "invalid_request_error" and error["message"] and error["remedy"]
     assert len(text) < 5000
 

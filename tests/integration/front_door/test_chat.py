@@ -48,27 +48,6 @@ def processes_below(pid: int) -> list[int]:
     return [pid, *(each for child in children for each in processes_below(child))]
 
 
-def test_drafts_are_looked_up_in_a_prediction_and_counted(door: Server, api: openai.OpenAI) -> None:
-    """With its bias the answer repeats one digit."""
-    (token,) = post(door, "/tokenize", {"prompt": "7", "add_special_tokens": False}).json()["tokens"]
-    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_completion_tokens": 32, "temperature": 0}
-    asked["logit_bias"] = {str(token): 100}
-    parts = [{"type": "text", "text": "7" * 20}] * 2
-    setting = door.directory / "draft_length.json"
-    setting.write_text(json.dumps({"num_draft_tokens": None}))
-    try:
-        expected = api.chat.completions.create(**asked, extra_body={"num_draft_tokens": 0})
-        for content in ("7" * 40, parts):
-            answer = api.chat.completions.create(**asked, prediction={"type": "content", "content": content})
-            assert answer.choices[0].message.content == expected.choices[0].message.content == "7" * 32
-            assert answer.usage and (details := answer.usage.completion_tokens_details)
-            assert (details.accepted_prediction_tokens or 0) > 4 and not details.rejected_prediction_tokens
-        assert expected.usage and (details := expected.usage.completion_tokens_details)
-        assert details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0
-    finally:
-        setting.unlink()
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_an_answer_is_that_of_the_router_to_the_rendered_conversation(
     api: openai.OpenAI, router: Client, ids_of: Callable[..., list[int]], temperature: float
@@ -139,35 +118,3 @@ def test_tokens_and_text_are_converted_both_ways(door: Server) -> None:
     for body in ({"prompt": "a " * 600}, {"messages": [{"role": "user", "content": "a " * 600}]}):
         found = post(door, "/tokenize", body).json()
         assert found["count"] > found["max_model_len"], "clients count to learn how much to leave out"
-
-
-STRANGE = [{"type": "function", "function": {"name": "a", "parameters": {"type": "strange"}}}]
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"messages": []}, None),
-        ({"messages": "hello"}, "messages"),
-        ({"messages": [{"content": "a"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "a " * 600}]}, "messages"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": STRANGE, "tool_choice": "required"}, "tools"),
-        ({"tools": STRANGE, "tool_choice": "required", "response_format": {"type": "text"}}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "maybe"}, "tool_choice"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-    ],
-)
-def test_a_wrong_conversation_is_refused(door: Server, changes: dict[str, object], param: str | None) -> None:
-    response = post(door, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **changes})
-    error = response.json()["error"]
-    assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
-    assert param is None or error["param"] == param

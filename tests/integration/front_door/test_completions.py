@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server
-from pipelines.front_door.requests.sampling import seed_of_choice
+from pipelines.front_door.endpoints.choices import seed_of_choice
 from tests.integration.front_door.conftest import MODEL, events_of, openai_client, post, url_of
 from tests.support.tiny_engines import END_OF_TEXT
 
@@ -222,62 +222,3 @@ def test_there_is_always_one_entry_behind_a_prompt_that_is_scored(api: openai.Op
     [choice] = echoed(api, [5], max_tokens=1, logprobs=1, logit_bias={"0": 100}).choices  # its end token
     assert choice.logprobs.token_logprobs[0] is None and len(choice.logprobs.tokens) == 2
     assert choice.logprobs.tokens[-1] == END_OF_TEXT
-
-
-UNKNOWN_TYPE = {"name": "a", "strict": True, "schema": {"type": "strange"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "param"),
-    [
-        ({"prompt": None}, 400, "prompt"),
-        ({"prompt": {}}, 400, "prompt"),
-        ({"prompt": []}, 400, "prompt"),
-        ({"prompt": ["a", 1]}, 400, "prompt"),
-        ({"prompt": [99999]}, 400, None),
-        ({"prompt": ""}, 400, "prompt"),
-        ({"prompt": "a " * 600}, 400, "prompt"),
-        ({"max_tokens": "many"}, 400, "max_tokens"),
-        ({"max_tokens": 2**40}, 400, "max_tokens"),
-        ({"max_tokens": 0}, 400, None),
-        ({"temperature": -1}, 400, "temperature"),
-        ({"temprature": 1}, 400, "temprature"),
-        ({"stop": 3}, 400, "stop"),
-        ({"logit_bias": {"a": 1}}, 400, "logit_bias"),
-        ({"n": 0}, 400, "n"),
-        ({"n": 1000}, 400, "n"),
-        ({"logprobs": 21}, 400, "logprobs"),
-        ({"seed": -2}, 400, "seed"),
-        ({"n": 13}, 400, None),
-        ({"structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
-        ({"response_format": {"type": "json_schema", "json_schema": UNKNOWN_TYPE}}, 400, "response_format"),
-        ({"x" * 10000: 1}, 400, "x" * 300),
-    ],
-)
-def test_a_wrong_field_is_refused_by_name_and_with_its_status(
-    door: Server, changes: dict[str, object], status: int, param: str | None
-) -> None:
-    for streaming in (False, True):
-        body = {"prompt": PROMPT, "max_tokens": 4, **changes, "stream": streaming}
-        response = post(door, "/v1/completions", body)
-        error = response.json()["error"]
-        assert (response.status_code, error["type"]) == (status, "invalid_request_error"), error
-        assert all(error[part] for part in ("message", "what", "values", "limit", "remedy")), error
-        assert param is None or error["param"] == param
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'"a"', b'{"prompt": "\\ud800"}', b"\xff\xfe", b"[" * 10000]
-)
-def test_what_is_no_json_object_is_refused(door: Server, body: bytes) -> None:
-    response = post(door, "/v1/completions", body)
-    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
-
-
-def test_other_paths_methods_and_sizes_have_their_status(door: Server) -> None:
-    assert post(door, "/v1/nothing", {}).status_code == 404
-    wrong = post(door, "/v1/models", {})
-    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET,HEAD")
-    assert "GET" in wrong.json()["error"]["limit"]
-    large = post(door, "/v1/completions", b" " * (3 << 20))
-    assert (large.status_code, large.json()["error"]["what"]) == (413, "the body is too large")

@@ -107,7 +107,7 @@ def test_slow_senders_are_cut_off(impatient: Server, sent: bytes, received: byte
 
 def test_a_body_that_is_too_large_is_refused(impatient: Server) -> None:
     refused = post(impatient, "/v1/completions", {"prompt": "a" * 100_001})
-    assert (refused.status_code, refused.json()["error"]["limit"]) == (413, "100000 bytes")
+    assert refused.status_code == 413 and "100000 bytes" in refused.json()["error"]["what"]
 
 
 def test_more_answers_than_the_server_takes_are_refused_as_invalid(impatient: Server) -> None:
@@ -115,5 +115,5 @@ def test_more_answers_than_the_server_takes_are_refused_as_invalid(impatient: Se
     body = {"prompt": "a", "max_tokens": 2}
     refused = post(impatient, "/v1/completions", {**body, "n": limit + 1})
     assert refused.status_code == 400
-    assert refused.json()["error"]["limit"].startswith(f"at most {limit},")
+    assert f"at most {limit} " in refused.json()["error"]["what"]
     assert len(post(impatient, "/v1/completions", {**body, "n": limit}).json()["choices"]) == limit

@@ -13,10 +13,10 @@ import jsonschema
 import openai
 import pytest
 from backports import zstd
-from openai.types.responses import Response, ToolChoiceAllowed
+from openai.types.responses import Response
 
 from pipelines.deploy.server import Server
-from tests.integration.front_door.conftest import MODEL, post, url_of
+from tests.integration.front_door.conftest import MODEL, url_of
 from tests.integration.front_door.test_tools import CALM, SCHEMA, Options, Weather, options
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
@@ -123,15 +123,6 @@ def test_pydantic_forms_and_tools_are_parsed(api: openai.OpenAI, options: Option
     Weather.model_validate_json(arguments)
 
 
-def test_some_tools_are_allowed_in_the_flat_form(api: openai.OpenAI, options: Options) -> None:
-    named = {"type": "function", "name": "clock"}
-    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
-    response = api.responses.create(**with_options(options, tools=TOOLS, tool_choice=choice))
-    assert {name for name, _ in calls_of(response)} == {"clock"}
-    assert isinstance(response.tool_choice, ToolChoiceAllowed)
-    assert response.tool_choice.model_dump() == choice
-
-
 def test_clients_streams_keep_up_with_a_form(api: openai.OpenAI, door: Server, options: Options) -> None:
     form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
     asked = with_options(options, text={"format": form})
@@ -145,38 +136,6 @@ def test_clients_streams_keep_up_with_a_form(api: openai.OpenAI, door: Server, o
             return "".join([each.delta async for each in events if each.type == "response.output_text.delta"])
 
     assert asyncio.run(streamed()) == text
-
-
-def test_items_of_earlier_responses_are_rendered_as_messages_of_chat(
-    api: openai.OpenAI, door: Server, options: Options
-) -> None:
-    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
-    items: list[Any] = [
-        {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
-        {"role": "user", "content": "time?"},
-        {**thought, "content": [{"type": "reasoning_text", "text": "x"}]},
-        {"type": "function_call", "call_id": "call_1", "name": "clock", "arguments": "{}", "id": "fc_1"},
-        {"type": "function_call", "call_id": "call_2", "name": "clock", "arguments": "{}", "id": "fc_2"},
-        {"type": "function_call_output", "call_id": "call_1", "output": "noon"},
-        {"type": "function_call_output", "call_id": "call_2", "output": "one"},
-    ]
-    response = api.responses.create(
-        **with_options(options, input=items, tools=TOOLS, tool_choice="none", max_output_tokens=4)
-    )
-    call = {"type": "function", "function": {"name": "clock", "arguments": "{}"}}
-    calls = [{"id": "call_1", **call}, {"id": "call_2", **call}]
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "time?"},
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "content": "noon", "tool_call_id": "call_1"},
-        {"role": "tool", "content": "one", "tool_call_id": "call_2"},
-    ]
-    tools = [
-        {"type": "function", "function": {key: tool[key] for key in ("name", "parameters")}} for tool in TOOLS
-    ]
-    expected = post(door, "/tokenize", {"messages": messages, "tools": tools, **CALM}).json()["count"]
-    assert response.usage and response.usage.input_tokens == expected
 
 
 def test_openai_s_client_continues_reads_and_deletes_a_response(
@@ -227,32 +186,3 @@ def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:
     assert response.usage.output_tokens_details.reasoning_tokens == response.usage.output_tokens == 120
     kinds = {event.type for event in api.responses.create(**asked, stream=True)}
     assert {"response.reasoning_text.delta", "response.reasoning_text.done"} <= kinds
-
-
-STRANGE = {"type": "json_schema", "name": "a", "schema": {"type": "strange"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True}, "background"),
-        ({"n": 2}, "n"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"moderation": {}}, "moderation"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"include": [LOG_PROBS], "top_logprobs": 21}, "top_logprobs"),
-        ({"include": LOG_PROBS}, "include"),
-        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "response_format"),
-        ({"text": {"format": STRANGE}}, "text"),
-        ({"stream": True, "temperature": -1}, "temperature"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(door: Server, changes: Any, param: str) -> None:
-    response = post(door, "/v1/responses", {**ASKED, **changes})
-    error = response.json()["error"]
-    found = response.status_code, error["type"], error["param"]
-    assert found == (400, "invalid_request_error", param), error
-    assert error["remedy"]

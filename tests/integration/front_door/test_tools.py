@@ -134,19 +134,6 @@ def test_pydantic_forms_are_parsed(api: openai.OpenAI, options: Options) -> None
     assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
 
 
-def test_a_conversation_with_results_is_rendered(door: Server) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"a": "\u00e9"}'}}
-    conversation = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
-        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
-    ]
-    tokens = post(door, "/tokenize", {"messages": conversation, "tools": TOOLS}).json()["tokens"]
-    text = post(door, "/detokenize", {"tokens": tokens}).json()["prompt"]
-    assert '<tool_call>\n{"name": "clock", "arguments": {"a": "\u00e9"}}\n</tool_call>' in text
-    assert '"description": "The time."' in text and "tool\nnoon" in text
-
-
 @pytest.mark.parametrize(
     ("changes", "form"),
     [

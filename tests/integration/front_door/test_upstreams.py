@@ -101,11 +101,11 @@ def test_a_server_with_another_draft_is_promoted_and_every_answer_is_the_targets
             assert answers[number] == ask(client, number)
 
 
-def test_a_server_that_changes_tokens_is_rolled_back(door: Server, tmp_path: Path) -> None:
+def test_a_server_that_changes_tokens_is_rolled_back_beside_a_fleet(door: Server, tmp_path: Path) -> None:
     write_plan(tmp_path, {"runtime": "exact"})
     with (
         fault_proxy(url_of(door), Sometimes(change_a_token, 4)) as url,
-        running(tmp_path, {"url": url_of(door)}, {"url": url}) as service,
+        running(tmp_path, {"servers": [f"127.0.0.1:{door.ports.grpc}"]}, {"url": url}) as service,
         clients(service),
     ):
         record = ended(service)

@@ -13,7 +13,7 @@ import pytest
 from pipelines.deploy.server import Server
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main
-from pipelines.validation.audit.arms import Arm
+from pipelines.validation.differences import Comparison
 from pipelines.validation.openai.baseline import Answers, read_baseline, write_baseline
 from tests.integration.front_door.conftest import url_of
 from tests.support import fault_proxy as faults
@@ -60,7 +60,7 @@ def baseline(
 def plain(baseline: Path) -> Path:
     """Return the baseline without questions about features."""
     whole, _ = read_baseline(baseline)
-    nothing = Answers((), (), (), Arm("", (), frozenset()))
+    nothing = Answers((), (), (), Comparison("", (), frozenset()))
     file = baseline.with_name("plain.json.gz")
     write_baseline(file, replace(whole, featured=nothing))
     return file
@@ -229,7 +229,8 @@ def test_a_server_that_does_not_sample_is_found(run: Callable[..., Run], door: S
     [
         (faults.change_a_token, "fail"),
         (faults.garble, "fail"),
-        # Second best tokens of random weights: 1 % of prompts, the limit itself, with margins below 1.
+        # Second best tokens of random weights: 1 % of prompts, the limit itself. Whether
+        # a question about a feature fails is a matter of the prompts that have the fault.
         (faults.let_the_draft_stand, "inconclusive"),
     ],
 )
@@ -241,7 +242,8 @@ def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_pr
         code, report, printed = run(url, "--control", url_of(door), *SIZE, "--num-prompts", "320")
     one_at_a_time, *_ = judged(report)
     figures = one_at_a_time["figures"]
-    assert (code, one_at_a_time["verdict"]) == (1, verdict), printed  # a question about a feature fails
+    assert one_at_a_time["verdict"] == verdict, printed
+    assert code in ((1,) if verdict == "fail" else (1, 3)), printed
     assert figures["non_ties"] > 0, printed
     assert 0 < figures["prompts"] - figures["equal"] <= 10, "the fault is not rare"
 

@@ -25,8 +25,8 @@ from pipelines.bench.prompt_sets import (
     names_of_sets,
     repetitive_texts,
 )
+from pipelines.bench.workers import Ask, Workers
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.workers import Ask, Workers
 from pipelines.command_line.general_prompts import general_prompts
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompts import Prompt, Prompts

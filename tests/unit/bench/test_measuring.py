@@ -6,8 +6,8 @@ import pytest
 
 from pipelines.bench.measuring import measure, num_different_answers, run_once, warm_up
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop, describe
+from pipelines.bench.workers import Workers
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.workers import Workers
 from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError, VerificationError
 from tests.unit.bench.answers import CODE, K2, K4, ODD, answer, measured, plan
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_predictions_are_compared_by_hand() -> None:
     assert beside([first], [first], [[0, 0, 1]]).kl == 0
 
 
-def test_greedy_texts_part_where_a_margin_is_known() -> None:
+def test_greedy_texts_part_where_a_gap_is_known() -> None:
     def model(turn: int) -> Greedy:
         def logits(ids: list[int], start: int) -> np.ndarray:
             best = 1 if start + len(ids) == turn else 0
@@ -92,7 +91,7 @@ def test_greedy_texts_part_where_a_margin_is_known() -> None:
         return Greedy.of(logits, [5, 5])
 
     parted = model(7).first_difference(model(0))
-    assert parted is not None and (parted.position, parted.margin, parted.reference_margin) == (5, 0.25, 2)
+    assert parted == {"position": 5, "gap": 0.25, "reference_gap": 2}
     assert model(7).first_difference(model(7)) is None
 
 
@@ -104,18 +103,12 @@ def test_answers_with_the_draft_must_be_the_targets(
         return ["4" if is_equal or fields else "four"] * len(asked)
 
     monkeypatch.setattr(tasks, "answers", answers)
-    monkeypatch.setattr(tasks, "_served", lambda arm, options: nullcontext(arm))
-    monkeypatch.setattr(tasks, "_FOLDER", tmp_path)
     monkeypatch.setattr(
         tasks, "tasks", lambda: [each for each in scoring.tasks() if each.kind == "questions"]
     )
     output = tmp_path / "found.json"
-    command = ["a.gguf", "b.gguf", "int8", "llama.cpp", "--output", str(output)]
+    command = ["int8=http://127.0.0.1:1", "--output", str(output)]
     assert tasks.main(command) == (0 if is_equal else 1)
-    arms = json.loads(output.read_text(encoding="utf-8"))["arms"]
-    assert {name: arm["num_different"] for name, arm in arms.items()} == {
-        "int8, target alone": 0,
-        "int8, with the draft": 0 if is_equal else 40,
-        "llama.cpp": 0,
-    }
-    assert arms["llama.cpp"]["passed"] == ({"questions": 1} if is_equal else {})
+    found = json.loads(output.read_text(encoding="utf-8"))["servers"]["int8"]
+    assert found["num_different"] == (0 if is_equal else 40)
+    assert found["passed"] == ({"questions": 1} if is_equal else {})

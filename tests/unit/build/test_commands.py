@@ -15,7 +15,6 @@ from pipelines.errors import RecipeError
 
 COMMANDS = (
     "build.engines",
-    "build.llm_api",
     "benchmarks.peer_models.__main__",
     "build.preflight",
     "build.quantize",
@@ -54,11 +53,11 @@ def raises(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (RecipeError("a thing", values="x=1", limit="2", remedy="do"), 1, "error: a thing; x=1; 2; do\n"),
+        (RecipeError("a thing is x=1", "do"), 1, "error: a thing is x=1; do\n"),
         (
             OSError(errno.ENOSPC, "No space left on device"),
             1,
-            "No space left on device; needs free disk space",
+            "No space left on device; free disk space or grant access",
         ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
@@ -84,7 +83,7 @@ def test_a_defect_of_ours_is_a_line_and_its_traceback_is_in_a_file(
     printed, (log,) = capsys.readouterr(), list(tmp_path.iterdir())
     assert printed.out == "" and printed.err.count("\n") == 1 and str(log) in printed.err
     name = type(error).__name__
-    assert f"a defect of ours; {name}: " in printed.err and "please report it" in printed.err
+    assert f"a defect of ours: {name}: " in printed.err and "please report it" in printed.err
     assert "raise error" in log.read_text() and name in log.read_text()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     assert run_command(raises(error)) == 1 and "raise error" in capsys.readouterr().err, "it is nowhere else"

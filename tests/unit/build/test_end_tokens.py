@@ -12,7 +12,7 @@ from build.checkpoints.tokenizer_file import find_end_ids, read_tokenizer
 from build.engines import build_engines
 from build.recipe import load_recipe
 from pipelines.errors import CheckpointError
-from pipelines.executor.engine import EngineConfig
+from pipelines.executor.engine_config import EngineConfig
 from pipelines.manifest import EngineFiles, checked_engine
 from tests.support.checkpoints import make_checkpoint
 from tests.support.tiny_engines import added_token

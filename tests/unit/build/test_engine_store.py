@@ -138,7 +138,7 @@ def test_the_check_finds_a_flipped_bit(arguments: list[str], capsys: pytest.Capt
     assert main([*arguments, "--check"]) == 1
     *lines, last = capsys.readouterr().out.splitlines()
     assert json.loads(last) == {"whole": [draft], "damaged": [target]}
-    assert f"damaged: {target}/engine.bin is missing or was changed since the engine was built; " in lines[-1]
+    assert f"damaged: {target}/engine.bin is missing or was changed since the engine was built: " in lines[-1]
     (Path(draft) / "manifest.json").unlink()
     assert main([*arguments, "--check"]) == 1
     assert result_of(capsys) == {"whole": [], "damaged": [draft, target]}

@@ -14,7 +14,7 @@ import yaml
 from build import engines
 from build.engines import build_engines, main
 from build.recipe import Recipe, load_recipe
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import load_engine
 from pipelines.manifest import EngineFiles, checked_engine
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.checkpoints import make_checkpoint
@@ -80,7 +80,7 @@ def test_command_line(tmp_path: Path, raw: dict[str, Any], capsys: pytest.Captur
         directory = Path(result[role])
         manifest = checked_engine(directory).manifest
         assert directory.name == f"{role}-{manifest['fingerprint'][:16]}"
-        assert Engine(EngineFiles(directory), num_blocks=4).config.role == role
+        assert load_engine(EngineFiles(directory), num_blocks=4).config.role == role
         files = sorted(set(manifest["files"]) - {"operators.so"})  # which only some processors need
         assert files == ["engine.bin", "engine.json", "engine.xml", "tokenizer.json"]
     assert main(arguments) == 0

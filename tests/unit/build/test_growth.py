@@ -90,8 +90,8 @@ def test_heads_keep_their_key_head_and_their_groups(small: Network) -> None:
         ({"num_layers": 1}, "would shrink"),
         ({"hidden_size": 200}, "share a scale"),
         ({"intermediate_size": 300}, "share a scale"),
-        ({"num_heads": 10, "num_kv_heads": 4}, "query heads do not fit"),
-        ({"num_heads": 4, "num_kv_heads": 4}, "query heads do not fit"),
+        ({"num_heads": 10, "num_kv_heads": 4}, "num_heads=10 must be a multiple"),
+        ({"num_heads": 4, "num_kv_heads": 4}, "num_heads=4 must be a multiple"),
         ({"num_heads": 6, "num_kv_heads": 2}, "share a scale"),
     ],
 )

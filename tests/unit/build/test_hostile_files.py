@@ -275,16 +275,20 @@ def _with_token(token: str) -> dict[str, Any]:
 
 HOSTILE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "layers": ({"llama.block_count": 300_000_000}, {}, "block_count=300000000"),
-    "layers that are not there": ({"llama.block_count": 4096}, {}, "1 layers; block_count=4096"),
+    "layers that are not there": (
+        {"llama.block_count": 4096},
+        {},
+        "block_count=4096, and the tensors are of 1 layers",
+    ),
     "heads": ({"llama.attention.key_length": 2**32 - 1}, {}, "attention.key_length=4294967295"),
     "context": ({"llama.context_length": 2**32 - 1}, {}, "context_length=4294967295"),
     "odd rows": (
         {},
         {"blk.0.attn_q.weight": np.zeros((6, 32), np.float32)},
-        "attn_q.weight: 6 rows; 2 heads",
+        "attn_q.weight has 6 rows, no pairs for 2 heads",
     ),
-    "tensor without a name": ({}, {"": np.zeros(32, np.float32)}, "no place in the network; ''"),
-    "long token": (_with_token("x" * 400_000), {}, "a token is too long; 400000 characters"),
+    "tensor without a name": ({}, {"": np.zeros(32, np.float32)}, "the tensor '' has no place"),
+    "long token": (_with_token("x" * 400_000), {}, "a token has 400000 characters"),
     "many texts": ({f"general.{number}": [""] * (1 << 20) for number in range(3)}, {}, "1048576 items"),
 }
 

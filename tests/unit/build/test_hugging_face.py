@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -31,6 +32,7 @@ from tests.golden.families import (
 )
 from tests.golden.make import compute_family
 from tests.support.family_networks import FAMILY_CONFIGS
+from tests.support.hugging_face_checkpoints import change_weights
 from tests.support.network_engines import EXACT, count_rows_differing, greedy_tokens, mean_kl, prompt_logits
 
 # Each of these has a part that the others lack; `make test-all` compiles them all.
@@ -238,9 +240,26 @@ def test_weights_have_to_be_what_the_settings_ask_for(tmp_path: Path) -> None:
 
     assert "missing lm_head.weight" in refused(tie_word_embeddings=False)
     assert "missing model.layers.4.self_attn.q_proj.weight" in refused(num_hidden_layers=5)
-    assert "not used: model.layers.3." in refused(num_hidden_layers=3)
+    assert "not asked for: model.layers.3." in refused(num_hidden_layers=3)
     assert "[384, 256]" in refused(intermediate_size=400)
     assert "q_proj.bias" in refused(attention_bias=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor"),
+    [
+        *(("gpt_oss", f"1.self_attn.{name}") for name in ("sinks", "o_proj.bias")),
+        *(("gpt_oss", f"1.mlp.{name}") for name in ("router.bias", "experts.down_proj_bias")),
+        *(("qwen3_5_text", f"1.linear_attn.{name}.weight") for name in ("conv1d", "norm", "in_proj_a")),
+        *(("qwen3_5_text", f"1.linear_attn.{name}") for name in ("A_log", "dt_bias")),
+        *(("qwen3_moe", f"2.mlp.{name}.weight") for name in ("gate", "experts.15.up_proj")),
+    ],
+)
+def test_a_missing_tensor_is_named(family: str, tensor: str, tmp_path: Path) -> None:
+    save_family(family, tmp_path)
+    change_weights(tmp_path, lambda tensors: tensors.pop(f"model.layers.{tensor}"))
+    with pytest.raises(CheckpointError, match=re.escape(f"missing model.layers.{tensor}")):
+        open_network(tmp_path)
 
 
 @pytest.mark.parametrize("new", [False, True])

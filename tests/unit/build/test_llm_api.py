@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from build.llm_api import decoding_type, main, write_llm_api
+from build.llm_api import decoding_type, write_llm_api
 from build.recipe import load_recipe
 from pipelines.errors import RecipeError
 from tests.support.llm_arguments import LLM_ARGUMENTS, SERVE_OPTIONS, TRITON_CONFIG, violations
-from tests.support.stand_in_machine import StandInMachine
 from tests.unit.tensorrt_llm.test_preflight import GPU_RECIPES, broken_pair, with_models
 
 EVERYTHING = {"tp_size": 2, "kv_cache_dtype": "fp8", "kv_cache_free_gpu_mem_fraction": 0.8}
@@ -98,21 +96,3 @@ def test_trtllm_serve_is_started_with_options_that_it_has(tmp_path: Path) -> Non
 def test_a_tensorrt_llm_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="LLM API cannot load"):
         write_llm_api(load_recipe("demo"), "1.3.0", tmp_path)
-
-
-def test_the_version_that_is_installed_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    machine = StandInMachine(tmp_path / "machine")
-    monkeypatch.setenv("PATH", f"{machine.bin}:/usr/bin:/bin")
-    broken_pair(tmp_path, {}, {})
-    arguments = ["--recipe", str(tmp_path / "broken.yaml"), "--run", str(tmp_path / "run")]
-    for version, extra in (("1.2.1", []), ("1.0.0", ["--trtllm-version", "1.0.0"])):
-        assert main(arguments + extra) == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[-1])["version"] == version
-    machine.install("1.3.0", "trtllm-serve")
-    assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["version"] == "1.3.0"
-    machine.install("1.5.0", "trtllm-serve")
-    assert main(arguments) == 1
-    assert "TensorRT-LLM 1.5.0 is" in capsys.readouterr().err

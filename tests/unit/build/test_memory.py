@@ -21,7 +21,7 @@ from build.repository import render_recipe
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import pair_bytes, read_sizes
 from pipelines.errors import RecipeError
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import load_engine
 from pipelines.manifest import EngineFiles
 from tests.integration.conftest import tiny_recipe
 from tests.support.compiler import ATTENTIONS
@@ -102,7 +102,7 @@ def test_a_block_has_the_bytes_that_an_engine_allocates(
 ) -> None:
     _, target = build_tiny_pair(tmp_path, kv_cache_dtype=dtype, head_size=head_size, attention=attention)
     _, block, _ = read_sizes(target)
-    tensors = Engine(EngineFiles(target), num_blocks=3)._kv
+    tensors = load_engine(EngineFiles(target), num_blocks=3)._kv
     assert sum(tensor.nbytes for tensor in tensors) == 3 * block
 
 

@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.quality.engines import compile_network, piece, step
-from benchmarks.quality.predictions import surprises as expected_surprises
+from benchmarks.quality.engines import compile_network
 from build.checkpoints.tensor_file import Tensor
 from build.engines import build_engines, gains_from_own_products
 from build.memory import num_parameters
 from build.networks.source import open_network
-from build.openvino.operations import openvino_product
 from build.preflight import check_recipe
-from build.quality import surprises
 from build.recipe import Recipe
 from pipelines.errors import CheckpointError, EngineBuildError, RecipeError
 from tests.golden.families import save_family
@@ -98,15 +95,6 @@ def test_a_step_reads_the_chosen_experts(tmp_path: Path) -> None:
     assert described["num_parameters"] > read / 4, "all experts are held"
 
 
-@pytest.mark.parametrize("name", ["mlp.gate.weight", "mlp.experts.15.up_proj.weight"])
-def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
-    save_family(MIXTURE, tmp_path)
-    tensor = f"model.layers.2.{name}"
-    change_weights(tmp_path, lambda tensors: tensors.pop(tensor))
-    with pytest.raises(CheckpointError, match=tensor):
-        open_network(tmp_path)
-
-
 def test_experts_that_are_stacked_already_are_the_same(tmp_path: Path) -> None:
     save_family(MIXTURE, tmp_path)
     expected = open_network(tmp_path).read().layer(2)
@@ -138,15 +126,3 @@ def test_experts_in_several_forms_are_refused(tmp_path: Path) -> None:
     change_weights(tmp_path, round_one)
     with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts have 3 forms"):
         open_network(tmp_path).read().layer(0)
-
-
-@needs_compiler
-def test_its_quality_is_measured_in_parts(tmp_path: Path) -> None:
-    save_family(MIXTURE, tmp_path / "network")
-    network = open_network(tmp_path / "network").read()
-    windows = np.random.default_rng(0).integers(1, 512, (3, 40)).astype(np.int32)
-    engine = compile_network(tmp_path / "engine", network, "none")
-    whole = [step(engine, piece(engine, ids, 0, len(ids), as_rows=False)) for ids in windows]
-    expected = [expected_surprises(logits, ids) for logits, ids in zip(whole, windows, strict=True)]
-    found = surprises(network, windows.tolist(), openvino_product, 0, lambda: None)
-    assert found == pytest.approx(np.array(expected), abs=1e-6)

@@ -148,7 +148,7 @@ def test_a_module_of_two_layers_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_hybrid_needs_a_layer_with_attention(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="4 recurrent layers; at least one layer with full_attention"):
+    with pytest.raises(CheckpointError, match="4 recurrent layers, and none with full_attention"):
         check_settings(mtp_recipe(tmp_path, layer_types=["linear_attention"] * 4))
 
 

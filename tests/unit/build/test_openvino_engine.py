@@ -20,7 +20,7 @@ from build.networks.weight_only import apply_quantization
 from build.openvino import operations
 from build.openvino.engine import EngineSettings, write_engine
 from pipelines.errors import EngineBuildError
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import LLAMA3_SCALING, QUANTIZERS, make_checkpoint, mean_kl, reference_logits
@@ -68,7 +68,7 @@ def engine_of(
         linear=linear,
     )
     write_engine(directory / "engine", network, tokenizer, settings)
-    return Engine(EngineFiles(directory / "engine"), num_blocks=16)
+    return load_engine(EngineFiles(directory / "engine"), num_blocks=16)
 
 
 def run(engine: Engine, tokens: npt.NDArray[np.int32], logits: int | None = None) -> Logits:
@@ -77,7 +77,7 @@ def run(engine: Engine, tokens: npt.NDArray[np.int32], logits: int | None = None
     first, second = len(tokens) // 2, 3 * len(tokens) // 4
     parts = []
     for begin, end, rows in ((0, first, False), (first, second, False), (second, len(tokens), True)):
-        chunk = Chunk(tokens[begin:end], begin, blocks, as_rows=rows, num_logits=end - begin)
+        chunk = Chunk(tokens[begin:end], begin, blocks, is_decode=rows, num_logits=end - begin)
         parts.append(engine.step(pack([chunk], engine.config.kv_block_size)).copy())
     return np.concatenate(parts)
 
@@ -211,7 +211,7 @@ def test_number_of_wanted_rows_does_not_change_their_bits(quantization: str, tmp
     network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", hidden_size=256))
     head = "int8" if quantization == "int8" else "checkpoint"
     engine = engine_of(tmp_path, apply_quantization(network, quantization, head), dynamic=True)
-    inputs = pack([Chunk(token_ids(), 0, (1, 2, 3), as_rows=False, num_logits=LENGTH)], 32)
+    inputs = pack([Chunk(token_ids(), 0, (1, 2, 3), is_decode=False, num_logits=LENGTH)], 32)
     everything = engine.step(inputs).copy()
     for rows in ([7], [LENGTH - 1], [3, 3], [50, 2, 9], list(range(0, LENGTH, 7))):
         some = engine.step(replace(inputs, logits_rows=np.array(rows, np.int32)))

@@ -32,7 +32,7 @@ def test_a_recipe_is_written_that_other_commands_read(pair: tuple[str, str], tmp
     recipe = load_recipe(path)
     assert recipe.name == "big-1.5b"
     assert recipe.target.quantization == "int4"
-    assert str(recipe.target.unpack_checkpoint()) == pair[0]
+    assert str(recipe.target.checkpoint_directory()) == pair[0]
     assert recipe.target.kv_cache.num_blocks is None and "KV caches, target" in "".join(lines)
     assert f"preflight --quality --recipe {path}" in "".join(lines)
     assert recipe.serving.max_seq_len <= 2048

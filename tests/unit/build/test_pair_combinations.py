@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from build.engines import build_engines
-from build.gguf.unpack import unpack
+from build.gguf.translate import translate
 from pipelines.errors import CheckpointError, DraftproofError, RecipeError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
@@ -37,7 +37,7 @@ PAIRS = {
     "hybrid draft": ("small", "hybrid"),
     "hybrid with its own module": ("mtp", "mtp"),
 }
-NO_GGUF = (CheckpointError, "the architecture is not supported; general.architecture=")
+NO_GGUF = (CheckpointError, "general.architecture=.*; supported: llama")
 REFUSED: dict[tuple[str, str, str], tuple[type[DraftproofError], str]] = {
     ("trained head", "short", "directory"): (RecipeError, "trained head, .* draft.lm_head_rows"),
     ("trained head", "short", "gguf"): (RecipeError, "trained head, .* draft.lm_head_rows"),
@@ -55,7 +55,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder with each model as ``NAME`` and ``NAME.gguf``."""
     folder = tmp_path_factory.mktemp("pairs")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("build.recipe.UNPACKED", folder / "unpacked")
+        patched.setattr("build.recipe.TRANSLATED", folder / "translated")
         tokens = byte_pairs(VOCAB)  # the last is special, and has a number that no token of ``other`` has
         tokens["tokenizer.ggml.tokens"][-1] = "<|last|>"
         tokens["tokenizer.ggml.token_type"][-1] = CONTROL
@@ -67,7 +67,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             ("small", byte_pairs(512), 512, {"seed": 3}),
         ):
             directory = make_hugging_face(folder / name, hidden_size=HIDDEN, vocab_size=size, **sizes)
-            made = unpack(convert(directory, folder / f"{name}.gguf", **tokenizer), folder / "unpacked")
+            made = translate(convert(directory, folder / f"{name}.gguf", **tokenizer), folder / "translated")
             for document in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
                 shutil.copy(made / document, directory)
         RandomHead().save(folder / "head", "specforge")

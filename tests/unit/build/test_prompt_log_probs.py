@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.quality.engines import compile_network
 from build.networks.source import open_network
-from pipelines.executor import sequence as sequence_module
+from pipelines.executor import request as request_module
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
@@ -70,7 +70,7 @@ def test_they_are_those_of_the_logits_and_have_the_same_bits_in_any_step(
         assert np.abs(found - wanted[np.arange(NUM_TOKENS - 1), ids[1:]]).max() < TOLERANCE
         assert np.abs(alone.top_log_probs - -np.sort(-wanted, axis=1)[:, :2]).max() < TOLERANCE
     for most_tokens in (4, 7, 33):
-        monkeypatch.setattr(sequence_module, "_MOST_LOGITS", most_tokens * engine.config.vocab_size)
+        monkeypatch.setattr(request_module, "_MOST_LOGITS", most_tokens * engine.config.vocab_size)
         mates = [
             asked(rng.integers(1, engine.config.vocab_size, 20 + 9 * index).tolist()) for index in (1, 2)
         ]

@@ -8,25 +8,35 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.quality.engines import BLOCKS, compile_network, step
+from benchmarks.quality.engines import attention_for, compile_network, piece, step
 from benchmarks.quality.predictions import surprises as expected_surprises
 from build import quality
 from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
 from build.openvino.operations import openvino_product
 from build.preflight import main
-from pipelines.executor.step import Chunk
+from tests.golden.families import save_family
+from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import make_hugging_face
 
 
-@pytest.mark.parametrize(("quantization", "rounding_group"), [("none", 0), ("int8", 128), ("int4", 32)])
-def test_parts_compute_what_an_engine_does(quantization: str, rounding_group: int, tmp_path: Path) -> None:
-    network = open_network(make_hugging_face(tmp_path / "network", "qwen3")).read()
-    windows = np.random.default_rng(0).integers(1, 2000, (3, 40)).astype(np.int32)
+@pytest.mark.parametrize(
+    ("family", "quantization", "rounding_group"),
+    [
+        *(("qwen3", "none", 0), ("qwen3", "int8", 128), ("qwen3", "int4", 32)),
+        *(pytest.param(name, "none", 0, marks=needs_compiler) for name in ("qwen3_5_text", "qwen3_moe")),
+    ],
+)
+def test_parts_compute_what_an_engine_does(
+    family: str, quantization: str, rounding_group: int, tmp_path: Path
+) -> None:
+    save_family(family, tmp_path / "network")
+    network = open_network(tmp_path / "network").read()
+    windows = np.random.default_rng(0).integers(1, 512, (3, 40)).astype(np.int32)
     changed = apply_quantization(network, quantization, "int8" if rounding_group else "checkpoint")
     given = changed, windows.tolist(), openvino_product, rounding_group, lambda: None
-    engine = compile_network(tmp_path / "engine", network, quantization)
-    whole = [Chunk(ids, 0, BLOCKS, as_rows=False, num_logits=len(ids)) for ids in windows]
+    engine = compile_network(tmp_path / "engine", network, quantization, attention_for(network.config))
+    whole = [piece(engine, ids, 0, len(ids), is_decode=False) for ids in windows]
     expected = [expected_surprises(step(engine, chunk), chunk.token_ids) for chunk in whole]
     assert quality.surprises(*given) == pytest.approx(np.array(expected), abs=1e-6)
 

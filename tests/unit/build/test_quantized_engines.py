@@ -29,7 +29,7 @@ from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.openvino.operations import linear, openvino_product, parameter
 from pipelines.available_resources import has_avx2_alone
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import load_engine
 from pipelines.executor.network import processor_properties
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import (
@@ -78,7 +78,7 @@ def test_one_projection_is_what_numpy_says(algo: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", ROUNDS_INPUTS)
 def test_inputs_are_rounded_to_the_scales_of_the_checkpoint(algo: str, tmp_path: Path) -> None:
-    engine = Engine(EngineFiles(build_checkpoint_engine(tmp_path, algo, hidden_size=256)), num_blocks=16)
+    engine = load_engine(EngineFiles(build_checkpoint_engine(tmp_path, algo, hidden_size=256)), num_blocks=16)
     checkpoint = read_checkpoint(tmp_path / "checkpoint")
     logits = run(engine, token_ids())
     found = mean_kl(reference_logits(checkpoint, token_ids()), logits)
@@ -90,14 +90,14 @@ def test_inputs_are_rounded_to_the_scales_of_the_checkpoint(algo: str, tmp_path:
 
 @pytest.mark.parametrize("shape", [{"hidden_size": 256}, {"rotary_scaling": LLAMA3_SCALING}])
 def test_int4_groups_are_exact(shape: dict[str, object], tmp_path: Path) -> None:
-    engine = Engine(EngineFiles(build_checkpoint_engine(tmp_path, "W4A16_AWQ", **shape)), num_blocks=16)
+    engine = load_engine(EngineFiles(build_checkpoint_engine(tmp_path, "W4A16_AWQ", **shape)), num_blocks=16)
     reference = reference_logits(read_checkpoint(tmp_path / "checkpoint"), token_ids())
     assert largest_error(reference, run(engine, token_ids())) < EXACT
 
 
 def test_smooth_quant_multiplies_integers(tmp_path: Path) -> None:
     """Otherwise it would be no faster than floating point."""
-    engine = Engine(
+    engine = load_engine(
         EngineFiles(build_checkpoint_engine(tmp_path, "W8A8_SQ_PER_CHANNEL", hidden_size=256)), 16
     )
     operations = engine._network._compiled.get_runtime_model().get_ops()

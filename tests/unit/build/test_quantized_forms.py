@@ -180,6 +180,14 @@ def test_names_come_before_classes_in_the_groups_of_compressed_tensors(tmp_path:
         form_of(config).read(Weights(tmp_path), "model.layers.0.mlp.up_proj", OUTPUTS, INPUTS)
 
 
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+$b"])
+def test_a_pattern_of_a_target_that_would_never_end_is_refused(pattern: str, tmp_path: Path) -> None:
+    write_tensors(tmp_path / "model.safetensors", stored("ct-w4a16"))
+    form = form_of(changed("ct-w4a16", "", targets=[f"re:{pattern}"]))
+    with pytest.raises(CheckpointError, match="retry-limit"):
+        form.read(Weights(tmp_path), "a" * 60, OUTPUTS, INPUTS)
+
+
 def test_only_int8_with_dynamic_activations_asks_for_rounded_ones() -> None:
     assert [name for name, config in CONFIGS.items() if form_of(config).rounds_activations] == [
         "ct-w8a8",
@@ -226,6 +234,7 @@ def changed(name: str, part: str | None = None, **changes: Any) -> dict[str, Any
         (changed("ct-w4a16", config_groups={"W4A16": ["Linear"]}), "W4A16=['Linear']"),
         (changed("ct-w4a16", "", output_activations={"num_bits": 8}), "output_activations="),
         (changed("ct-w4a16", "", targets="Linear"), "targets='Linear'"),
+        (changed("ct-w4a16", "", targets=["re:a)|(?:b"]), "targets='re:a)|(?:b'"),
         (changed("ct-w4a16", "weights", num_bits=2), "num_bits=2"),
         (changed("ct-w4a16", "weights", actorder="group"), "actorder='group'"),
         (changed("ct-w4a16", "weights", strategy="tensor_group"), "strategy='tensor_group'"),

@@ -39,7 +39,7 @@ def give_template(checkpoint: str) -> None:
 
 def test_conversations_for_a_base_target_leave_no_recipe(pair: tuple[str, str], tmp_path: Path) -> None:
     output = tmp_path / "mine.yaml"
-    with pytest.raises(RecipeError, match=r"no chat template for prompts of messages.*1 conversations"):
+    with pytest.raises(RecipeError, match=r"no chat template for 1 conversations"):
         write_recipe(*pair, output, "int8", 512, MEMORY, prompts=conversation(tmp_path))
     assert not output.exists()
     give_template(pair[0])
@@ -49,7 +49,7 @@ def test_conversations_for_a_base_target_leave_no_recipe(pair: tuple[str, str], 
 
 def test_what_the_template_refuses_is_named(pair: tuple[str, str], tmp_path: Path) -> None:
     give_template(pair[0])
-    with pytest.raises(RecipeError, match="prompt chat-0001: TemplateError: no system messages"):
+    with pytest.raises(RecipeError, match=r"prompt chat-0001: .*TemplateError: no system"):
         write_recipe(
             *pair, tmp_path / "mine.yaml", "int8", 512, MEMORY, prompts=conversation(tmp_path, "system")
         )
@@ -62,7 +62,7 @@ def test_no_engine_is_compiled_for_prompts_that_are_refused_later(
     path.write_text(f"{path.read_text()}prompts: {conversation(tmp_path)}\n")
     monkeypatch.setattr(built_pair, "build_engines", None)
     assert repository.main(["--recipe", str(path)]) == 1
-    assert "no chat template for prompts of messages" in capsys.readouterr().err
+    assert "no chat template for 1 conversations" in capsys.readouterr().err
 
 
 def test_a_recipe_without_prompts_needs_no_check(

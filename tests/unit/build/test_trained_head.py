@@ -18,7 +18,7 @@ from build.own_pair import write_recipe
 from build.preflight import check_recipe, check_settings, engine_memory
 from build.recipe import Recipe, load_recipe
 from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import make_checkpoint
@@ -125,7 +125,7 @@ def test_features_enter_their_layers_and_change_no_bit_of_the_logits(
         (tmp_path / folder).mkdir()
         config = replace(network.config, layers=network.config.layers[:count], feature_layers=of)
         engine = engine_of(tmp_path / folder, replace(network, config=config))
-        chunk = Chunk(np.arange(9, dtype=np.int32), 0, (1,), as_rows=False, num_logits=9)
+        chunk = Chunk(np.arange(9, dtype=np.int32), 0, (1,), is_decode=False, num_logits=9)
         return engine.step(pack([chunk], engine.config.kv_block_size)), engine.states
 
     logits, states = outputs("whole", 2, *layers)
@@ -178,7 +178,7 @@ def test_engines_of_a_head_and_its_target_are_built(target: Path, tmp_path: Path
     assert [each.get("reads_features") for each in descriptions] == [True, None]
     planned = engine_memory(recipe.draft, check_recipe(recipe)[0]).weights
     assert (Path(built["draft"]) / "engine.bin").stat().st_size == pytest.approx(planned, rel=0.1)
-    engine = Engine(EngineFiles(Path(built["draft"])), 4)
+    engine = load_engine(EngineFiles(Path(built["draft"])), 4)
     assert engine.config.num_layers == 1
     names = {path.name for path in Path(built["draft"]).iterdir()}
     assert "tokenizer.json" in names

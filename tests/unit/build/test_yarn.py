@@ -70,7 +70,7 @@ def test_the_network_that_is_compiled_has_the_scaling_also_when_it_is_grown() ->
     recipe = load_recipe("demo-long")
     assert recipe.target.yarn is not None
     assert recipe.target.growth is not None
-    source = read_source(recipe.target, recipe.target.unpack_checkpoint(), 1).network
+    source = read_source(recipe.target, recipe.target.checkpoint_directory(), 1).network
     for config in (source.read().config, grown_config(source.config, recipe.target.growth)):
         kinds = {
             layer.rotary.scaling.kind for layer in config.layers if layer.rotary and layer.rotary.scaling
@@ -86,5 +86,5 @@ def test_the_pair_for_long_contexts_passes_and_without_yarn_it_does_not() -> Non
     plain = replace(recipe, draft=replace(recipe.draft, yarn=None))
     with pytest.raises(IncompatiblePairError, match="2048"):
         check_recipe(plain)
-    directory = recipe.draft.unpack_checkpoint()
+    directory = recipe.draft.checkpoint_directory()
     assert read_source(plain.draft, directory, 1).network.config.max_position_embeddings == 2048

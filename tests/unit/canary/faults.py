@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.router.observation import Observation
 
-Change = Callable[[ObservedRequest, np.random.Generator], ObservedRequest]
+Change = Callable[[Observation, np.random.Generator], Observation]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Fault:
 def diverging(share: float) -> Fault:
     """Make the answers to a share of the prompts diverge."""
 
-    def apply(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
+    def apply(request: Observation, rng: np.random.Generator) -> Observation:
         return replace(request, answer="diverged") if rng.random() < share else request
 
     return Fault(f"{share:.0%} of prompts diverge", apply)
@@ -32,7 +32,7 @@ def diverging(share: float) -> Fault:
 def less_accepted(drop: float) -> Fault:
     """Make a share of the rounds that accept tokens accept none; an extra round takes over their tokens."""
 
-    def apply(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
+    def apply(request: Observation, rng: np.random.Generator) -> Observation:
         if not request.drafted_per_round:
             return request
         rounds = []
@@ -51,7 +51,7 @@ def less_accepted(drop: float) -> Fault:
 def slower(rise: float) -> Fault:
     """Lengthen every time by a share of it."""
 
-    def apply(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
+    def apply(request: Observation, rng: np.random.Generator) -> Observation:
         times = {"ttft_s": request.ttft_s, "e2e_latency_s": request.e2e_latency_s}
         return replace(request, **{name: s and s * (1 + rise) for name, s in times.items()})
 
@@ -61,7 +61,7 @@ def slower(rise: float) -> Fault:
 def failing(share: float) -> Fault:
     """Make a share of the requests fail with an error."""
 
-    def apply(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
+    def apply(request: Observation, rng: np.random.Generator) -> Observation:
         if rng.random() >= share:
             return request
         nothing = replace(request, failure="error", ttft_s=None, e2e_latency_s=None, answer="")
@@ -75,7 +75,7 @@ NO_FAULT = Fault("no fault", lambda request, rng: request)
 DRILLS = (diverging(0.01), less_accepted(0.2), slower(0.3), failing(0.02))
 
 
-def with_rounds(request: ObservedRequest, rounds: Sequence[tuple[int, int]]) -> ObservedRequest:
+def with_rounds(request: Observation, rounds: Sequence[tuple[int, int]]) -> Observation:
     """Replace the rounds of an answer by others, each a pair of drafted and accepted tokens."""
     return replace(
         request,
@@ -84,7 +84,7 @@ def with_rounds(request: ObservedRequest, rounds: Sequence[tuple[int, int]]) -> 
     )
 
 
-def _slow_down_after_first_token(request: ObservedRequest, factor: float) -> ObservedRequest:
+def _slow_down_after_first_token(request: Observation, factor: float) -> Observation:
     if request.e2e_latency_s is None:
         return request
     first_s = request.ttft_s or 0.0

@@ -19,30 +19,31 @@ import numpy as np
 from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
-from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.verdict import Word, judge
+from pipelines.canary.judge.verdict import judge
+from pipelines.program import Verdict
 from pipelines.router.arms import Arm
+from pipelines.router.observation import Observation
 from tests.unit.canary.faults import Fault, with_rounds
 
 _ARMS: tuple[Arm, ...] = ("stable", "candidate")
 
-Pools = dict[str, dict[Arm, list[ObservedRequest]]]
+Pools = dict[str, dict[Arm, list[Observation]]]
 """Recorded requests by load band and arm."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Outcome of one simulated rollout.
+    """One simulated rollout.
 
     ``verdict``: first verdict other than ``inconclusive``, or ``inconclusive`` if there was none.
     """
 
-    verdict: Word
+    verdict: Verdict
     num_pairs: int
 
 
 def simulate(
-    recorded: Sequence[ObservedRequest], fault: Fault, limits: Limits, slo: Slo, num_runs: int, max_pairs: int
+    recorded: Sequence[Observation], fault: Fault, limits: Limits, slo: Slo, num_runs: int, max_pairs: int
 ) -> list[Run]:
     """Simulate rollouts of a candidate with a fault.
 
@@ -62,7 +63,7 @@ def simulate(
 def _run(
     pools: Pools, fault: Fault, limits: Limits, slo: Slo, max_pairs: int, rng: np.random.Generator
 ) -> Run:
-    requests: list[ObservedRequest] = []
+    requests: list[Observation] = []
     num_drawn = 0
     metrics: list[Metric] = []
     for num_pairs in looks(limits.min_requests, max_pairs):
@@ -79,7 +80,7 @@ def _run(
     return Run(verdict, num_pairs)
 
 
-def _draw(pools: Pools, fault: Fault, numbers: range, rng: np.random.Generator) -> Iterator[ObservedRequest]:
+def _draw(pools: Pools, fault: Fault, numbers: range, rng: np.random.Generator) -> Iterator[Observation]:
     """Draw requests of all arms, in the load bands in which the stable pair was recorded."""
     bands = list(pools)
     sizes = np.array([len(pools[band]["stable"]) for band in bands], np.float64)
@@ -96,7 +97,7 @@ def _draw(pools: Pools, fault: Fault, numbers: range, rng: np.random.Generator) 
             yield fault.apply(drawn, rng) if arm == "candidate" else drawn
 
 
-def _replayed(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
+def _replayed(request: Observation, rng: np.random.Generator) -> Observation:
     """Return the answer with other draft lengths, as a pair under another load would choose them."""
     rounds: list[tuple[int, int]] = []
     for drafted, accepted in zip(request.drafted_per_round, request.accepted_per_round, strict=True):

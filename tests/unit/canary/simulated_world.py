@@ -24,9 +24,8 @@ from pipelines.canary.controller.phases import Order
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
-from pipelines.canary.controller.world import Outcome
+from pipelines.canary.controller.world import PhaseResult
 from pipelines.canary.judge.limits import Limit, Limits
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample, Taken
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError, RepositoryError, ServerUnavailableError
@@ -140,33 +139,35 @@ class SimulatedWorld:
 
     # Called by a controller.
 
-    def preflight(self) -> Outcome:
+    def preflight(self) -> PhaseResult:
         if "preflight" in self.broken:
-            return Outcome(False, "the tokenizer is another one", {"tokenizer": "differs"})
-        return Outcome(True, "all checks pass", {"checks": 5})
+            return PhaseResult(False, "the tokenizer is another one", {"tokenizer": "differs"})
+        return PhaseResult(True, "all checks pass", {"checks": 5})
 
-    def load(self) -> Outcome:
+    def load(self) -> PhaseResult:
         if "load" in self.broken:
-            raise RepositoryError("the pair could not be loaded", values="speculative_0", limit="a pair")
+            raise RepositoryError("the pair could not be loaded")
         self._remember(is_loaded=True)
         sockets = {"socket": CANDIDATE, "control_socket": CANDIDATE_CONTROL}
-        return Outcome(True, "loaded in 4.0 s", {**sockets, "same_target": True})
+        return PhaseResult(True, "loaded in 4.0 s", {**sockets, "same_target": True})
 
     def unload(self) -> str:
         if "unload" in self.broken:
-            raise ServerUnavailableError("no server answers", values="8000")
+            raise ServerUnavailableError("no server answers")
         assert self.table.candidate is None, "unloaded while requests go there"
         self._remember(is_loaded=False)
         return "the second server has ended"
 
-    def settle(self) -> Outcome:
+    def settle(self) -> PhaseResult:
         if "settle" in self.broken and not self.state["has_failed"]:
             self._remember(has_failed=True)
             raise RepositoryError("the repository could not be rendered")
         candidate = self.table.candidate
         assert candidate is not None and candidate.weight == 1, "restarted while requests go there"
         self._remember(is_settled=True)
-        return Outcome(True, "the new pair is loaded", {"socket": SETTLED, "control_socket": SETTLED_CONTROL})
+        return PhaseResult(
+            True, "the new pair is loaded", {"socket": SETTLED, "control_socket": SETTLED_CONTROL}
+        )
 
     def write(self, table: ArmTable) -> None:
         write_table(self._arms, table)
@@ -255,29 +256,21 @@ class SimulatedWorld:
     def _line(
         self, arm: Arm, common: dict[str, Any], now_s: float, rng: np.random.Generator, **more: Any
     ) -> bytes:
-        pool = _pools()[common["band"]]["stable"]
+        pool, is_replay = _pools()[common["band"]]["stable"], "is_replay" in more
         # that of the request that a replay repeats
         place = zlib.crc32(common["request_id"].encode()) % len(pool)
-        drawn = replace(pool[place], answer="equal" if "is_replay" in more else "")
+        drawn = replace(pool[place], arm=arm, arrived_at_s=now_s, **common, **more)
+        drawn = replace(drawn, answer="equal" if is_replay else "")
         if arm == "candidate":
             drawn = self.fault.apply(drawn, rng)
-            if "is_replay" not in more:
-                drawn = replace(drawn, answer="")
-        if arm == "candidate" and drawn.failure and "is_replay" not in more:
-            more = {"fallback_from": (arm,), "fallback_reasons": (drawn.failure,)}
-            return self._line("stable", common, now_s, rng, **more)
-        is_different = drawn.answer == "diverged"
-        heard = ("ttft_s", "e2e_latency_s", "longest_pause_s", "num_output_tokens", "answer")
-        heard += ("drafted_per_round", "accepted_per_round")
-        return Observation(
-            **{"failure": drawn.failure, **common, **{name: getattr(drawn, name) for name in heard}},
-            arm=arm,
-            arrived_at_s=now_s,
-            num_common_tokens=drawn.num_output_tokens if "is_replay" in more else None,
-            differs_in="tokens" if is_different else "",
-            divergence=Divergence("1 + 1 =", "stable", "tokens", " 2", " 3", 0) if is_different else None,
-            **more,
-        ).to_line()
+        if not is_replay:
+            if drawn.failure:
+                failed = {"fallback_from": (arm,), "fallback_reasons": (drawn.failure,)}
+                return self._line("stable", common, now_s, rng, **failed)
+            return replace(drawn, answer="").to_line()
+        different = Divergence("1 + 1 =", "stable", "tokens", " 2", " 3", 0)
+        differs: Any = {"differs_in": "tokens", "divergence": different} if drawn.answer == "diverged" else {}
+        return replace(drawn, num_common_tokens=drawn.num_output_tokens, **differs).to_line()
 
 
 def _initial() -> ArmTable:
@@ -288,8 +281,8 @@ def _initial() -> ArmTable:
 
 
 @functools.cache
-def _pools() -> dict[Band, dict[str, list[ObservedRequest]]]:
-    pools: dict[Band, dict[str, list[ObservedRequest]]] = {}
+def _pools() -> dict[Band, dict[str, list[Observation]]]:
+    pools: dict[Band, dict[str, list[Observation]]] = {}
     for request in recorded_traffic():
         pools.setdefault(cast(Band, request.band), {}).setdefault(request.arm, []).append(request)
     return pools

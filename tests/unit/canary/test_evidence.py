@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy import integrate, stats
+from scipy import stats
 
 from pipelines.bench.reporting.rates import upper_bound
 from pipelines.canary.judge import e_values
@@ -52,34 +52,11 @@ def keeps_alpha(alarms: npt.ArrayLike) -> bool:
     return upper_bound(int(seen.sum()), len(seen), 0.999) <= ALPHA
 
 
-def test_the_check_of_false_alarms_has_the_power_it_states() -> None:
-    most = max(alarms for alarms in range(NUM_RUNS) if upper_bound(alarms, NUM_RUNS, 0.999) <= ALPHA)
-    assert most == 29
-    assert stats.binom.cdf(most, NUM_RUNS, ALPHA) < 1.001e-3
-    assert stats.binom.cdf(most, NUM_RUNS, 0.2) < 1e-30
-
-
-@pytest.fixture(scope="module")
-def differences() -> FloatArray:
-    """Draw two arms that each fail 10 % of their requests, and return their differences: [runs, trials]."""
+def test_two_equal_rates_that_are_looked_at_all_the_time_seldom_alarm() -> None:
+    """Two arms each fail 10 % of their requests."""
     ours, theirs = np.random.default_rng(1).random((2, NUM_RUNS, NUM_TRIALS)) < 0.1
-    return ours.astype(np.float64) - theirs
-
-
-def test_two_equal_rates_that_are_looked_at_all_the_time_seldom_alarm(differences: FloatArray) -> None:
+    differences = ours.astype(np.float64) - theirs
     assert keeps_alpha([log_evidence_path(row, 1.0).max() >= NEEDED for row in differences])
-
-
-def test_a_test_for_one_look_that_is_always_looked_at_fails_the_same_check(differences: FloatArray) -> None:
-    nums = np.arange(1, NUM_TRIALS + 1)
-    means = differences.cumsum(axis=1) / nums
-    errors = np.sqrt((np.abs(differences).cumsum(axis=1) / nums - means**2) / nums)
-    looked_at = slice(50, None)  # where a normal approximation is right
-    with np.errstate(divide="ignore", invalid="ignore"):
-        is_beyond = (means / errors)[:, looked_at] > stats.norm.isf(ALPHA)
-    assert is_beyond[:, -1].mean() < 0.08  # it is made for one look
-    assert not keeps_alpha(is_beyond.any(axis=1))
-    assert is_beyond.any(axis=1).mean() > 0.2
 
 
 def alarm_probability(alarms: npt.NDArray[np.bool_], rate: float) -> float:
@@ -110,14 +87,6 @@ def test_a_rate_at_its_limit_alarms_with_probability_alpha_at_most(side: Side, r
     assert found <= ALPHA
     if rate == 0.5:  # but not because it never alarms
         assert found > ALPHA / 2
-
-
-def test_an_exact_test_for_one_look_alarms_oftener_if_it_is_looked_at_all_the_time() -> None:
-    significance = of_all_counts(lambda events, trials: -stats.binom.sf(events - 1, trials, 0.5)) >= -ALPHA
-    at_the_end = np.zeros_like(significance)
-    at_the_end[-1] = significance[-1]
-    assert ALPHA / 2 < alarm_probability(at_the_end, 0.5) <= ALPHA
-    assert alarm_probability(significance, 0.5) > 5 * ALPHA
 
 
 def test_a_ratio_of_means_at_its_limit_seldom_alarms() -> None:
@@ -163,17 +132,6 @@ def test_evidence_from_bets_is_an_e_value_exactly() -> None:
         probability = math.prod(law[stake] for stake in outcome)
         mean += probability * math.exp(e_values.mean_evidence(np.array(outcome), 1.0))
     assert mean == pytest.approx(1.0, rel=1e-12)
-
-
-def test_evidence_from_counts_is_the_mixture_it_claims_to_be() -> None:
-    def likelihood_ratio(other: float) -> float:
-        return float(np.exp(stats.binom.logpmf(7, 50, other) - stats.binom.logpmf(7, 50, 0.05)))
-
-    def weighted(other: float) -> float:
-        return likelihood_ratio(other) * float(stats.beta.pdf(other, 0.5, 0.5))
-
-    expected = integrate.quad(weighted, 0.05, 1, points=[0.14])[0] / stats.beta.sf(0.05, 0.5, 0.5)
-    assert np.exp(e_values.rate_evidence("above", 7, 50, 0.05)) == pytest.approx(expected, rel=1e-6)
 
 
 def measures() -> dict[str, Measure]:

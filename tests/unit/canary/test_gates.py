@@ -84,10 +84,10 @@ def test_the_verdict_on_another_candidate_is_none(gates: Gates) -> None:
 
 
 def test_a_gate_that_cannot_know_stays_shut_and_says_why(gates: Gates) -> None:
-    gates.record = CanaryError("no rollout was begun", values="none", limit="one", remedy="begin one")
+    gates.record = CanaryError("no rollout was begun", "begin one")
     assert set(gates.hooks()) == {503}
     answer = gates.client.get("/verdict")
-    parts = {"what": "no rollout was begun", "values": "none", "limit": "one", "remedy": "begin one"}
+    parts = {"message": "no rollout was begun", "remedy": "begin one"}
     assert (answer.status_code, answer.json()) == (503, {"error": {"code": "canary", **parts}})
 
 
@@ -110,7 +110,7 @@ def test_what_is_not_served_is_refused_as_json(
     answer = gates.client.request(method, path, content=body)
     assert (answer.status_code, answer.headers.get("allow", "")) == (status, allowed)
     assert answer.headers["content-type"].startswith("application/json")
-    assert answer.json()["error"]["what"]
+    assert answer.json()["error"]["message"]
 
 
 def test_gates_answer_while_another_client_dawdles_and_goes(gates: Gates) -> None:

@@ -1,7 +1,6 @@
 """Tests of a controller that is killed at any point.
 
-A forked process gets SIGKILL once before each single write. A process of its own is killed from outside once
-in each phase.
+A forked process gets SIGKILL once before each single write, and a process of its own from outside.
 """
 
 from __future__ import annotations
@@ -241,11 +240,6 @@ def run_alone(folder: str, last: str, pause_in: str) -> None:
     ("phase", "last"),
     [
         ("paused", "promoted"),
-        *(
-            pytest.param(phase, "promoted", marks=pytest.mark.long)
-            for phase in ("preflight", "loading", "shadow", "step/1", "step/2", "promoting", "settling")
-        ),
-        pytest.param("shadow", "rolled_back", marks=pytest.mark.long),
         ("rolling_back", "rolled_back"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,14 @@ def test_the_second_server_is_one_of_its_own_inside_the_first_ones_folder(place:
     assert (place.run / "candidate.log").read_text() == "why it failed"
 
 
-def test_a_server_that_an_earlier_controller_started_is_kept(place: Place) -> None:
-    for world in (place.world(), place.world()):
-        assert world.preflight().is_good
-        assert world.load().is_good
-    assert place.told == ["start candidate"]
+def test_every_step_is_safe_to_repeat_by_the_controller_after_one_that_was_killed(place: Place) -> None:
+    for step in ("preflight", "load", "settle"):
+        first, second = (getattr(place.world(), step)() for _ in range(2))
+        assert first.is_good and second.is_good
+        assert first.evidence.keys() == second.evidence.keys() and json.dumps(second.evidence)
+    assert place.told == ["start candidate", "reload demo", "reload demo"]
+    assert place.world().unload() and place.world().unload()
+    assert place.told[3:] == ["stop candidate"]
 
 
 def test_the_first_server_takes_the_pair_over_under_the_name_that_clients_know(place: Place) -> None:

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pairing import NumPairs, Pair, count_pairs, matched_rounds, pair_up
+from pipelines.router.observation import Observation
 from tests.unit.canary.requests import NO_ROUNDS, replay, request
 
 
-def candidate(number: int, at_s: float = 0.0, **changes: Any) -> ObservedRequest:
+def candidate(number: int, at_s: float = 0.0, **changes: Any) -> Observation:
     return request(number, arrived_at_s=at_s or number, **changes)
 
 
-def stable(*numbers: int, **changes: Any) -> list[ObservedRequest]:
+def stable(*numbers: int, **changes: Any) -> list[Observation]:
     return [request(number, "stable", **changes) for number in numbers]
 
 
-def replayed(number: int, arm: str = "candidate", **changes: Any) -> ObservedRequest:
+def replayed(number: int, arm: str = "candidate", **changes: Any) -> Observation:
     return request(9, arm, request_id=f"stable-{number}", is_replay=True, **changes)
 
 
@@ -41,12 +41,12 @@ def replayed(number: int, arm: str = "candidate", **changes: Any) -> ObservedReq
     ],
 )
 def test_each_request_of_the_candidate_has_a_partner_of_its_own(
-    requests: list[ObservedRequest], pairs: dict[int, int]
+    requests: list[Observation], pairs: dict[int, int]
 ) -> None:
     assert names(requests) == {f"candidate-{ours}": f"stable-{theirs}" for ours, theirs in pairs.items()}
 
 
-def names(requests: list[ObservedRequest]) -> dict[str, str]:
+def names(requests: list[Observation]) -> dict[str, str]:
     pairs = pair_up(requests, "candidate", "stable")
     return {pair.candidate.request_id: pair.baseline.request_id for pair in pairs}
 

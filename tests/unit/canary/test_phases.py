@@ -18,13 +18,13 @@ from pipelines.canary.controller.phases import (
 )
 from pipelines.canary.controller.plan import Plan, Step
 from pipelines.canary.controller.rollout import Progress, arm_table, weights_at
-from pipelines.canary.controller.world import Outcome
+from pipelines.canary.controller.world import PhaseResult
 from pipelines.router.arms import ArmSetting
 from tests.unit.canary.simulated_world import CANDIDATE, CANDIDATE_CONTROL, CONTROL, PLAN, STABLE, begun
 
 NOW_S = 1000.0
-GOOD = Outcome(True, "good", {"seen": 1})
-BAD = Outcome(False, "bad", {"seen": 2})
+GOOD = PhaseResult(True, "good", {"seen": 1})
+BAD = PhaseResult(False, "bad", {"seen": 2})
 SERVING = ("shadow", "step/1", "step/2")
 MANY: dict[str, Any] = {"num_pairs": 1000, "num_replays": 1000}
 FEW: dict[str, Any] = {"num_pairs": 0, "num_replays": 0}
@@ -58,12 +58,12 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
     [
         # each preparation must succeed
         *(
-            (phase, {"outcome": GOOD}, following, None)
+            (phase, {"result": GOOD}, following, None)
             for phase, following in zip(PREPARING, (*PREPARING[1:], "shadow"), strict=True)
         ),
         *((phase, {}, STAYS, None) for phase in PREPARING),
-        ("preflight", {"outcome": BAD}, "rolled_back", "fail"),
-        ("loading", {"outcome": BAD}, "rolling_back", "fail"),
+        ("preflight", {"result": BAD}, "rolled_back", "fail"),
+        ("loading", {"result": BAD}, "rolling_back", "fail"),
         # it rises step by step, and passes before the last lets it go
         ("shadow", {"analysis": PASS}, "step/1", "pass"),
         ("step/1", {"analysis": PASS}, "step/2", "pass"),
@@ -85,7 +85,7 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
         ),
         # an abort is obeyed in every phase before the old pair goes
         *(
-            (phase, {"order": "abort", "outcome": GOOD, "analysis": PASS}, "rolling_back", "inconclusive")
+            (phase, {"order": "abort", "result": GOOD, "analysis": PASS}, "rolling_back", "inconclusive")
             for phase in (*PREPARING, *SERVING, "paused/step/1", "promoting")
         ),
         # a spent sample without a verdict is no pass, nor is silence
@@ -117,11 +117,11 @@ DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
             for each in (
                 (phase, {}, STAYS, None),
                 (phase, {"order": "abort", "down_s": 99.0}, STAYS, None),
-                (phase, {"order": "abort", "down_s": 99.0, "outcome": GOOD}, following, None),
+                (phase, {"order": "abort", "down_s": 99.0, "result": GOOD}, following, None),
             )
         ),
         *(
-            (phase, {"order": "abort", "outcome": BAD, "analysis": FAIL, "down_s": 99.0}, STAYS, None)
+            (phase, {"order": "abort", "result": BAD, "analysis": FAIL, "down_s": 99.0}, STAYS, None)
             for phase in ENDED
         ),
     ],
@@ -136,13 +136,13 @@ def test_each_phase_ends_as_it_has_to(
 
 
 def test_reasons_and_evidence_are_those_of_what_was_found() -> None:
-    assert after("loading", outcome=GOOD).evidence == {"seen": 1}
+    assert after("loading", result=GOOD).evidence == {"seen": 1}
     assert after("step/1", analysis=FAIL).reason == "fail: ttft"
-    assert after("loading", outcome=BAD).reason == "bad"
+    assert after("loading", result=BAD).reason == "bad"
     assert after("shadow", **FEW, idle_s=99.0).reason == "no new evidence for 99 s"
     assert after("step/1", has_restarted=True).reason == "its process ended and was replaced"
     aborted = after("step/1", order="abort").position
-    assert decide(aborted, Facts(NOW_S, outcome=GOOD), PLAN).position.phase == "aborted"
+    assert decide(aborted, Facts(NOW_S, result=GOOD), PLAN).position.phase == "aborted"
 
 
 def test_a_step_has_its_own_pairs_and_its_time() -> None:

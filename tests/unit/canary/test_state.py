@@ -61,7 +61,7 @@ def test_the_record_has_only_requests_that_no_other_may_precede(store: Store) ->
     assert record.divergences == ({"prompt": "x"},)
     assert [each.to_phase for each in record.transitions] == ["preflight", "step/1"]
     assert record.transitions[-1] == replace(STEP, evidence={"low": None})
-    assert record.slo == ROLLOUT.plan.slo
+    assert record.rollout == ROLLOUT
 
 
 @pytest.mark.parametrize("fault", ["no JSON", "full disk", "locked"])
@@ -80,8 +80,7 @@ def test_one_cycle_is_written_as_a_whole_or_not_at_all(fault: str, store: Store,
             store._connection.execute("PRAGMA max_page_count = 1")  # SQLite then answers as on a full disk
         with pytest.raises(CanaryError, match=r"database is locked|disk is full") as caught:
             store.advance(ROLLOUT, after, found, STEP)
-        assert str(path) in caught.value.values
-        assert all((caught.value.what, caught.value.limit, caught.value.remedy))
+        assert str(path) in caught.value.message and caught.value.remedy
         other.close()
         store._connection.execute("PRAGMA max_page_count = 100000")
     again = Store.existing(path)
@@ -134,13 +133,13 @@ def test_a_file_of_others_is_refused_and_left_as_it_is(
     content = path.read_bytes()
     with pytest.raises(CanaryError, match=said) as caught:
         Store.existing(path)
-    assert all((caught.value.what, caught.value.limit, caught.value.remedy))
+    assert caught.value.message and caught.value.remedy
     assert path.read_bytes() == content
 
 
-def test_a_damaged_rollout_is_an_error_in_four_parts(store: Store, path: Path) -> None:
+def test_a_damaged_rollout_is_an_error_that_names_the_key(store: Store, path: Path) -> None:
     with_marks(path, "UPDATE rollout SET progress = replace(progress, 'since_s', 'since')")
-    with pytest.raises(CanaryError, match=r"unknown key; position\.since; .*did you mean position\.since_s"):
+    with pytest.raises(CanaryError, match=r"unknown key: position\.since; .*did you mean position\.since_s"):
         store.progress(ROLLOUT)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
-from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.verdict import Analysis, Judged, analyse, judge
+from pipelines.router.observation import Observation
 from tests.unit.canary.requests import NO_ROUNDS, SLO, failed, limits, replay, request
 
 LENIENT = limits(
@@ -32,7 +32,7 @@ LAST_REFUSED = {"drafted_per_round": (4, 4, 4, 0, 4), "accepted_per_round": (4, 
 """The last token of the third proposal is rejected: 8 % of the accepted ones, half of those in position 4."""
 
 
-def rollout(num: int, **candidate: Any) -> list[ObservedRequest]:
+def rollout(num: int, **candidate: Any) -> list[Observation]:
     """Return requests of both arms that answer alike unless changed.
 
     The candidate replays everything that the stable pair answers.
@@ -43,19 +43,19 @@ def rollout(num: int, **candidate: Any) -> list[ObservedRequest]:
     ]
 
 
-def found(requests: Sequence[ObservedRequest], by: Limits = LENIENT) -> dict[str, Judged]:
+def found(requests: Sequence[Observation], by: Limits = LENIENT) -> dict[str, Judged]:
     return {each.metric.name: each for each in analyse(requests, by, SLO).judged}
 
 
-def words(requests: Sequence[ObservedRequest], by: Limits = LENIENT) -> dict[str, str]:
+def words(requests: Sequence[Observation], by: Limits = LENIENT) -> dict[str, str]:
     return {name: each.verdict for name, each in found(requests, by).items()}
 
 
-def metrics(requests: Sequence[ObservedRequest], by: Limits = LENIENT) -> dict[str, Metric]:
+def metrics(requests: Sequence[Observation], by: Limits = LENIENT) -> dict[str, Metric]:
     return {each.name: each for each in metrics_of(requests, by, SLO)}
 
 
-def nums(requests: Sequence[ObservedRequest]) -> dict[str, int]:
+def nums(requests: Sequence[Observation]) -> dict[str, int]:
     return {name: each.measure.num for name, each in metrics(requests).items()}
 
 
@@ -88,7 +88,7 @@ def test_each_regression_is_found(candidate: dict[str, Any], name: str) -> None:
 def test_a_pause_in_a_few_answers_fails_though_neither_mean_nor_tail_shows_it() -> None:
     """4 % of the answers pause for 0.6 s in the middle: the mean rises by a tenth, the p90 not at all."""
 
-    def pausing(*arms: str) -> list[ObservedRequest]:
+    def pausing(*arms: str) -> list[Observation]:
         return [
             replace(each, longest_pause_s=0.6 if each.arm in arms and each.arrived_at_s % 25 == 0 else 0.03)
             for each in rollout(1200)
@@ -164,15 +164,18 @@ def test_a_regression_between_both_limits_needs_review_and_no_sample_would_decid
 
 
 @pytest.mark.parametrize(
-    ("runtime", "kind", "num", "verdict"),
+    ("runtime", "differs_in", "num", "verdict"),
     [
-        ("exact", "unknown", 1, "fail"),
-        ("batch_dependent", "unknown", 100, "inconclusive"),  # both answers may be the target's
-        ("batch_dependent", "diverged", 100, "fail"),
+        ("exact", "tokens", 1, "fail"),
+        ("batch_dependent", "tokens", 100, "inconclusive"),  # both answers may be the target's
+        ("batch_dependent", "text", 100, "fail"),
     ],
 )
-def test_an_exact_runtime_excuses_no_difference(runtime: Any, kind: str, num: int, verdict: str) -> None:
-    requests = [*rollout(400), *(request(number, answer=kind) for number in range(400, 400 + num))]
+def test_an_exact_runtime_excuses_no_difference(
+    runtime: Any, differs_in: str, num: int, verdict: str
+) -> None:
+    wrong = (request(400 + each, answer="diverged", differs_in=differs_in) for each in range(num))
+    requests = [*rollout(400), *wrong]
     assert words(requests, replace(LENIENT, runtime=runtime))["answers"] == verdict
 
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from pipelines.bench.workers import Job, Workers
 from pipelines.client import CompletionRequest
 from pipelines.client.generation import Generation, chunk_from_outputs, join_chunks
 from pipelines.client.refusals import refusal
-from pipelines.client.workers import Job, Workers
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,

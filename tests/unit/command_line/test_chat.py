@@ -238,7 +238,7 @@ def test_the_engine_must_be_on_this_machine(
 ) -> None:
     server = StandIn(**stated)
     assert converse(server, "one") == (1, "") and server.asked == []
-    assert "chat needs the folder of the target's engine on this machine" in capsys.readouterr().err
+    assert "the target's engine on this machine" in capsys.readouterr().err
 
 
 def test_an_unknown_max_seq_len_is_refused(converse: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,12 +19,12 @@ from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompt
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import ChatTemplateError
 from pipelines.text.special_names import MARK
-from pipelines.validation.distribution.drawing import DrawPlan, draw_from_own
+from pipelines.validation.distribution.drawing import draw_from_own
 from pipelines.validation.exact.asking import ask_pass
 from pipelines.validation.exact.plan import (
     NUM_COMBINATIONS,
     DraftLength,
-    Portion,
+    Limits,
     ProofPlan,
     pass_of,
     questions_of,
@@ -125,19 +125,19 @@ def test_a_server_with_the_template_gets_what_fits_with_it(engine: Path, tmp_pat
 
 
 def requests_of_proof(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
-    lengths = DraftLength.of_server("2"), DraftLength.all_fixed(2)
-    plan = ProofPlan(tuple(prompts), *lengths, (1, 2), 70, 0.0, max_rate=0.5)
+    limits = Limits(2, 3, DraftLength.of_server("2"))
+    plan = ProofPlan(tuple(prompts), limits, max_rate=0.5, mean_gap_s=0.0)
     client = ScriptedClient()
     for number in range(NUM_COMBINATIONS):
         asked = pass_of(plan, number)
-        ask_pass(plan, asked, questions_of(plan, asked, Portion(0, 2, 70), "nonce"), "nonce", client)
+        ask_pass(plan, asked, questions_of(plan, asked, 0, 2, 70, "nonce"), "nonce", client)
     assert any(request.prompt.startswith("# nonce cut") for _, request, _ in client.asked)
     return [request for _, request, _ in client.asked]
 
 
 def requests_of_distribution(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
     client = ScriptedClient()
-    draw_from_own(DrawPlan(tuple(prompts), num_answers=2, num_at_once=1), client.generate)
+    draw_from_own(prompts, 2, client.generate, num_answers=2, num_at_once=1)
     return [request for _, request, _ in client.asked]
 
 
@@ -192,9 +192,7 @@ def test_general_prompts_are_questions_where_people_ask_and_texts_where_they_wri
 def test_without_a_template_conversations_are_refused_and_texts_are_not(place: str, tmp_path: Path) -> None:
     engine = tmp_path if place == "base model" else None
     assert render_chats(Prompts("made", {"a": (Prompt("p", "x"),)}), engine).all[0].text == "x"
-    with pytest.raises(
-        ChatTemplateError, match=r"; [^;]*2 conversations, the first is chat-0001, [^;]*; [^;]*; use"
-    ):
+    with pytest.raises(ChatTemplateError, match=r"for 2 conversations of .*, such as chat-0001: .*; use"):
         render_chats(chats(tmp_path, "hello", "you"), engine)
 
 

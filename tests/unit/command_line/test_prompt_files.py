@@ -100,20 +100,24 @@ def test_a_line_that_is_no_prompt_is_named(line: str, reason: str, tmp_path: Pat
     path = written(tmp_path / "mine.jsonl", f'{{"prompt": "good"}}\n{line}\n')
     with pytest.raises(InvalidRequestError) as caught:
         read_prompts(path)
-    assert caught.value.values.startswith(f"{path}, line 2: ") and reason in caught.value.values
-    assert caught.value.limit and caught.value.remedy
+    assert caught.value.message.startswith(f"{path}, line 2 is no prompt: ")
+    assert reason in caught.value.message and caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("files", "named", "message"),
     [
         ({}, "absent.jsonl", "absent.jsonl: No such file"),
-        ({}, ".", "no form that is known"),
-        ({"data.json": b"[]"}, "data.json", "no form that is known"),
-        ({"latin.txt": b"one\ncaf\xe9"}, "latin.txt", "not in UTF-8.*line 2: byte 0xe9"),
+        ({}, ".", r"neither \*.jsonl"),
+        ({"data.json": b"[]"}, "data.json", r"neither \*.jsonl"),
+        ({"latin.txt": b"one\ncaf\xe9"}, "latin.txt", "line 2 is not in UTF-8: byte 0xe9"),
         ({"empty.txt": b"---\n"}, "empty.txt", "has no prompts"),
-        ({"a.txt": b"one", "a.jsonl": b'{"prompt": "two"}'}, ".", "have one name"),
-        ({"twice.jsonl": b'{"text": "x", "id": 1}\n{"text": "y", "id": "1"}'}, "twice.jsonl", "an id twice"),
+        ({"a.txt": b"one", "a.jsonl": b'{"prompt": "two"}'}, ".", "has the name of another set"),
+        (
+            {"twice.jsonl": b'{"text": "x", "id": 1}\n{"text": "y", "id": "1"}'},
+            "twice.jsonl",
+            "the id 1 of another",
+        ),
     ],
 )
 def test_files_without_prompts_are_refused(
@@ -123,4 +127,4 @@ def test_files_without_prompts_are_refused(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidRequestError, match=message) as caught:
         read_prompts(tmp_path / named)
-    assert str(tmp_path) in caught.value.values and caught.value.limit and caught.value.remedy
+    assert str(tmp_path) in caught.value.message and caught.value.remedy

@@ -60,7 +60,7 @@ def test_prompts_that_cannot_be_used_are_an_error_before_anything_is_built(
     chat.write_text('{"messages": []}')
     assert own_pair.main(["big", "small", "--prompts", str(chat), "--json"]) == 1
     shown = capsys.readouterr()
-    assert "a line is no prompt" in shown.err and json.loads(shown.out)["verdict"] == "fail"
+    assert "line 1 is no prompt" in shown.err and json.loads(shown.out)["verdict"] == "fail"
     assert told == []
 
 

@@ -17,7 +17,7 @@ from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.triton.launch import Launch
 from pipelines.errors import RecipeError
 from pipelines.front_door.endpoints.completions import CompletionBody
-from pipelines.front_door.requests.body import parse_body
+from pipelines.front_door.requests.fields import parse_body
 from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.front_door.served_model import ServedModel
 from tests.support.tiny_engines import DEMO_TOKENIZER

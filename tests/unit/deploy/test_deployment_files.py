@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from build.tensorrt_llm.versions import has_fixed_tag
@@ -25,10 +25,10 @@ from pipelines.deploy.server import KILL_AFTER_S
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.front_door.application import POSTS
-from pipelines.front_door.fleet.__main__ import _parse as parse_front_door
 from pipelines.triton.backend import gauges
 from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.upstreams.settings import UpstreamsSettings
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.deployment_files import (
     CODE,
@@ -275,13 +275,17 @@ def test_each_server_of_a_fleet_has_a_run_directory_of_its_own_and_drains_after_
     assert run.keys() == {"name", "emptyDir"}
 
 
-def test_front_doors_find_the_servers_and_may_ask_them() -> None:
+def test_front_doors_find_the_servers_and_may_ask_them(tmp_path: Path) -> None:
     found = kustomized("fleet")
     door = box(pod(one(found, "Deployment", "draftproof-front-door")), "front-door")
-    options = parse_front_door(door["command"][3:])
-    assert options.openai_port == door["ports"][0]["containerPort"]
-    settings = yaml.safe_load(one(found, "ConfigMap", "draftproof-front-door")["data"]["front_door.yaml"])
-    name, port = settings["server_name"].split(":")
+    assert door["command"][1:3] == ["-m", "pipelines.upstreams"]
+    given = dict(zip(door["command"][3::2], door["command"][4::2], strict=True))
+    assert given["--port"] == str(door["ports"][0]["containerPort"])
+    for name, text in one(found, "ConfigMap", "draftproof-front-door")["data"].items():
+        (tmp_path / name).write_text(text)
+    FrontDoorSettings.read(tmp_path / Path(given["--front-door"]).name)
+    stable = UpstreamsSettings.read(tmp_path / Path(given["--settings"]).name).stable
+    name, port = stable.server_name.split(":")
     service = one(found, "Service", name)["spec"]
     assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"]
     assert [str(each["port"]) for each in service["ports"]] == [port] == [str(Ports().grpc)]

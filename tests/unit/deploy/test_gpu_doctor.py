@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy import gpu_doctor
-from pipelines.deploy.finding import Finding
-from pipelines.deploy.gpu_doctor import gpu_findings
+from pipelines.deploy.check import Check
+from pipelines.deploy.gpu_doctor import gpu_checks
 from tests.support.stand_in_gpu_machine import H100, GpuMachine
 from tests.unit.deploy.test_gpu_server import machine, native, remove
 
@@ -18,8 +18,8 @@ T4 = "Tesla T4, 15360, 15352, 7.5, 580.95.05"
 A100 = "NVIDIA A100-SXM4-80GB, 81920, 81150, 8.0, 580.95.05"
 
 
-def findings(root: Path = Path("/nowhere")) -> dict[str, Finding]:
-    return {finding.name: finding for finding in gpu_findings(root)}
+def checks(root: Path = Path("/nowhere")) -> dict[str, Check]:
+    return {check.name: check for check in gpu_checks(root)}
 
 
 def says(machine: GpuMachine, code: int, *lines: str) -> None:
@@ -34,7 +34,7 @@ def test_the_doctor_lists_what_a_gpu_machine_has(native: GpuMachine, monkeypatch
     builder = native.programs / "trtllm-build"
     builder.touch()
     builder.chmod(0o755)
-    found = findings()
+    found = checks()
     assert found["GPU 0"].value == "NVIDIA H100 80GB HBM3, 80 GiB, SM 90, driver 580.95.05"
     assert found["GPU 0"].remedy == found["Cores for GPUs"].remedy == found["Container"].remedy == ""
     assert "FP8 needs SM 89" in found["GPU 1"].remedy
@@ -43,12 +43,12 @@ def test_the_doctor_lists_what_a_gpu_machine_has(native: GpuMachine, monkeypatch
     assert found["NVIDIA's Triton"].value == str(native.triton / "bin" / "tritonserver")
     assert found["tensorrt_llm"].value == "engines can be built and served here"
     assert "Driver" not in found
-    assert not any(finding.stops for finding in found.values())
+    assert not any(check.stops for check in found.values())
 
 
 def test_the_doctor_says_what_works_without_a_gpu(machine: GpuMachine) -> None:
     remove(machine, "nvidia-smi")
-    found = findings()
+    found = checks()
     assert found["GPU"].value == "none; the embedded runtime needs none"
     works = found["tensorrt_llm"].value
     assert works.startswith("no GPU, no trtllm-build, no Triton with its backend: quantize, preflight, ")
@@ -60,7 +60,7 @@ def test_a_container_without_its_gpus_is_told_from_a_machine_without(
     remove(machine, "nvidia-smi")
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").touch()
-    assert "--gpus all" in findings(tmp_path)["GPU"].remedy
+    assert "--gpus all" in checks(tmp_path)["GPU"].remedy
 
 
 WRONG = {
@@ -82,9 +82,9 @@ def test_what_would_go_wrong_later_has_a_remedy(
     output, name, remedy = WRONG[case]
     monkeypatch.setattr(gpu_doctor, "available_cores", lambda: 16)
     says(machine, 0, *output.splitlines())
-    found = findings()
+    found = checks()
     assert remedy in found[name].remedy
-    others = [key for key, finding in found.items() if finding.remedy and key not in (name, "Container")]
+    others = [key for key, check in found.items() if check.remedy and key not in (name, "Container")]
     assert others == []
 
 
@@ -109,15 +109,15 @@ FAILURES = {
 def test_what_nvidia_smi_says_has_a_remedy(machine: GpuMachine, case: str) -> None:
     code, output, remedy = FAILURES[case]
     says(machine, code, output)
-    [finding] = [finding for finding in gpu_findings(Path("/nowhere")) if finding.name == "GPU"]
-    assert output.split()[0] in finding.value
-    assert remedy in finding.remedy
+    [check] = [check for check in gpu_checks(Path("/nowhere")) if check.name == "GPU"]
+    assert output.split()[0] in check.value
+    assert remedy in check.remedy
 
 
 def test_inside_a_container_its_version_is_shown(
     machine: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".dockerenv").touch()
-    assert findings(tmp_path)["Container"].value == "one without NVIDIA's Triton"
+    assert checks(tmp_path)["Container"].value == "one without NVIDIA's Triton"
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "25.12")
-    assert findings(tmp_path)["Container"].value == "NVIDIA's Triton 25.12"
+    assert checks(tmp_path)["Container"].value == "NVIDIA's Triton 25.12"

@@ -110,20 +110,19 @@ def test_what_is_missing_is_named_and_the_embedded_runtime_offered(
         Server.start(run, Ports.free())
     assert named in str(refused.value)
     assert "--runtime embedded" in refused.value.remedy
-    assert all((refused.value.what, refused.value.values, refused.value.limit, refused.value.remedy))
     assert not (run / "server.json").exists()
 
 
 def test_a_recipe_for_more_gpus_than_there_are_is_refused(native: GpuMachine, tmp_path: Path) -> None:
     run = rendered(tmp_path / "large", gpu_recipe(tp_size=4))
-    with pytest.raises(ServerStartError, match=r"no GPU 1, 2, 3; there are 1 x NVIDIA H100"):
+    with pytest.raises(ServerStartError, match=r"has no 1, 2, 3: there are 1 x NVIDIA H100"):
         Server.start(run, Ports.free())
 
 
 def test_without_mpirun_the_message_names_the_container(native: GpuMachine, run: Path) -> None:
     remove(native, "mpirun")
     server = Server.start(run, Ports.free())
-    with pytest.raises(ServerStartError, match=r"mpirun was not found.*use NVIDIA's container"):
+    with pytest.raises(ServerStartError, match=r"mpirun.* is not on PATH.*use NVIDIA's container"):
         server.wait_ready(120)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy.__main__ import main
-from pipelines.deploy.doctor import Finding, examine, print_findings
+from pipelines.deploy.doctor import Check, examine, print_checks
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server, error_lines, run_directory
 from pipelines.deploy.triton.install import TritonInstall, shared_python
@@ -46,7 +46,7 @@ def test_a_port_in_use_is_named_with_its_owner_before_any_start(tmp_path: Path, 
 
 @pytest.mark.parametrize("ports", [Ports(8000, 8000, 8002), Ports(0, 8001, 8002), Ports(8000, 8001, 70000)])
 def test_ports_that_are_none_are_refused(ports: Ports) -> None:
-    with pytest.raises(ServerStartError, match="must be different numbers"):
+    with pytest.raises(ServerStartError, match="are not different numbers"):
         ports.check_free()
 
 
@@ -186,16 +186,16 @@ def test_the_server_finds_this_python_and_its_library_and_no_other(tmp_path: Pat
 
 
 def test_the_doctor_finds_this_machine_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    findings = examine(Ports.free())
-    assert print_findings(findings) == 0
+    checks = examine(Ports.free())
+    assert print_checks(checks) == 0
     printed = capsys.readouterr().out
     for name in ("Python", "glibc", "Processor", "Memory", "numpy", "openvino", "Ports", "GPU"):
         assert name in printed
 
 
 def test_the_doctor_says_what_does_not_work_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    findings = [Finding("Python", "3.11"), Finding("C library", "musl", "use glibc", ("demo", "serve"))]
-    assert print_findings(findings) == 1
+    checks = [Check("Python", "3.11"), Check("C library", "musl", "use glibc", ("demo", "serve"))]
+    assert print_checks(checks) == 1
     printed = capsys.readouterr().out
     assert "MISSING C library" in printed
     assert "use glibc" in printed

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy import __main__ as command_line
-from pipelines.deploy.live_settings import set_draft_length
+from pipelines.deploy.__main__ import set_draft_length
 from pipelines.errors import InvalidRequestError, RepositoryError
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
 
 
 @pytest.fixture
@@ -24,15 +25,15 @@ def run_directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("wanted", "length"), [("adaptive", None), ("0", 0), ("6", 6)])
 def test_what_is_set_is_what_the_server_reads(run_directory: Path, wanted: str, length: int | None) -> None:
     path = set_draft_length(run_directory, wanted)
-    assert LiveDraftLength(DraftLengthSetting(3, 6), path).read() == DraftLengthSetting(length, 6)
+    rendered = {"num_draft_tokens": "3", "max_draft_len": "6", "draft_length_file": str(path)}
+    assert DraftLengthSetting(ModelParameters("speculative", rendered)).read() == length
 
 
 @pytest.mark.parametrize("wanted", ["7", "-1", "off", "", "2.5", "9" * 5000])
 def test_an_invalid_length_is_refused_and_nothing_is_written(run_directory: Path, wanted: str) -> None:
     with pytest.raises(InvalidRequestError, match="max_draft_len=6") as caught:
         set_draft_length(run_directory, wanted)
-    error = caught.value
-    assert error.what and repr(wanted) in error.values and error.remedy
+    assert repr(wanted) in caught.value.message and caught.value.remedy
     assert not (run_directory / "draft_length.json").exists()
 
 

@@ -71,7 +71,7 @@ def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path) -> None:
     TritonPlace.make(fitting)
     long = fitting.with_name(fitting.name + "x")
     long.mkdir()
-    with pytest.raises(ServerStartError, match=r"path of a socket is too long.*108 bytes"):
+    with pytest.raises(ServerStartError, match="path of a socket has 108 bytes"):
         TritonPlace.make(long)
     assert list(long.iterdir()) == []
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.executor import engine as engine_module
-from pipelines.executor.engine import Engine, EngineConfig
+from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 
@@ -28,7 +29,9 @@ def main(directory: str, num_threads: str, *options: str) -> None:
     if options == ("bare",):
         engine_module.with_sequences = lambda inputs, least: inputs
     files = EngineFiles(Path(directory))
-    engine = Engine(files, 4, dataclasses.replace(EngineConfig.read(files), num_threads=int(num_threads)))
+    engine = load_engine(
+        files, 4, dataclasses.replace(EngineConfig.read(files), num_threads=int(num_threads))
+    )
     assert engine._network._compiled.get_property("INFERENCE_NUM_THREADS") == int(num_threads)
     ids = np.random.default_rng(7).integers(1, 2000, NUM_PROMPT + NUM_OUTPUT).astype(np.int32)
     expected = decoded(engine, ids, 1, MOST_ROWS)
@@ -41,10 +44,10 @@ def decoded(
 ) -> npt.NDArray[np.float32]:
     """Return the logits after a prompt, ``num_rows`` at a time in steps of ``num_tokens``."""
     block_size = engine.config.kv_block_size
-    engine.step(pack([Chunk(ids[:NUM_PROMPT], 0, BLOCKS, as_rows=False, num_logits=1)], block_size))
+    engine.step(pack([Chunk(ids[:NUM_PROMPT], 0, BLOCKS, is_decode=False, num_logits=1)], block_size))
     found = []
     for start in range(NUM_PROMPT, NUM_PROMPT + NUM_OUTPUT, num_rows):
-        rows = Chunk(ids[start : start + num_rows], start, BLOCKS, as_rows=True, num_logits=num_rows)
+        rows = Chunk(ids[start : start + num_rows], start, BLOCKS, is_decode=True, num_logits=num_rows)
         found.append(engine.step(pack([rows], block_size, num_tokens)).copy())
     return np.concatenate(found)
 

@@ -131,8 +131,8 @@ def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.Dat
         if index not in cancelled or lengths[index] == 0:
             assert answer == alone(requests[index], attention)
     for executor in (draft, target):
-        assert executor.counts.num_free_blocks == executor.counts.num_blocks
-        assert executor.counts.num_running == executor.counts.num_waiting == 0
+        assert executor.scheduler.num_free_blocks == executor.scheduler.num_blocks
+        assert executor.scheduler.num_running == executor.scheduler.num_waiting == 0
 
 
 def test_preemption_happens_and_changes_nothing() -> None:
@@ -206,7 +206,7 @@ def test_bad_requests_are_refused_and_hold_nothing(
     target = make_executor(RecordingEngine(NUM_BLOCKS))
     with pytest.raises(error):
         run([target], lambda: target.complete(bad))
-    assert target.counts.num_free_blocks == target.counts.num_blocks
+    assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
     assert not target.has_work
 
 
@@ -242,7 +242,7 @@ def test_a_failing_step_fails_its_requests_and_no_others(num_steps_before: int) 
     error, answer = run([target], scenario)
     assert isinstance(error, EngineFailedError) and "secret" not in str(error)
     assert answer == alone(request([1, 2, 3], 40))
-    assert target.counts.num_free_blocks == target.counts.num_blocks
+    assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
 
 
 class LateEngine(RecordingEngine):
@@ -282,12 +282,12 @@ def test_nobody_gets_a_block_of_a_step_that_still_runs() -> None:
     async def scenario() -> tuple[list[Any], list[list[int]]]:
         await target.complete(request([1, 2, 3, 4, 5, 14], 1))
         given_up = [asyncio.ensure_future(target.complete(request(late, 4)))]
-        while target.counts.num_free_blocks > 3:
+        while target.scheduler.num_free_blocks > 3:
             await asyncio.sleep(0)
         # They wait for the blocks of the last chunk of the first one, and one would copy into them.
         given_up += [asyncio.ensure_future(target.complete(request(text, 4))) for text in (short, copying)]
         failed = await asyncio.gather(*given_up, return_exceptions=True)
-        assert target.counts.num_free_blocks == target.counts.num_blocks
+        assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
         again = [await target.complete(request(text, 4)) for text in (late, short, copying)]
         return failed, [each.token_ids.tolist() for each in again]
 
@@ -304,7 +304,7 @@ def test_a_passed_deadline_ends_the_request() -> None:
     late = replace(request([1, 2, 3]), deadline_s=time.monotonic() - 1)
     with pytest.raises(RequestTimeoutError):
         run([target], lambda: target.complete(late))
-    assert target.counts.num_free_blocks == target.counts.num_blocks
+    assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
 
 
 def test_a_cancelled_request_gives_its_blocks_back_at_once() -> None:
@@ -313,12 +313,12 @@ def test_a_cancelled_request_gives_its_blocks_back_at_once() -> None:
     async def scenario() -> tuple[int, int]:
         stream = target.generate(request([1, 2, 3], 60))
         await anext_(stream)
-        before = target.counts.num_free_blocks
+        before = target.scheduler.num_free_blocks
         await stream.aclose()
-        return before, target.counts.num_free_blocks
+        return before, target.scheduler.num_free_blocks
 
     before, after = run([target], scenario)
-    assert before < after == target.counts.num_blocks
+    assert before < after == target.scheduler.num_blocks
 
 
 async def anext_(stream: Any) -> Any:
@@ -342,7 +342,7 @@ def test_stopping_the_loop_ends_what_runs_and_frees_its_blocks() -> None:
     loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=120)
     loop.stop()
     assert ended == [True] and waiting.cancelled()
-    assert target.counts.num_free_blocks == target.counts.num_blocks
+    assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
 
 
 class PanicException(BaseException):
@@ -374,7 +374,7 @@ def test_a_defect_in_the_choice_of_one_request_fails_it_alone(
     first, failed, second = run([target], scenario)
     assert isinstance(failed, EngineFailedError)
     assert first.token_ids.tolist() == second.token_ids.tolist() == alone(asked)
-    assert target.counts.num_free_blocks == target.counts.num_blocks
+    assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
 
 
 def test_a_defect_of_a_grammar_that_looks_ahead_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +409,7 @@ def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_on
     failed, later = run([target], scenario)
     assert [type(error) for error in failed] == [EngineFailedError] * 3
     assert later.token_ids.tolist() == alone(asked)
-    assert target.counts.num_free_blocks == target.counts.num_blocks
+    assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

@@ -149,15 +149,17 @@ def test_slow_masks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     times_s = [0.0]
     monkeypatch.setattr(grammars_module, "time", SimpleNamespace(monotonic=lambda: times_s[-1]))
     turns = GrammarTurns()
-    first, second, usual, free = work = [
-        SimpleNamespace(sequence=SimpleNamespace(request=SimpleNamespace(grammar=grammar)))
-        for grammar in (*(SimpleNamespace(slow_s=each) for each in (0.01, 0.03, 0.0)), None)
-    ]
+
+    class Slow:
+        def __init__(self, slow_s: float | None) -> None:
+            self.asked = SimpleNamespace(grammar=None if slow_s is None else SimpleNamespace(slow_s=slow_s))
+
+    first, second, *others = running = [Slow(each) for each in (0.01, 0.03, 0.0, None)]
     found = []
     for each_s in (0.0, 0.05, 0.11, 0.3, 0.42):
         times_s.append(each_s)
-        planned = turns.fit(work)  # type: ignore[arg-type]
-        found.append([each for each in planned if each not in (usual, free)])  # type: ignore[comparison-overlap]
-        assert len(planned) == len(found[-1]) + 2
+        resting = turns.resting(running)  # type: ignore[arg-type]
+        assert not resting.intersection(others)  # type: ignore[arg-type]
+        found.append([each for each in (first, second) if each not in resting])  # type: ignore[comparison-overlap]
     assert found == [[first], [], [second], [], [first]]
-    assert turns.fit([first, second]) == [first, second]  # type: ignore[list-item]
+    assert not turns.resting([first, second])  # type: ignore[list-item]

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from pipelines.errors import InternalError
+from pipelines.executor.batch_class import BatchClass
 from pipelines.executor.executor import Executor
-from pipelines.executor.lane import Lane
 from pipelines.executor.states import ReturnedStates
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.speculation.draft_length.draft_plan import DraftPlan, FixedDraftLength
@@ -21,7 +21,7 @@ from pipelines.speculation.loop import Round, _UnreadStates, speculate
 from pipelines.speculation.request import MAX_STATES, GenerationRequest, Output
 from pipelines.speculation.watched_draft import WatchedDraft
 from tests.support.recording_engine import (
-    _ROW,
+    _DECODED,
     BLOCK_SIZE,
     NUM_BLOCKS,
     VOCAB_SIZE,
@@ -122,7 +122,7 @@ class Head(RecordingEngine):
             assert given[is_read, 0].tolist() == np.flatnonzero(is_read).tolist()
         assert cached[num_given:, 0].tolist() == cached[num_given - 1 : -1, 3].tolist(), "not its own output"
         text = np.append(int(cached[0, 1]), tokens)
-        return self._logits(text.tobytes() + np.full(len(text), _ROW).tobytes())
+        return self._logits(text.tobytes() + np.full(len(text), _DECODED).tobytes())
 
     def copy_block(self, source: int, destination: int) -> None:
         super().copy_block(source, destination)
@@ -133,7 +133,7 @@ def pair(num_blocks: int = NUM_BLOCKS, **limits: int) -> tuple[Executor, Executo
     return make_executor(Head(), num_blocks), make_executor(StatesTarget(), num_blocks, **limits)
 
 
-class Margins(FixedDraftLength):
+class Adaptive(FixedDraftLength):
     """Asks for gaps, as the adaptive length does: such proposals go on without a plan."""
 
     def next_round(self, num_remaining: int) -> DraftPlan:
@@ -169,7 +169,7 @@ def answer(
     return found
 
 
-@pytest.mark.parametrize("length", [FixedDraftLength, Margins])
+@pytest.mark.parametrize("length", [FixedDraftLength, Adaptive])
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT[:2], PROMPT * 4])
 def test_a_head_drafts_from_the_states_of_its_text(prompt: list[int], length: type[FixedDraftLength]) -> None:
     executors = pair()
@@ -180,7 +180,7 @@ def test_a_head_drafts_from_the_states_of_its_text(prompt: list[int], length: ty
     assert set(executors[0].engine.begins) == {0}
 
 
-@pytest.mark.parametrize("length", [FixedDraftLength, Margins])
+@pytest.mark.parametrize("length", [FixedDraftLength, Adaptive])
 def test_concurrent_requests_share_the_steps_of_a_head(length: type[FixedDraftLength]) -> None:
     requests = [request(PROMPT[: 3 + number], 24) for number in range(6)]
     executors = pair()
@@ -192,8 +192,9 @@ def test_concurrent_requests_share_the_steps_of_a_head(length: type[FixedDraftLe
 def test_a_prompt_in_short_chunks_reads_its_own_states(monkeypatch: pytest.MonkeyPatch) -> None:
     executors = make_executor(Head(), max_num_tokens=64), make_executor(StatesTarget(), max_num_tokens=128)
     # The head stays so slow that a step has part of a long prompt and part of another behind it.
-    monkeypatch.setattr(executors[0].pace, "_units_per_s", 40.0)
-    monkeypatch.setattr(executors[0].pace, "note", lambda work, seconds: None)
+    budget = executors[0].scheduler.chunk_budget
+    monkeypatch.setattr(budget, "_units_per_s", 40.0)
+    monkeypatch.setattr(budget, "note", lambda step, seconds: None)
     prompts = PROMPT, PROMPT[::-1] * 5, PROMPT * 3, PROMPT[4:] * 5
     requests = [request(prompt, 16) for prompt in prompts]
     for asked, rounds in zip(requests, answer(executors, *requests), strict=True):
@@ -214,7 +215,7 @@ def test_a_prompt_in_short_chunks_reads_its_own_states(monkeypatch: pytest.Monke
 )
 def test_a_chunk_with_more_or_less_than_its_tokens_need_is_not_packed(changed: dict[str, Any]) -> None:
     states = np.zeros((2, 2), np.float32)
-    whole = Chunk(np.array([5, 6], np.int32), 6, (1, 2), as_rows=True, num_logits=2, features=states)
+    whole = Chunk(np.array([5, 6], np.int32), 6, (1, 2), is_decode=True, num_logits=2, features=states)
     pack([whole, whole], BLOCK_SIZE)
     with pytest.raises(InternalError, match="do not fit together"):
         pack([whole, replace(whole, **changed)], BLOCK_SIZE)
@@ -251,14 +252,14 @@ def test_a_head_begins_where_the_states_begin_if_it_lacks_what_the_target_has_ca
     assert len(begins) == 1 and 0 < min(begins) <= 2 * len(PROMPT), "every round continues one context"
 
 
-@pytest.mark.parametrize("length", [FixedDraftLength, Margins])
+@pytest.mark.parametrize("length", [FixedDraftLength, Adaptive])
 def test_a_head_without_room_ends_its_proposal(
     length: type[FixedDraftLength], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = []
-    preempt = Lane._preempt
+    preempt = BatchClass._preempt
     monkeypatch.setattr(
-        Lane, "_preempt", lambda self, each: ended.append(each.num_output) or preempt(self, each)
+        BatchClass, "_preempt", lambda self, each: ended.append(each.num_output) or preempt(self, each)
     )
     requests = [request(PROMPT[: 5 + number], 50) for number in range(4)]
     executors = make_executor(Head(), 25, max_seq_len=64), make_executor(StatesTarget(128), 128)

@@ -75,7 +75,7 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     def begin(self, tokens: list[int], num_prompt: int, number: int) -> None:
         cache = self.caches[number]
-        if -(-len(tokens) // BLOCK_SIZE) > cache.num_free_blocks:  # as ``Lane.admit``
+        if -(-len(tokens) // BLOCK_SIZE) > cache.num_free_blocks:  # as ``BatchClass.admit``
             return
         table, num_cached = cache.start(np.array(tokens, np.int32), num_prompt)
         holder = Holder(tokens, num_prompt, cache, table, num_cached)

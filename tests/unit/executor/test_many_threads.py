@@ -1,4 +1,4 @@
-"""Tests of the row rule with more threads than rows, where OpenVINO takes another attention kernel."""
+"""Tests of the row rule with more threads than tokens, where OpenVINO takes another attention kernel."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def numbers_that_differ(directory: Path, processors: Mapping[str, str], *argumen
 
 
 @THREADS
-def test_rows_have_the_same_bits_with_more_threads_than_rows(
+def test_decode_tokens_have_the_same_bits_with_more_threads_than_tokens(
     directory: Path, eight_processors: Mapping[str, str], num_threads: str
 ) -> None:
     assert numbers_that_differ(directory, eight_processors, num_threads) == "[]"
 
 
-def test_control_without_further_sequences_few_rows_have_other_bits(
+def test_control_without_further_sequences_few_tokens_have_other_bits(
     directory: Path, eight_processors: Mapping[str, str]
 ) -> None:
     found = numbers_that_differ(directory, eight_processors, "4", "bare")
@@ -77,7 +77,7 @@ def test_control_without_further_sequences_few_rows_have_other_bits(
     [pytest.param((), marks=pytest.mark.long), ("bare",)],
     ids=["with further sequences", "without"],
 )
-def test_with_our_own_attention_rows_need_no_further_sequences(
+def test_with_our_own_attention_decode_tokens_need_no_further_sequences(
     own_attention: Path, eight_processors: Mapping[str, str], num_threads: str, arguments: tuple[str, ...]
 ) -> None:
     assert numbers_that_differ(own_attention, eight_processors, num_threads, *arguments) == "[]"

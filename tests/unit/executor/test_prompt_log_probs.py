@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
-from pipelines.executor import sequence as sequence_module
+from pipelines.executor import request as request_module
 from pipelines.executor.executor import Executor
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.log_probs import LogProbs
@@ -77,11 +77,11 @@ def test_they_do_not_depend_on_chunks_mates_caches_preemption_or_the_draft(
         doubled = [*prompts, *prompts]
         return await asyncio.gather(*(ask(each) for ask in (loop, alone, plain) for each in doubled))
 
-    before, sequence_module._MOST_LOGITS = sequence_module._MOST_LOGITS, most_logits
+    before, request_module._MOST_LOGITS = request_module._MOST_LOGITS, most_logits
     try:
         found = run([draft, target], everyone)
     finally:
-        sequence_module._MOST_LOGITS = before
+        request_module._MOST_LOGITS = before
     num = 2 * len(prompts)
     for index, prompt in enumerate([*prompts, *prompts]):
         assert same(found[index][0], expected(prompt)) and same(found[num + index][0], expected(prompt))
@@ -89,7 +89,7 @@ def test_they_do_not_depend_on_chunks_mates_caches_preemption_or_the_draft(
 
 
 def test_the_logits_of_a_long_prompt_are_never_held_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence_module, "_MOST_LOGITS", 8 * VOCAB_SIZE)
+    monkeypatch.setattr(request_module, "_MOST_LOGITS", 8 * VOCAB_SIZE)
     counts: list[int] = []
 
     class Counting(RecordingEngine):

@@ -1,4 +1,4 @@
-"""Tests of steps that continue proposals without being planned."""
+"""Tests of steps that continue proposals without being scheduled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from pipelines.errors import EngineFailedError, RequestTimeoutError
+from pipelines.executor.chunk_budget import SharedTime
 from pipelines.executor.executor import Executor
 from pipelines.executor.step import Chunk, StepInputs, pack, with_states
 from pipelines.speculation.request import GenerationRequest
@@ -50,7 +51,7 @@ def propose(
 @pytest.mark.parametrize("least_gaps", [(0.0,), (1.0,), (0.0, 0.0), (0.0, 1.0, 2.0)])
 @pytest.mark.parametrize("length", range(BLOCK_SIZE, 2 * BLOCK_SIZE))
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
-def test_proposals_are_those_of_planned_steps(
+def test_proposals_are_those_of_scheduled_steps(
     sampling: SamplingParams, length: int, least_gaps: tuple[float, ...]
 ) -> None:
     """The last two tokens of each request are output that the draft has not read."""
@@ -67,11 +68,11 @@ def test_proposals_are_those_of_planned_steps(
     assert num_calls < num_plans or any(least_gaps)
 
 
-def test_a_proposal_is_planned_again_only_where_a_block_begins() -> None:
+def test_a_proposal_is_scheduled_again_only_where_a_block_begins() -> None:
     _, num_steps, num_calls = propose([proposal(2)], may_continue=True)
     assert num_steps == LONGEST
-    num_begun = (2 + LONGEST - 2) // BLOCK_SIZE  # the last row is at this position
-    assert num_calls == 2 + num_begun, "the prompt, the first row, and each row that begins a block"
+    num_begun = (2 + LONGEST - 2) // BLOCK_SIZE  # the last token is computed at this position
+    assert num_calls == 2 + num_begun, "the prompt, the first decode token, and each one that begins a block"
 
 
 class SlowEngine(RecordingEngine):
@@ -90,17 +91,19 @@ def test_a_deadline_ends_a_proposal() -> None:
 
 
 def test_a_proposal_does_not_go_on_beside_a_prompt_that_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedTime, "must_wait", True)
+    monkeypatch.setattr("pipelines.executor.scheduler.is_short", lambda request: False)
     executor = make_executor(RecordingEngine(64, role="draft"))
-    fit = executor.pace.fit
+    schedule = executor.scheduler.schedule
     numbers: list[int] = []
 
-    def rows_first(work: Any) -> Any:
+    def one_prompt_first() -> Any:
         numbers.append(executor.num_steps)
-        return [item for item in fit(work) if item.chunk.as_rows] or fit(work)[:1]
+        return schedule()[:1]
 
-    monkeypatch.setattr(executor.pace, "fit", rows_first)
+    monkeypatch.setattr(executor.scheduler, "schedule", one_prompt_first)
     propose([proposal(2), proposal(20)], may_continue=True, executor=executor)
-    assert numbers[:LONGEST] == list(range(LONGEST)), "each step is planned, so that the prompt may join it"
+    assert numbers[:LONGEST] == list(range(LONGEST)), "each step is scheduled, so that the prompt may join it"
     assert executor.num_steps > numbers[-1] + 1, "the second proposal goes on alone"
 
 
@@ -108,7 +111,7 @@ def test_a_step_that_fails_ends_proposals_that_went_on() -> None:
     executor = make_executor(FailingEngine(64, role="draft"))
     [error], num_steps, _ = propose([proposal(2)], may_continue=True, executor=executor)
     assert isinstance(error, EngineFailedError) and num_steps == 3
-    assert executor.counts.num_free_blocks == executor.counts.num_blocks
+    assert executor.scheduler.num_free_blocks == executor.scheduler.num_blocks
 
 
 class FailingEngine(RecordingEngine):
@@ -119,8 +122,8 @@ class FailingEngine(RecordingEngine):
         return super().step(inputs)
 
 
-def test_a_request_without_room_for_its_last_row_is_planned_again() -> None:
-    """Three proposals have two rows to begin with, and a step has room for five."""
+def test_a_request_without_room_for_its_last_token_is_scheduled_again() -> None:
+    """Three proposals have two decode tokens to begin with, and a step has room for five."""
     requests = [proposal(5 + i, prompt_length=3 + i) for i in range(3)]
     found = []
     for may_continue in (False, True):
@@ -130,14 +133,14 @@ def test_a_request_without_room_for_its_last_row_is_planned_again() -> None:
     assert found[0] == found[1]
 
 
-def test_what_follows_a_step_is_what_planning_would_lay_out() -> None:
-    def rows(*starts: int) -> StepInputs:
+def test_what_follows_a_step_is_what_scheduling_would_lay_out() -> None:
+    def decoding(*starts: int) -> StepInputs:
         chunks = [
             Chunk(
                 np.full(1, 7 + s, np.int32),
                 s,
                 (2, 3, 5),
-                as_rows=True,
+                is_decode=True,
                 num_logits=1,
                 hidden=np.full((1, 2), s, np.float32),
                 slot=3,
@@ -147,7 +150,7 @@ def test_what_follows_a_step_is_what_planning_would_lay_out() -> None:
         return with_states(pack(chunks, BLOCK_SIZE, 4), 2, 1)
 
     own = np.array([[2, 2], [6, 6], [0, 0], [0, 0]], np.float32)
-    moved, planned = with_states(rows(1, 5).moved_on([9, 13], own), 2, 1), rows(2, 6)
+    moved, planned = with_states(decoding(1, 5).moved_on([9, 13], own), 2, 1), decoding(2, 6)
     for name, array in vars(planned).items():
         found = getattr(moved, name)
         if name == "hidden_rows":

@@ -97,7 +97,11 @@ def test_more_texts_than_slots_are_answered_and_the_latest_kept(engines: tuple[P
 
 def test_short_requests_to_the_target_alone_leave_rounds_their_states(engines: tuple[Path, Path]) -> None:
     limits = replace(_LIMITS, max_batch_size=1)
-    target, rng, found = Executor.load(engines[1], limits, num_lanes=2), np.random.default_rng(7), list[int]()
+    target, rng, found = (
+        Executor.load(engines[1], limits, num_classes=2),
+        np.random.default_rng(7),
+        list[int](),
+    )
     prompt = prompts(4)[3]
 
     async def rounds() -> None:
@@ -122,18 +126,18 @@ def test_short_requests_to_the_target_alone_leave_rounds_their_states(engines: t
 
 
 def test_a_state_that_cannot_be_continued_costs_no_other_its_cached_block(engines: tuple[Path, Path]) -> None:
-    target = Executor.load(engines[1], _LIMITS, num_lanes=2)
+    target = Executor.load(engines[1], _LIMITS, num_classes=2)
 
-    def answered(text: list[int], lane: int) -> Output:
+    def answered(text: list[int], class_number: int) -> Output:
         async def outputs() -> Output:
             asked = request(text, 5)
-            return Output.joined([output async for output in target.generate(asked, lane)])
+            return Output.joined([output async for output in target.generate(asked, class_number)])
 
         return run([target], outputs)
 
     turn = prompts(6)[5]
     text = [*turn, *answered(turn, 1).token_ids.tolist(), 5, 6, 7]
-    answered(text, 0)  # a longer state, whose keys and values are in the cache of the other lane
+    answered(text, 0)  # a longer state, whose keys and values are in the cache of the other class
     assert answered([*text, 8, 9], 1).num_cached == len(text) - 4
 
 
@@ -164,7 +168,7 @@ def test_draft_tokens_that_do_not_fit_the_log_are_refused(engines: tuple[Path, P
 
 def test_a_step_that_forgets_its_slots_is_refused(engines: tuple[Path, Path]) -> None:
     engine, token_ids = loaded(engines[1]).engine, np.arange(9, dtype=np.int32)
-    given = Chunk(token_ids, 0, (1,), as_rows=False, num_logits=1, slot=0)
+    given = Chunk(token_ids, 0, (1,), is_decode=False, num_logits=1, slot=0)
     for chunks in ([replace(given, slot=None)], [given, replace(given, slot=None, blocks=(2,))]):
         with pytest.raises(ValueError, match="slots"):
             engine.step(pack(chunks, engine.config.kv_block_size))

@@ -1,6 +1,6 @@
 """Tests of the row rule on a real engine, bit for bit: docs/decisions/exact-rows.md.
 
-A generated position that is computed as a one-token row has exactly the logits of plain decoding, whatever
+A decode token, which is computed as a row of its own, has exactly the logits of plain decoding, whatever
 else the step computes. Controls show that the two forms that the rule avoids do differ, so the comparison can
 fail.
 """
@@ -20,7 +20,8 @@ from build.checkpoints.checkpoint import EMBEDDING
 from build.checkpoints.tensor_file import Tensor
 from pipelines.available_resources import has_avx2_alone
 from pipelines.errors import EngineLoadError
-from pipelines.executor.engine import Engine, EngineConfig
+from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step import Chunk, StepInputs, pack
@@ -57,7 +58,7 @@ Logits = npt.NDArray[np.float32]
 def int8_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     directory = tmp_path_factory.mktemp("row_rule")
     _, target = build_tiny_pair(directory, hidden_size=256, kv_cache_dtype=request.param)
-    return Engine(EngineFiles(target), NUM_BLOCKS)
+    return load_engine(EngineFiles(target), NUM_BLOCKS)
 
 
 @pytest.fixture(
@@ -76,7 +77,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         target = build_checkpoint_engine(directory, None, lm_head="int8", hidden_size=256)
     else:
         target = build_checkpoint_engine(directory, form, hidden_size=256)
-    return Engine(EngineFiles(target), NUM_BLOCKS)
+    return load_engine(EngineFiles(target), NUM_BLOCKS)
 
 
 @pytest.fixture(scope="module", params=[*OWN_ATTENTION, OWN_PRODUCTS[-1]])
@@ -87,7 +88,9 @@ def own_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     _, target = build_tiny_pair(tmp_path_factory.mktemp("one_form"), hidden_size=256, **keys)
     files = EngineFiles(target)
     config = EngineConfig.read(files)
-    return [Engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)]
+    return [
+        load_engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ class Steps:
         self, sequence: int, tokens: npt.NDArray[np.int32], start: int, rows: bool, logits: int
     ) -> Chunk:
         blocks = tuple(range(1 + sequence * self.blocks_each, 1 + (sequence + 1) * self.blocks_each))
-        return Chunk(tokens, start, blocks, as_rows=rows, num_logits=logits)
+        return Chunk(tokens, start, blocks, is_decode=rows, num_logits=logits)
 
     def run(self, *pieces: Chunk, num_tokens: int = 0) -> Logits:
         return self.engine.step(pack(pieces, self.engine.config.kv_block_size, num_tokens)).copy()
@@ -136,10 +139,10 @@ def plain_decoding(
     return logits
 
 
-@pytest.mark.parametrize("with_rows", [False, True])
+@pytest.mark.parametrize("with_decoding", [False, True])
 @pytest.mark.parametrize("with_chunks", [False, True])
-def test_verification_rows_equal_plain_decoding_to_the_bit(
-    engine: Engine, decoded: Decoded, with_rows: bool, with_chunks: bool
+def test_verified_tokens_equal_plain_decoding_to_the_bit(
+    engine: Engine, decoded: Decoded, with_decoding: bool, with_chunks: bool
 ) -> None:
     steps = Steps(engine, seed=18)
     rng = np.random.default_rng(3)
@@ -153,7 +156,7 @@ def test_verification_rows_equal_plain_decoding_to_the_bit(
         rejected = steps.tokens(int(rng.integers(0, 4)))
         tokens = np.concatenate((accepted, rejected))
         mates = []
-        if with_rows:
+        if with_decoding:
             mates += [
                 steps.piece(mate, steps.tokens(int(rng.integers(1, 6))), 40 + mate, True, 0)
                 for mate in range(1, int(rng.integers(2, 7)))
@@ -199,7 +202,9 @@ def test_control_output_computed_as_a_chunk_has_other_bits(int8_engine: Engine) 
     assert not np.array_equal(logits, np.stack(expected))
 
 
-def test_with_attention_of_our_own_chunks_and_rows_have_the_same_bits(own_engines: list[Engine]) -> None:
+def test_with_attention_of_our_own_chunks_and_decode_tokens_have_the_same_bits(
+    own_engines: list[Engine],
+) -> None:
     """So blocks of an answer may be read as prompt. Contexts cross a cut at 256 positions."""
     for engine in own_engines:
         steps = Steps(engine, seed=17, blocks_each=12)
@@ -211,18 +216,18 @@ def test_with_attention_of_our_own_chunks_and_rows_have_the_same_bits(own_engine
             mates = [
                 steps.piece(mate, steps.tokens(4 * mate), 0, mate % 2 == 0, 0) for mate in range(1, count)
             ]
-            for as_rows in (True, False):
+            for is_decode in (True, False):
                 found = [
-                    steps.run(*mates, steps.piece(0, part, 250 + index * count, as_rows, len(part)))
+                    steps.run(*mates, steps.piece(0, part, 250 + index * count, is_decode, len(part)))
                     for index, part in enumerate(np.split(output, range(count, len(output), count)))
                 ]
-                assert np.array_equal(np.concatenate(found), expected[1:]), f"{count} tokens, {as_rows=}"
+                assert np.array_equal(np.concatenate(found), expected[1:]), f"{count} tokens, {is_decode=}"
         for cut, whole in ((1, 150), (2, 100), (9, 0), (64, 0), (249, 0)):
-            for as_rows in (True, False):
+            for is_decode in (True, False):
                 steps.run(steps.piece(0, prompt[: max(whole, 2)], 0, False, 0))
                 for at in range(whole, 250, cut):
-                    last = steps.run(steps.piece(0, prompt[at : at + cut], at, as_rows, 1))
-                assert np.array_equal(last, expected[:1]), f"prompt by {cut}, {as_rows=}"
+                    last = steps.run(steps.piece(0, prompt[at : at + cut], at, is_decode, 1))
+                assert np.array_equal(last, expected[:1]), f"prompt by {cut}, {is_decode=}"
 
 
 @needs_compiler
@@ -234,17 +239,20 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
     pair = build_tiny_pair(directory, hidden_size=256, attention="draftproof", linear="draftproof")
     files = EngineFiles(pair[role == "target"])
     config = EngineConfig.read(files)
-    engines = [Engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)]
+    engines = [
+        load_engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)
+    ]
     found = [
         plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))
         for steps in (Steps(engine, seed=17) for engine in engines)
     ]
     assert np.array_equal(*found)
-    assert (engines[1]._row_network is not None) == (role == "draft")
-    monkeypatch.setattr(engines[1], "_row_network", None)
+    assert (engines[1]._token_network is not None) == (role == "draft")
+    monkeypatch.setattr(engines[1], "_token_network", None)
     monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
     for least in (1, 2):
-        monkeypatch.setattr(engines[1], "_least_tokens", least)
+        rules = dataclasses.replace(engines[1].rules, least_tokens=least)
+        monkeypatch.setattr(engines[1], "rules", rules)
         steps = Steps(engines[1], seed=17)
         again = plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))
         assert np.array_equal(again, found[0])
@@ -258,7 +266,7 @@ def test_an_engine_whose_keys_have_a_scale_per_block_is_refused(tmp_path: Path) 
     config = EngineConfig.read(files)
     by_channel = {**config.compile_properties, "KEY_CACHE_QUANT_MODE": "BY_CHANNEL"}
     with pytest.raises(EngineLoadError, match="other bits among 9 rows than among two"):
-        Engine(files, NUM_BLOCKS, dataclasses.replace(config, compile_properties=by_channel))
+        load_engine(files, NUM_BLOCKS, dataclasses.replace(config, compile_properties=by_channel))
 
 
 def test_control_one_token_steps_have_other_bits(
@@ -268,7 +276,8 @@ def test_control_one_token_steps_have_other_bits(
     monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
     found = []
     for least in (2, 1):
-        monkeypatch.setattr(int8_engine, "_least_tokens", least)
+        rules = dataclasses.replace(int8_engine.rules, least_tokens=least)
+        monkeypatch.setattr(int8_engine, "rules", rules)
         steps = Steps(int8_engine, seed=17)
         found.append(plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))[1:])
     assert not np.array_equal(*found)
@@ -277,8 +286,10 @@ def test_control_one_token_steps_have_other_bits(
 @pytest.mark.skipif(not has_avx2_alone(), reason="OpenVINO's products are known to be inexact on AVX2 alone")
 def test_steps_of_a_wide_target_are_as_small_as_openvino_is_exact(tmp_path: Path) -> None:
     draft, target = build_tiny_pair(tmp_path, hidden_size=1024)
-    assert Engine(EngineFiles(target), 2).max_num_tokens == 64
-    assert Engine(EngineFiles(draft), 2).max_num_tokens is None  # its proposals may depend on others
+    assert load_engine(EngineFiles(target), 2).rules.max_num_tokens == 64
+    assert (
+        load_engine(EngineFiles(draft), 2).rules.max_num_tokens is None
+    )  # its proposals may depend on others
     limits = ExecutorLimits(
         max_batch_size=1, max_num_tokens=512, max_seq_len=32, max_queue_size=0, num_kv_blocks=4
     )
@@ -286,21 +297,21 @@ def test_steps_of_a_wide_target_are_as_small_as_openvino_is_exact(tmp_path: Path
 
 
 @pytest.mark.parametrize(("most", "expected"), [(128, None), (127, 64), (63, 9), (8, None)])
-def test_rows_are_compared_when_a_target_is_loaded(
+def test_sizes_of_steps_are_compared_when_a_target_is_loaded(
     most: int, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, target = build_tiny_pair(tmp_path, hidden_size=64)
-    run = Engine._run
+    run = Engine.run
 
-    def inexact(engine: Engine, inputs: StepInputs, timeout_s: float) -> Logits:
-        return run(engine, inputs, timeout_s) + np.float32(len(inputs.logits_rows) > most)
+    def inexact(engine: Engine, inputs: StepInputs, *others: Any) -> Logits:
+        return run(engine, inputs, *others) + np.float32(len(inputs.logits_rows) > most)
 
-    monkeypatch.setattr(Engine, "_run", inexact)
+    monkeypatch.setattr(Engine, "run", inexact)
     if most >= 9:
-        assert Engine(EngineFiles(target), 2).max_num_tokens == expected
+        assert load_engine(EngineFiles(target), 2).rules.max_num_tokens == expected
     else:
         with pytest.raises(EngineLoadError, match="other bits among 9 rows than among two"):
-            Engine(EngineFiles(target), 2)
+            load_engine(EngineFiles(target), 2)
 
 
 @pytest.mark.parametrize(
@@ -316,13 +327,13 @@ def test_a_target_that_computes_no_exact_numbers_is_refused_as_such(
     added: Callable[[int], Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, target = build_tiny_pair(tmp_path, hidden_size=64)
-    run = Engine._run
+    run = Engine.run
 
-    def broken(engine: Engine, inputs: StepInputs, timeout_s: float) -> Logits:
-        logits = run(engine, inputs, timeout_s)
+    def broken(engine: Engine, inputs: StepInputs, *others: Any) -> Logits:
+        logits = run(engine, inputs, *others)
         return logits + added(len(logits))[:, np.newaxis].astype(np.float32)
 
-    monkeypatch.setattr(Engine, "_run", broken)
+    monkeypatch.setattr(Engine, "run", broken)
     with pytest.raises(EngineLoadError, match=problem):
         Executor.load(target, ExecutorLimits(1, 64, 32, 0, 4))
 
@@ -345,7 +356,7 @@ _BAD_TOKEN = 1999
         ),
     ],
 )
-def test_a_draft_token_that_is_no_number_changes_no_row_before_it(
+def test_a_draft_token_that_is_no_number_changes_no_token_before_it(
     form: str, kind: str, tmp_path: Path
 ) -> None:
     """Nor any later one, if it is rejected."""
@@ -358,18 +369,18 @@ def test_a_draft_token_that_is_no_number_changes_no_row_before_it(
     weights = {**weights, EMBEDDING: Tensor.from_float32(table, weights[EMBEDDING].dtype)}
     change = {"dense": None, "gpt_oss": like_gpt_oss, "hybrid": hybrid}[kind]
     built = build_tiny_engine(tmp_path, config, weights, change=change, **settings)
-    engine = Engine(EngineFiles(built), 4)
+    engine = load_engine(EngineFiles(built), 4)
     ids = np.random.default_rng(0).integers(1, _BAD_TOKEN, 60).astype(np.int32)
     slot = 0 if engine.config.state_bytes else None
 
-    def step(tokens: Any, start: int, *, as_rows: bool) -> Logits:
-        chunk = Chunk(np.array(tokens, np.int32), start, (1, 2), as_rows, len(tokens), slot=slot)
+    def step(tokens: Any, start: int, *, is_decode: bool) -> Logits:
+        chunk = Chunk(np.array(tokens, np.int32), start, (1, 2), is_decode, len(tokens), slot=slot)
         return engine.step(pack([chunk], engine.config.kv_block_size)).copy()
 
     found = []
     for draft_id in (5, _BAD_TOKEN):
-        step(ids[:40], 0, as_rows=False)
-        together = step([*ids[40:43], draft_id, 7, 8], 40, as_rows=True)
-        found.append(np.concatenate((together[:3], step([6], 43, as_rows=True))))
+        step(ids[:40], 0, is_decode=False)
+        together = step([*ids[40:43], draft_id, 7, 8], 40, is_decode=True)
+        found.append(np.concatenate((together[:3], step([6], 43, is_decode=True))))
     assert np.isnan(together[3:]).all()
     assert np.array_equal(*found)

@@ -15,14 +15,14 @@ from tests.support.recording_engine import RecordingEngine, alone, make_executor
 
 
 class CountingEngine(RecordingEngine):
-    """Notes the rows of each step."""
+    """Notes the number of tokens of each step."""
 
     def __init__(self) -> None:
         super().__init__(64)
-        self.rows: list[int] = []
+        self.sizes: list[int] = []
 
     def step(self, inputs: StepInputs) -> np.ndarray:
-        self.rows.append(len(inputs.input_ids))
+        self.sizes.append(len(inputs.input_ids))
         return super().step(inputs)
 
 
@@ -32,8 +32,8 @@ class Noted:
     def __init__(self) -> None:
         self.taught: list[tuple[int, float]] = []
 
-    def observe(self, rows: int, seconds: float) -> None:
-        self.taught.append((rows, seconds))
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        self.taught.append((num_tokens, seconds))
 
 
 def noting() -> tuple[Executor, list[tuple[int, float]]]:
@@ -45,7 +45,7 @@ def noting() -> tuple[Executor, list[tuple[int, float]]]:
 def test_a_warm_engine_has_times_and_nothing_in_its_cache() -> None:
     executor = make_executor(engine := CountingEngine())
     executor.warm_up()
-    assert engine.rows == [rows for rows in (1, 2, 4, 8, 16) for _ in range(2)]
+    assert engine.sizes == [size for size in (1, 2, 4, 8, 16) for _ in range(2)]
     assert executor.times is not None and executor.times.seconds([1, 5, 99]).min() > 0
     assert (np.delete(engine._tokens, SCRATCH_BLOCK, axis=0) == -1).all()
     asked = request([1, 2, 3])
@@ -56,11 +56,11 @@ def test_a_slow_engine_is_timed_with_two_sizes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(executor_module, "_WARM_UP_S", -1.0)
     executor = make_executor(engine := CountingEngine())
     executor.warm_up()
-    assert sorted(set(engine.rows)) == [1, 2]
+    assert sorted(set(engine.sizes)) == [1, 2]
     assert executor.times is not None and executor.times.seconds(99) > 0
 
 
-def test_steps_of_rows_teach_and_those_with_prompts_do_not() -> None:
+def test_steps_of_decode_tokens_teach_and_those_with_prompts_do_not() -> None:
     executor, taught = noting()
 
     async def answer() -> None:

@@ -21,13 +21,22 @@ from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.observing.exchange import Exchange
+from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.serving import listen
 from pipelines.router.preprocessing import PromptLimits
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.request import CompletionRequest
 
 NUM_TOKENS = 50
+
+
+class Tokenizer:
+    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+    can_parse = True
+
+    def encode(self, text: str, **_: bool) -> list[int]:
+        return list(text.encode())
 
 
 class Model:
@@ -36,19 +45,15 @@ class Model:
     name = fingerprint = "demo"
     max_seq_len = 4096
     defaults = CompletionRequest()
+    encode: Any = ServedModel.encode
 
     def __init__(self) -> None:
-        self.tokenizer: Any = self
-        self.vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-        self.can_parse = True
-        self.limits = PromptLimits(self.vocabulary, self.max_seq_len)
+        self.tokenizer = Tokenizer()
+        self.limits = PromptLimits(self.tokenizer.vocabulary, self.max_seq_len)
         self.num_looked_up = 0
 
     def style(self, *, with_tools: bool) -> MessageStyle:
         return MessageStyle()
-
-    def encode(self, text: str, **_: bool) -> list[int]:
-        return list(text.encode())
 
     def bytes_of(self, token_id: int) -> bytes:
         assert threading.current_thread() is not threading.main_thread()
@@ -66,12 +71,13 @@ class Router:
 
     def __init__(self) -> None:
         self.asked: list[CompletionRequest] = []
+        self.counts: SpeculationCounts | None = None
 
     def answer(self, request: CompletionRequest) -> Chunk:
         self.asked.append(request)
         ids = (98,) * request.max_tokens
         tops = (((98, -0.5),),) * len(ids) if request.num_log_probs else ()
-        chunk = Chunk("b" * len(ids), ids, (False,) * len(ids), "length", 0.0, 1, None)
+        chunk = Chunk("b" * len(ids), ids, (False,) * len(ids), "length", 0.0, 1, self.counts)
         chunk = replace(chunk, log_probs=(-0.5,) * len(ids), top_log_probs=tops)
         if not request.return_prompt_log_probs:
             return chunk
@@ -200,3 +206,14 @@ async def test_warnings_stand_in_the_response_or_in_the_first_event() -> None:
         by_token = {"stream": True, "stream_options": {"stream_interval": 1}}
         text = await running.ask("/v1/completions", **asked, **by_token)
         assert ["warnings" in event for event in text.split("\n\n")] == [True, False, False, False, False]
+
+
+async def test_usage_counts_the_tokens_of_predictions_over_all_answers() -> None:
+    async with open_door() as running:
+        counts = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 1}
+        running.router.counts = SpeculationCounts(2, 6, 5, (1,), **counts)
+        prediction = {"type": "content", "content": "bb"}
+        told = await running.ask("/v1/completions", prompt=[1], max_tokens=2, n=2, prediction=prediction)
+        details = json.loads(told)["usage"]["completion_tokens_details"]
+        assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (10, 2)
+        assert [each.prediction for each in running.router.asked] == ["bb", "bb"]

@@ -19,11 +19,13 @@ from pipelines.front_door.endpoints.chat import ChatBody
 from pipelines.front_door.endpoints.completions import CompletionBody
 from pipelines.front_door.endpoints.responses import ResponsesBody
 from pipelines.front_door.errors import error_document
+from pipelines.front_door.messages.call_styles.gemma_4 import GEMMA_4
+from pipelines.front_door.messages.call_styles.tagged_calls import QWEN_XML
 from pipelines.front_door.messages.grammar import guide_of_answer
-from pipelines.front_door.messages.style import GEMMA_4, QWEN_XML, MessageStyle, Thinking
+from pipelines.front_door.messages.message import Thinking
+from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.messages.tools import Calling, Function
-from pipelines.front_door.requests.body import parse_body, read_body
-from pipelines.front_door.requests.fields import IDLE_FIELDS
+from pipelines.front_door.requests.fields import IDLE_FIELDS, parse_body, read_body
 from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.wire.request import CompletionRequest
 

@@ -17,7 +17,7 @@ from pipelines.errors import InvalidRequestError, from_wire
 from pipelines.front_door.endpoints.completions import CompletionBody
 from pipelines.front_door.errors import error_document
 from pipelines.front_door.messages.answer_format import lark_of
-from pipelines.front_door.requests.body import parse_body
+from pipelines.front_door.requests.fields import parse_body
 from pipelines.text.special_names import MARK, mark_user_names
 from pipelines.triton.gateway.metrics import without
 from pipelines.upstreams.answer import Answer
@@ -29,8 +29,8 @@ from tests.unit.front_door.test_answering import open_door
 KB = 1 << 10
 
 
-def refused(values: str) -> None:
-    error_document(InvalidRequestError(values, values=values, limit=values, remedy=values))
+def refused(text: str) -> None:
+    error_document(InvalidRequestError(text, text))
 
 
 def body(content: bytes) -> None:

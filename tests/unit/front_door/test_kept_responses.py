@@ -16,7 +16,7 @@ from pipelines.errors import ResponseNotFoundError
 from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.endpoints import kept_responses, responses
 from pipelines.front_door.endpoints.kept_responses import KEPT, KEPT_S, KeptResponses
-from pipelines.front_door.messages.style import HERMES
+from pipelines.front_door.messages.call_styles.json_calls import HERMES
 from tests.unit.front_door.messages.cases import ARGUMENTS, TOKENIZER, WEATHER, written
 from tests.unit.front_door.test_anthropic import SIZE, Door, open_door
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest import approx
 
-from pipelines.front_door.observing.model_metrics import samples_of, under_vllms_names
+from pipelines.front_door.observing.metrics import samples_of, under_vllms_names
 
 PUBLISHED = """# HELP nv_inference_count Inferences
 # TYPE nv_inference_count counter

@@ -13,8 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import InvalidRequestError, ServerStartError
-from pipelines.front_door.observing.exchange import EXCHANGE, add_request_id, watching
-from pipelines.front_door.observing.request_log import RequestLog
+from pipelines.front_door.observing.exchange import EXCHANGE, RequestLog, add_request_id, watching
 from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.request import CompletionRequest
 
@@ -63,7 +62,7 @@ async def answer(request: web.Request) -> web.Response:
 
 
 async def refuse(request: web.Request) -> web.Response:
-    request[EXCHANGE].error = InvalidRequestError("a", values="b", limit="c", remedy="d")
+    request[EXCHANGE].error = InvalidRequestError("a", "b")
     return web.Response(status=400)
 
 

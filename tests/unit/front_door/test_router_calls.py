@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines import kserve_stream
 from pipelines.errors import InvalidRequestError, ServerBusyError
-from pipelines.front_door.fleet.server import GatewayCalls
 from pipelines.front_door.router_calls import generate_all, merged
+from pipelines.upstreams.fleet.server import GatewayCalls
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 

@@ -48,5 +48,5 @@ def test_files_that_are_no_certificate_are_refused_at_start(tmp_path: Path, cont
     files = make_certificate(tmp_path)
     certificate = Path(files.certificate)
     certificate.unlink() if content is None else certificate.write_text(content)
-    with pytest.raises(ServerStartError, match="the certificate cannot be read"):
+    with pytest.raises(ServerStartError, match="no certificate and private key"):
         TlsContext(files)

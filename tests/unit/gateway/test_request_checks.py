@@ -87,7 +87,7 @@ def test_classification_and_shared_memory_are_closed_to_all(parameter: str, is_o
 def test_the_gateway_s_own_parameters_are_closed(name: str) -> None:
     message = request()
     message.parameters[name].string_param = "guess"
-    assert "parameters of the request cannot be used" in refused(message, is_operator=True)
+    assert "begins with draftproof_" in refused(message, is_operator=True)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -103,7 +103,7 @@ def test_an_id_is_bounded_in_bytes_and_whole(request_id: str) -> None:
     message.id = "☕" * 85
     check_request(message, is_operator=False)
     message.id = request_id
-    assert "the request id is too long or contains a NUL" in refused(message)
+    assert "has more than 256 or contains a NUL" in refused(message)
 
 
 def test_tensors_and_parameters_are_few_with_short_names_and_each_once() -> None:
@@ -133,7 +133,7 @@ def test_tensors_and_parameters_are_few_with_short_names_and_each_once() -> None
 def test_a_shape_that_does_not_fit_the_values_is_refused(shape: list[int]) -> None:
     message = request(a=np.int32([1, 2]).tobytes())
     message.inputs[1].shape[:] = shape
-    assert "does not fit its values" in refused(message)
+    assert "does not fit" in refused(message)
 
 
 def test_beside_a_zero_no_dimension_may_overflow() -> None:
@@ -142,7 +142,7 @@ def test_beside_a_zero_no_dimension_may_overflow() -> None:
     check_request(message, is_operator=False)
     for size in (MAX_BODY_BYTES + 1, 2**62, 2**63 - 1):
         message.inputs[1].shape[:] = [0, size]
-        assert "does not fit its values" in refused(message)
+        assert "does not fit" in refused(message)
 
 
 @pytest.mark.parametrize(("datatype", "size"), DTYPE_BYTES.items())
@@ -176,10 +176,10 @@ def test_an_unknown_type_is_refused() -> None:
 def test_contents_come_for_all_inputs_in_one_way() -> None:
     few = request(a=bytes(4))
     del few.raw_input_contents[1]
-    assert "contents of the inputs are incomplete" in refused(few)
+    assert "2 inputs and 1 raw_input_contents" in refused(few)
     many = request()
     many.raw_input_contents.append(b"")
-    assert "contents of the inputs are incomplete" in refused(many)
+    assert "1 inputs and 2 raw_input_contents" in refused(many)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,6 @@ def test_contents_may_stand_in_the_tensors(datatype: str, field: str, value: Any
     getattr(tensor.contents, f"{field}_contents").extend([value] * 2)
     check_request(message, is_operator=False)
     tensor.shape[:] = [1, 3]
-    assert "does not fit its values" in refused(message)
+    assert "does not fit" in refused(message)
     tensor.datatype = "FP16"  # which has no field
     assert "without raw_input_contents" in refused(message)

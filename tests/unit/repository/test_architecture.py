@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY_ROOT, tracked_files
+from tests.conftest import QUARANTINE, REPOSITORY_ROOT, tracked_files
 from tools import size
 
 # Each part of pipelines and the parts it may import. New parts must be added here on purpose.
@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "front_door": {
         *("socket_path", "wire", "web_application"),
         *("errors", "program", "atomic_file", "manifest", "configuration", "client", "deploy", "text"),
-        *("kserve_stream", "router", "time_limit"),
+        *("router", "time_limit"),
         "triton",  # ends what a killed gateway leaves
     },
     "command_line": {"errors", "program", "configuration", "client", "deploy", "text", "building"},
@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("building", "executor", "speculation", "time_left", "available_resources", "engine_memory"),
     },
     "validation": {
-        *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
+        *("errors", "program", "client", "command_line", "bench", "atomic_file", "deploy"),
         *("building", "time_left", "openai_stream"),
     },
     "canary": {
@@ -87,13 +87,16 @@ MAY_IMPORT: dict[str, set[str]] = {
             "openai_stream",
             "router",
             "canary",
+            "client",
+            "kserve_stream",
+            "wire",
         ),
         "front_door",  # who may ask, and how bytes are delivered
         "validation",  # the client of OpenAI's API
     },
     "demo": {
         *("errors", "program", "client", "text", "deploy", "command_line", "bench", "atomic_file"),
-        "building",
+        *("building", "validation"),
     },
 }
 
@@ -134,7 +137,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "tritonclient": (
         "pipelines/client/",
         "pipelines/triton/gateway/",
-        "pipelines/front_door/",
+        "pipelines/upstreams/fleet/",
         "pipelines/triton/tensorrt_llm/server_calls.py",
         "tests/",
     ),
@@ -145,8 +148,8 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "prometheus_client": (
         "pipelines/triton/gateway/metrics.py",
         "pipelines/front_door/observing/",
-        "pipelines/front_door/fleet/fleet.py",
         "pipelines/front_door/own_server.py",
+        "pipelines/upstreams/fleet/fleet.py",
         "pipelines/upstreams/metrics.py",
         "docs/code_tables/metrics.py",
         "tests/",
@@ -161,7 +164,7 @@ NEWER_THAN_3_10 = re.compile(
 )
 
 SMALL_FILE_LINES = 60
-SMALL_FILES_WITH_ONE_IMPORTER = 4  # on the way to none; lower it with every step
+SMALL_FILES_WITH_ONE_IMPORTER = 3  # on the way to none; lower it with every step
 
 
 def _sources(*folders: str) -> list[str]:
@@ -354,7 +357,12 @@ def test_a_small_file_with_one_importer_is_part_of_it() -> None:
         and importers[path.removesuffix(".py").replace("/", ".")] == 1
         and len((REPOSITORY_ROOT / path).read_text(encoding="utf-8").splitlines()) < SMALL_FILE_LINES
     ]
-    assert len(small) <= SMALL_FILES_WITH_ONE_IMPORTER, small
+    assert len(small) <= SMALL_FILES_WITH_ONE_IMPORTER, f"one of these belongs into its importer: {small}"
+
+
+def test_the_quarantine_names_tests_that_exist() -> None:
+    for path, name in (test.split("::") for test in QUARANTINE):
+        assert f"def {name}(" in (REPOSITORY_ROOT / path).read_text(encoding="utf-8"), f"{path} has no {name}"
 
 
 def test_no_merge_was_left_half_done() -> None:
@@ -387,8 +395,3 @@ def test_no_path_of_a_machine_and_no_package_host_is_committed() -> None:
         if "/prompts/" not in path:  # quoted from the standard library's own source
             wrong += [f"{path}: {found.group()}" for found in pattern.finditer(text)]
     assert wrong == []
-
-
-@pytest.mark.parametrize("name", ["utils", "helpers", "manager", "common", "misc"])
-def test_no_file_has_a_name_that_says_nothing(name: str) -> None:
-    assert [path for path in tracked_files() if name in Path(path).stem.split("_")] == []

@@ -11,7 +11,7 @@ from build.recipe import EngineRecipe, Serving
 from docs.code_tables.__main__ import PICTURES, TABLES, errors, files
 from docs.code_tables.metrics import metrics
 from docs.code_tables.recipe_keys import recipe_keys
-from docs.licences import main as licences
+from docs.licences import differing
 from tests.conftest import REPOSITORY_ROOT
 
 
@@ -61,4 +61,4 @@ def test_a_picture_says_its_content_in_words_and_knows_dark_pages(name: str) -> 
 
 
 def test_the_notices_name_every_locked_package() -> None:
-    assert licences(["--check"]) == 0
+    assert differing() == [], "run: make licences"

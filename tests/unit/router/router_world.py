@@ -17,7 +17,6 @@ from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, LiveArms, write_table
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog, read_observations
-from pipelines.router.open_requests import OpenRequests
 from pipelines.router.router import Router
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
@@ -56,13 +55,15 @@ def answers(
 ) -> Behave:
     def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
         time.sleep(delay_s)
-        step = size if request.streaming else len(text)
-        for begin in range(0, len(text), step):
-            end = min(begin + step, len(text))
-            chunk = chunk_of(text[begin:end], end, of=len(text))
+        is_rest = request.prompt_length is not None
+        rest = text[len(request.input_ids) - (request.prompt_length or 0) :] if is_rest else text
+        step = size if request.streaming else max(1, len(rest))
+        for begin in range(0, max(1, len(rest)), step):
+            end = min(begin + step, len(rest))
+            chunk = chunk_of(rest[begin:end], end, of=len(rest))
             if request.num_log_probs is not None:
-                chunk = with_log_probs(chunk, text)
-            responder.send(change(chunk), is_final=end == len(text))
+                chunk = with_log_probs(chunk, rest)
+            responder.send(change(chunk), is_final=end == len(rest))
 
     return behave
 
@@ -105,7 +106,7 @@ class World:
         self.router = self.make_router(LiveArms(folder / "arms.json", self.table()))
 
     def make_router(self, arms: LiveArms) -> Router:
-        return Router(SimpleNamespace(vocabulary=VOCABULARY), arms, self.log, OpenRequests(), 64)  # type: ignore[arg-type]
+        return Router(SimpleNamespace(vocabulary=VOCABULARY), arms, self.log)  # type: ignore[arg-type]
 
     def table(self, candidate: float | None = 0.0, control: float = 0.0, **others: Any) -> ArmTable:
         def setting(name: Arm, weight: float) -> ArmSetting:

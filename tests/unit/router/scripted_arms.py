@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pipelines.errors import EngineFailedError, ServerBusyError
 from pipelines.router.arms import Arm
@@ -27,6 +27,10 @@ class Chunk:
     ids: tuple[int, ...]
     finish: str = ""
 
+    @property
+    def is_last(self) -> bool:
+        return bool(self.finish)
+
 
 Step = Chunk | float | BaseException
 """A response, seconds of silence, or a failure."""
@@ -40,29 +44,45 @@ def ends(*ids: int) -> Chunk:
     return Chunk(ids, "stop")
 
 
+def after(num_tokens: int, steps: Sequence[Step]) -> list[Step]:
+    """Return what an arm does that goes on after so many tokens, which take it no time."""
+    if not num_tokens:
+        return list(steps)
+    for number, step in enumerate(steps):
+        if isinstance(step, Chunk):
+            rest, num_tokens = step.ids[num_tokens:], max(0, num_tokens - len(step.ids))
+            if rest or step.finish:
+                return [Chunk(rest, step.finish), *steps[number + 1 :]]
+            if not num_tokens:
+                return list(steps[number + 1 :])
+        elif isinstance(step, BaseException) or step == FOR_EVER_S:
+            return [step]
+    return []
+
+
 @dataclass
 class ScriptedArms:
-    """Arms that follow their scripts whenever they are asked; everything that happens is recorded.
+    """Arms that follow their scripts, from where the client's answer ends; everything is recorded.
 
     Attributes:
-        later: The script of an arm that resumes an answer after so many tokens; without one it is down.
-        given: What arms that had to resume were given.
+        given: Each arm that was asked for a rest, and the tokens that the client had.
     """
 
     scripts: dict[Arm, Sequence[Step]]
     hedges: Callable[[Arm], bool] = lambda arm: True
-    later: dict[Arm, Callable[[int], Sequence[Step]]] = field(default_factory=dict)
-    given: list[tuple[Arm, tuple[int, ...], Chunk]] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    given: list[tuple[Arm, tuple[int, ...]]] = field(default_factory=list)
     asked: list[tuple[Arm, float]] = field(default_factory=list)
     closed: list[tuple[Arm, float]] = field(default_factory=list)
     outcomes: list[tuple[Arm, Outcome]] = field(default_factory=list)
 
     def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
-        return self._follow(arm, self.scripts[arm])
+        if self.delivered:
+            self.given.append((arm, tuple(self.delivered)))
+        return self._follow(arm, after(len(self.delivered), self.scripts[arm]))
 
-    def resume(self, arm: Arm, output_ids: Sequence[int], last: Chunk) -> AsyncGenerator[Chunk, None]:
-        self.given.append((arm, tuple(output_ids), last))
-        return self._follow(arm, self.later.get(arm, lambda num_tokens: [DOWN])(len(output_ids)))
+    def deliver(self, chunk: Chunk) -> None:
+        self.delivered += chunk.ids
 
     async def _follow(self, arm: Arm, steps: Sequence[Step]) -> AsyncGenerator[Chunk, None]:
         loop = asyncio.get_running_loop()
@@ -85,15 +105,6 @@ class ScriptedArms:
 
     def may_hedge(self, arm: Arm) -> bool:
         return self.hedges(arm)
-
-    def output_ids(self, chunk: Chunk) -> Sequence[int]:
-        return chunk.ids
-
-    def is_last(self, chunk: Chunk) -> bool:
-        return bool(chunk.finish)
-
-    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
-        return replace(chunk, ids=chunk.ids[num_tokens:])
 
 
 @dataclass
@@ -124,7 +135,7 @@ async def receive(
 ) -> Received:
     received = Received()
     try:
-        async with aclosing(answer_over(order, arms, SLOW_S, streaming=streaming)) as chunks:
+        async with aclosing(answer_over(list(order), arms, SLOW_S, streaming=streaming)) as chunks:
             async for arm, chunk in chunks:
                 received.chunks.append((arm, chunk))
                 received.times_s.append(asyncio.get_running_loop().time())

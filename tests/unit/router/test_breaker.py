@@ -100,7 +100,7 @@ def test_what_counts_against_an_arm_is_its_own_failure_alone(
         assert bool(failure_of(cause)) == counts  # the same failures are charged to a candidate
 
 
-@pytest.mark.parametrize("outcome", ["busy", "unreached", "refused", "differs", "cancelled"])
+@pytest.mark.parametrize("outcome", ["busy", "unreached", "refused", "cancelled"])
 def test_errors_that_are_not_the_arms_do_not_count(outcome: Outcome) -> None:
     assert breaker_of([outcome] * 50).state(0.0) == "closed"
     breaker = breaker_of(["error", "error", outcome, "error"])

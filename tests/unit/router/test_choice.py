@@ -85,7 +85,7 @@ def test_a_client_chooses_among_the_arms_that_there_are() -> None:
     for name in ("candidate", "", "Stable"):
         with pytest.raises(InvalidRequestError) as caught:
             chosen_by_client(name, ("stable", "control"))
-        assert repr(name) in caught.value.values and "stable, control" in caught.value.limit
+        assert repr(name) in caught.value.message and "stable, control" in caught.value.message
         assert caught.value.remedy
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -47,7 +47,6 @@ class Race:
     received: str
     outcomes: str
     asked: str = ""
-    later: dict[Arm, list[Step]] = field(default_factory=dict)
     streaming: bool = True
 
 
@@ -62,7 +61,7 @@ RACES = {
     ),
     "a broken stream is resumed by another arm": Race(
         {"candidate": [says(1, 2), says(3), 1.0, DOWN], "stable": [says(1), 0.5, says(2, 3, 4, 5), ends(6)]},
-        "candidate 1,2 at 0; candidate 3 at 0; stable 4,5 at 1.5; stable 6 at 1.5",
+        "candidate 1,2 at 0; candidate 3 at 0; stable 4,5 at 1; stable 6 at 1",
         "candidate error; stable answered",
     ),
     "an arm without a first token in time is overtaken and cancelled": Race(
@@ -78,14 +77,14 @@ RACES = {
     ),
     "a helper that was not needed can be asked again": Race(
         {"candidate": [2.25, says(1), DOWN], "stable": [0.5, ends(1, 2)]},
-        "candidate 1 at 2.25; stable 2 at 2.75",
+        "candidate 1 at 2.25; stable 2 at 2.25",
         "stable cancelled; candidate error; stable answered",
     ),
     "a late arm is asked again if all others fail": Race(
         {"candidate": [3.0, ends(1, 2)], "stable": [0.5, says(1), 0.5, DOWN], "control": [0.25, DOWN]},
-        "stable 1 at 2.5; candidate 2 at 6.25",
+        "stable 1 at 2.5; candidate 2 at 3",
         "candidate timeout; stable error; control error; candidate answered",
-        asked="candidate at 0; stable at 2; control at 3; candidate at 3.25",
+        asked="candidate at 0; stable at 2; control at 3; candidate at 3",
     ),
     "an arm that fails while its helper runs calls no second one": Race(
         {"candidate": [2.5, DOWN], "stable": [1.0, ends(1)], "control": [ends(1)]},
@@ -106,26 +105,14 @@ RACES = {
         asked="candidate at 0; stable at 2; control at 4",
     ),
     "a stalled stream moves to another arm once that is ahead": Race(
-        {"candidate": [says(1, 2), FOR_EVER_S], "stable": [says(1), 1.0, says(2), 1.0, says(3), ends(4)]},
-        "candidate 1,2 at 0; stable 3 at 4; stable 4 at 4",
+        {"candidate": [says(1, 2), FOR_EVER_S], "stable": [says(1, 2), 1.0, says(3), ends(4)]},
+        "candidate 1,2 at 0; stable 3 at 3; stable 4 at 3",
         "candidate timeout; stable answered",
     ),
     "a stream that stalls and comes back goes on itself, however often": Race(
         {"candidate": [says(1), 3.0, says(2), 3.0, says(3), 3.0, ends(4)], "stable": [says(1), FOR_EVER_S]},
         "candidate 1 at 0; candidate 2 at 3; candidate 3 at 6; candidate 4 at 9",
         "stable cancelled; stable cancelled; stable cancelled; candidate answered",
-    ),
-    "an arm that differs does not end the stream that it was to help": Race(
-        {"candidate": [says(1), 2.5, ends(2)], "stable": [ends(8)]},
-        "candidate 1 at 0; candidate 2 at 2.5",
-        "stable differs; stable cancelled; candidate answered",
-        later={"stable": [1.0, ends(9)]},
-    ),
-    "an arm that differs takes a stream over that stalls": Race(
-        {"candidate": [says(1), FOR_EVER_S], "stable": [ends(8)]},
-        "candidate 1 at 0; stable 9 at 3",
-        "stable differs; candidate timeout; stable answered",
-        later={"stable": [1.0, ends(9)]},
     ),
     "a whole answer is that of one arm, though another began and failed": Race(
         {"candidate": [says(1, 9), DOWN], "stable": [says(1), 1.0, says(2, 3), 0.5, ends(4)]},
@@ -139,8 +126,8 @@ RACES = {
         "candidate timeout; stable answered",
         streaming=False,
     ),
-    "a helper must be ahead to replace a whole answer that stalls": Race(
-        {"candidate": [says(1, 2), 3.0, ends(3)], "stable": [says(8), says(9), FOR_EVER_S]},
+    "a helper must end to replace a whole answer that stalls": Race(
+        {"candidate": [says(1, 2), 3.0, ends(3)], "stable": [says(7, 8, 9), FOR_EVER_S]},
         "candidate 1,2 at 3; candidate 3 at 3",
         "stable cancelled; candidate answered",
         streaming=False,
@@ -150,8 +137,7 @@ RACES = {
 
 @pytest.mark.parametrize("race", RACES.values(), ids=RACES)
 def test_the_client_has_one_whole_answer_from_whom_and_when(race: Race) -> None:
-    later = {arm: lambda num_tokens, steps=steps: steps for arm, steps in race.later.items()}
-    arms = ScriptedArms(race.scripts, later=later)
+    arms = ScriptedArms(race.scripts)
     received = answer(arms, tuple(arm for arm in ALL if arm in race.scripts), streaming=race.streaming)
     assert received.is_whole
     chunks = [
@@ -192,8 +178,7 @@ def test_an_arm_that_ends_without_a_word_has_failed() -> None:
     arms = ScriptedArms({"stable": [says(1)]})
     received = answer(arms, ("stable",))
     assert received.ids == [1] and isinstance(received.error, EngineFailedError)
-    error = received.error
-    assert "stable" in error.what and error.values and error.limit and error.remedy
+    assert "stable" in received.error.message and received.error.remedy
 
 
 @pytest.mark.parametrize("after", [[DOWN], [9.0], [CANCELLED_FROM_WITHIN], [says(3)]])
@@ -246,38 +231,11 @@ def test_what_the_candidate_alone_refuses_is_answered_and_what_others_refuse_too
     assert answer(arms, ("candidate",)).error is too_long
 
 
-@pytest.mark.parametrize("other", [[says(1, 9), ends(3)], [ends(9)], [ends(1)], [says(1), ends()]])
-def test_an_arm_that_would_have_said_something_else_goes_on_with_what_the_client_has(
-    other: list[Step],
-) -> None:
-    arms = ScriptedArms(
-        {"candidate": [says(1), says(2), DOWN], "stable": other, "control": [ends(1, 2, 3)]},
-        later={"stable": lambda num_tokens: [0.5, says(7), ends(8)]},
-    )
-    received = answer(arms)
-    assert received.is_whole and received.ids == [1, 2, 7, 8]
-    assert arms.given == [("stable", (1, 2), says(2))]
-    assert arms.outcomes == [("candidate", "error"), ("stable", "differs"), ("stable", "answered")]
-
-
-def test_once_an_arm_differs_the_next_one_is_not_asked_from_the_start() -> None:
-    arms = ScriptedArms(
-        {"candidate": [says(1, 2), DOWN], "stable": [ends(9)], "control": [ends(1, 2, 3)]},
-        later={"stable": lambda num_tokens: [says(7), BUSY], "control": lambda num_tokens: [ends(8)]},
-    )
-    received = answer(arms)
-    assert received.is_whole and received.ids == [1, 2, 7, 8]
-    assert arms.given == [("stable", (1, 2), says(1, 2)), ("control", (1, 2, 7), says(7))]
-
-
 def test_if_no_arm_can_resume_the_client_gets_the_failure_that_broke_its_answer() -> None:
-    arms = ScriptedArms(
-        {"candidate": [says(1, 2), DOWN], "stable": [ends(9)], "control": [ends(9)]},
-        later={"stable": lambda num_tokens: [OSError()], "control": lambda num_tokens: [KeyError()]},
-    )
+    arms = ScriptedArms({"candidate": [says(1, 2), DOWN], "stable": [OSError()], "control": [KeyError()]})
     received = answer(arms)
     assert received.ids == [1, 2] and received.error is DOWN
-    assert [arm for arm, _, _ in arms.given] == ["stable", "control"]
+    assert arms.given == [("stable", (1, 2)), ("control", (1, 2))]
 
 
 def test_the_failure_of_the_arm_that_gave_the_tokens_is_what_the_client_hears_of() -> None:
@@ -352,7 +310,7 @@ def test_an_answer_that_is_closed_halfway_cancels_its_arm() -> None:
     arms = ScriptedArms({"stable": [says(1), says(2), FOR_EVER_S]})
 
     async def take_one() -> None:
-        async with aclosing(answer_over(("stable",), arms, SLOW_S)) as chunks:
+        async with aclosing(answer_over(["stable"], arms, SLOW_S)) as chunks:
             async for _ in chunks:
                 break
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,13 +23,22 @@ def cut_up(ids: Sequence[int], cuts: set[int], *, with_empty_end: bool) -> list[
 
 
 @st.composite
-def failing_scripts(draw: st.DrawFn) -> tuple[dict[Arm, Sequence[Step]], list[int], bool]:
-    """Draw scripts of three arms with the same answer, each until it fails, ends or falls silent for ever."""
-    ids = draw(st.lists(st.integers(0, 2), max_size=6))
-    scripts: dict[Arm, Sequence[Step]] = {}
+def scripts_of_arms(
+    draw: st.DrawFn,
+) -> tuple[dict[Arm, list[Step]], dict[Arm, list[int]], bool]:
+    """Draw scripts of three arms, each until it fails, ends or falls silent for ever.
+
+    Returns:
+        The scripts, the whole answer of each arm, and whether any of them reaches its end.
+    """
+    tokens = st.lists(st.integers(0, 2), max_size=6)
+    common = draw(st.none() | tokens)
+    scripts: dict[Arm, list[Step]] = {}
+    answers: dict[Arm, list[int]] = {}
     is_answered = False
     for arm in ALL:
-        chunks = cut_up(ids, draw(st.sets(st.integers(1, 5))), with_empty_end=draw(st.booleans()))
+        answers[arm] = draw(tokens) if common is None else common
+        chunks = cut_up(answers[arm], draw(st.sets(st.integers(1, 5))), with_empty_end=draw(st.booleans()))
         num = draw(st.one_of(st.just(len(chunks)), st.integers(0, len(chunks))))
         script: list[Step] = []
         for chunk in chunks[:num]:
@@ -40,68 +49,30 @@ def failing_scripts(draw: st.DrawFn) -> tuple[dict[Arm, Sequence[Step]], list[in
             script += draw(st.sampled_from([[], [3.0], [DOWN]]))
         is_answered = is_answered or num == len(chunks)
         scripts[arm] = script
-    return scripts, ids, is_answered
+    return scripts, answers, is_answered
 
 
-@given(failing_scripts(), st.sampled_from([0.0, 0.0, 1.0, 4.0]), st.booleans())
-def test_whatever_happens_to_the_arms_the_client_has_the_answer_once_as_long_as_one_of_them_gives_it(
-    case: tuple[dict[Arm, Sequence[Step]], list[int], bool], pause_s: float, streaming: bool
+@given(scripts_of_arms(), st.sampled_from([0.0, 0.0, 1.0, 4.0]), st.booleans())
+def test_whatever_happens_to_the_arms_the_client_has_one_answer_as_long_as_one_of_them_gives_it(
+    case: tuple[dict[Arm, list[Step]], dict[Arm, list[int]], bool], pause_s: float, streaming: bool
 ) -> None:
-    scripts, ids, is_answered = case
-    arms = ScriptedArms(scripts)
-    if not is_answered and any(FOR_EVER_S in script for script in scripts.values()):
+    scripts, answers, is_answered = case
+    arms = ScriptedArms({**scripts})
+    if not is_answered:
         for script in scripts.values():
-            if isinstance(script, list) and script[-1] == FOR_EVER_S:
-                script[-1] = RequestTimeoutError("the client waits no longer")
-                script.insert(-1, 100.0)
+            if script[-1] == FOR_EVER_S:
+                script[-1:] = [100.0, RequestTimeoutError("the client waits no longer")]
     received = answer(arms, pause_s=pause_s, streaming=streaming)
-    assert received.ids == ids[: len(received.ids)]
-    if is_answered:
-        assert received.ids == ids
-        assert received.is_whole
-        assert [outcome for _, outcome in arms.outcomes].count("answered") == 1
-    else:
-        assert received.error is not None
-    assert Counter(arm for arm, _ in arms.closed) <= Counter(arm for arm, _ in arms.asked)
-
-
-@st.composite
-def differing_scripts(draw: st.DrawFn) -> tuple[dict[Arm, Sequence[Step]], dict[Arm, list[int]], list[Arm]]:
-    """Draw scripts of three arms with different answers, and the arms that reach their end."""
-    scripts: dict[Arm, Sequence[Step]] = {}
-    answers: dict[Arm, list[int]] = {}
-    whole: list[Arm] = []
-    for arm in ALL:
-        answers[arm] = draw(st.lists(st.integers(0, 1), min_size=1, max_size=5))
-        chunks = cut_up(answers[arm], draw(st.sets(st.integers(1, 4))), with_empty_end=draw(st.booleans()))
-        num = draw(st.one_of(st.just(len(chunks)), st.integers(0, len(chunks))))
-        script: list[Step] = []
-        for chunk in chunks[:num]:
-            script += [draw(st.sampled_from([0.0, 0.0, 1.0, 3.0])), chunk]
-        if num < len(chunks):
-            script.append(draw(st.sampled_from([DOWN, BUSY, FOR_EVER_S])))
-        else:
-            whole.append(arm)
-        scripts[arm] = script
-    return scripts, answers, whole
-
-
-@given(differing_scripts())
-def test_arms_of_different_targets_end_an_answer_as_long_as_one_of_them_ends_its_own(
-    case: tuple[dict[Arm, Sequence[Step]], dict[Arm, list[int]], list[Arm]],
-) -> None:
-    scripts, answers, whole = case
-    if not whole:
-        return
-
-    def later(arm: Arm) -> Callable[[int], Sequence[Step]]:
-        return lambda num_tokens: [0.5, Chunk(tuple(answers[arm][num_tokens:]), "stop")]
-
-    arms = ScriptedArms(scripts, later={arm: later(arm) for arm in whole})
-    received = answer(arms)
-    assert received.is_whole
     begin = 0
     for arm, chunk in received.chunks:  # each token is the one of its arm at that position
         end = begin + len(chunk.ids)
         assert list(chunk.ids) == answers[arm][begin:end]
         begin = end
+    if is_answered:
+        assert received.is_whole
+        assert [outcome for _, outcome in arms.outcomes].count("answered") == 1
+    else:
+        assert received.error is not None
+    if not streaming:
+        assert len(set(received.arms)) <= 1
+    assert Counter(arm for arm, _ in arms.closed) <= Counter(arm for arm, _ in arms.asked)

@@ -118,8 +118,7 @@ def test_a_line_of_another_kind_is_refused_with_its_place(tmp_path: Path, line: 
     with pytest.raises(CanaryError) as caught:
         read_observations(path, 0)
     error = caught.value
-    assert str(segment) in error.what and error.limit and error.remedy
-    assert seen in error.values
+    assert str(segment) in error.message and seen in error.message and error.remedy
 
 
 def test_what_clients_asked_is_the_servers_own_to_read(tmp_path: Path) -> None:
@@ -174,7 +173,7 @@ def test_segments_follow_each_other_and_old_ones_go(tmp_path: Path) -> None:
     assert ids(read_all(path)[0]) == ["r18", "r19"]  # a reader that begins now
     with pytest.raises(CanaryError, match="deleted before they were read") as caught:
         read_observations(path, offset)
-    assert str(offset) in caught.value.values and caught.value.limit and caught.value.remedy
+    assert str(offset) in caught.value.message and caught.value.remedy
 
 
 def test_a_log_that_is_shorter_than_what_was_read_is_another_log(tmp_path: Path) -> None:

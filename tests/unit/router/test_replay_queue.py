@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pipelines.router.arms import Arm, ShadowSetting
 from pipelines.router.choice import choose
 from pipelines.router.observation import Observation
-from pipelines.router.open_requests import OpenRequests
 from pipelines.router.shadow import ShadowTraffic, is_replayed
 from tests.unit.router.virtual_time import run
 
@@ -33,7 +32,8 @@ class Replays:
         self.begun: list[tuple[int, float]] = []
         self.ended: list[int] = []
         self.most_at_once = 0
-        self.open = OpenRequests()
+        self.open: set[int] = set()
+        self.numbers = itertools.count()
         self.num_judged = 0
 
     def shadow_at(self, now_s: float) -> ShadowSetting | None:
@@ -45,9 +45,14 @@ class Replays:
     def offer(self, traffic: ShadowTraffic, number: int) -> None:
         traffic.offer(Request(number, self), OBSERVED, self)  # type: ignore[arg-type]
 
+    def begin(self) -> tuple[int, float]:
+        number = next(self.numbers)
+        self.open.add(number)
+        return number, 0.0
+
     def note(self, number: int, observation: Observation, is_judged: bool) -> None:
         assert observation.is_replay
-        self.open.end(number)
+        self.open.remove(number)
         self.num_judged += is_judged
 
     @property
@@ -74,7 +79,7 @@ class Request:
 
 def shadowed(work: Callable[[ShadowTraffic], Awaitable[None]], replays: Replays) -> ShadowTraffic:
     async def scenario() -> ShadowTraffic:
-        shadow = ShadowTraffic(replays, replays.open, replays.note)  # type: ignore[arg-type]
+        shadow = ShadowTraffic(replays, replays.begin, replays.note)  # type: ignore[arg-type]
         await work(shadow)
         await shadow.close()
         return shadow

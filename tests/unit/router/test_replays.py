@@ -6,10 +6,8 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -32,13 +30,6 @@ from tests.unit.router.router_world import (
 )
 
 SHADOW = ShadowSetting(share=1.0, max_per_s=1000.0, max_in_flight=2, max_queue=4)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    yield world
-    world.close()
 
 
 def replayed(world: World, request: EngineRequest | None = None) -> list[Observation]:

@@ -20,9 +20,7 @@ from pipelines.router.arms import Arm
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.suspects import Suspects
 from pipelines.speculation.sampling.params import SamplingParams
-from pipelines.triton.engine.answering import Answering
-from pipelines.triton.engine.engine_answerer import EngineAnswerer
-from pipelines.triton.engine.token_times import TokenTimes
+from pipelines.triton.engine.answering import Answering, TargetAlone, TokenTimes
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
@@ -42,12 +40,9 @@ CASES: dict[str, EngineRequest] = {
         (3, 1, 4, 1, 5, 9), MAX_TOKENS, sampling=others.pop("sampling", SamplingParams()), **others
     )
     for name, others in {
-        "greedy": {},
-        "sampled": {"sampling": SAMPLED},
         "penalties": {
             "sampling": SamplingParams(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3)
         },
-        "min_tokens": {"sampling": replace(SAMPLED, min_tokens=9, logit_bias=((0, 3.0),))},
         "stop words": {"sampling": SAMPLED, "end_id": -1, "stop": words([1, 2], [5, 6], [9, 10], [3, 3])},
         "stop words after min_tokens": {
             "sampling": replace(SAMPLED, min_tokens=7),
@@ -68,7 +63,8 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     loop.start()
     path = tmp_path / "socket"
     times = TokenTimes(RecordedGauges())  # type: ignore[arg-type]
-    answering = Answering(loop, EngineAnswerer(executor, None), times)
+    alone = TargetAlone(executor.vocabulary, executor.config.end_ids, executor.check, executor.generate)
+    answering = Answering(loop, alone, times)
     server = CallServer(path, answering.take)
     yield path
     loop.stop()
@@ -93,15 +89,11 @@ def told(chunks: list[Chunk]) -> tuple[tuple[int, ...], str, list[str], Any]:
 @pytest.mark.parametrize("case", CASES)
 async def test_what_follows_is_what_would_have_followed(socket: Path, case: str) -> None:
     sockets: dict[Arm, Path] = {"stable": socket}
-    arms = EngineCall(CASES[case], sockets, letters(), lambda arm: lambda outcome: None, Suspects())
-    whole = await all_of(arms.ask("stable"))
-    ids = told(whole)[0]
-    assert len(whole) > 4 and whole[-1].finish_reason
-    for num_chunks in range(1, len(whole)):
-        begin = whole[:num_chunks]
-        known = told(begin)[0]
-        if len(known) == MAX_TOKENS:
-            continue
-        rest = await all_of(arms.resume("stable", known, begin[-1]))
-        assert told([*begin, *rest]) == told(whole), (num_chunks, ids)
+    call = EngineCall(CASES[case], sockets, letters(), lambda arm: lambda outcome: None, Suspects())
+    whole = await all_of(call.ask("stable"))
+    assert len(whole) > 4 and whole[-1].is_last
+    for num_chunks, chunk in enumerate(whole[:-1], start=1):
+        call.deliver(chunk)
+        rest = await all_of(call.ask("stable"))
+        assert told([*whole[:num_chunks], *rest]) == told(whole), num_chunks
         assert rest[-1].cum_log_prob == pytest.approx(whole[-1].cum_log_prob, rel=1e-12)

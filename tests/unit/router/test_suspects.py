@@ -70,11 +70,6 @@ class MortalEngine:
             server.close()
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
 def router_of(world: World, folder: Path) -> None:
     pair = pair_in_service(str(folder / "stable.sock"), str(folder / "control.sock"), 8)
     world.router = world.make_router(LiveArms(folder / "none.json", pair))
@@ -111,7 +106,6 @@ def test_a_request_that_ends_two_processes_is_refused_and_those_beside_it_are_an
     try:
         asyncio.run(asyncio.wait_for(scenario(), 50))
     finally:
-        world.close()
         engine.close()
 
 
@@ -127,7 +121,6 @@ def test_a_process_that_is_not_reached_does_not_count(tmp_path: Path, world: Wor
         engine.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 50))
-    world.close()
 
 
 def test_a_refusal_is_forgotten_after_a_while_and_when_there_are_many(
@@ -139,7 +132,7 @@ def test_a_refusal_is_forgotten_after_a_while_and_when_there_are_many(
     refused.refuse("a")
     with pytest.raises(InvalidRequestError, match="10 minutes") as told:
         refused.check("a")
-    assert told.value.what and told.value.values and told.value.limit and told.value.remedy
+    assert "two processes" in told.value.message
     now_s = REFUSED_FOR_S
     refused.check("a")
     for each in "bcd":

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.executor.engine import Engine
-from pipelines.executor.step import WARM_UP_ROW, Chunk, StepInputs, pack
+from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.step import WARM_UP_TOKEN, Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.watched_draft import WatchedDraft
 from tests.support.recording_engine import (
@@ -70,7 +70,7 @@ def draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompt_step(engine: Engine) -> StepInputs:
-    chunk = Chunk(np.array([1, 2, 3], np.int32), 0, (1,), as_rows=False, num_logits=1)
+    chunk = Chunk(np.array([1, 2, 3], np.int32), 0, (1,), is_decode=False, num_logits=1)
     return pack([chunk], engine.config.kv_block_size)
 
 
@@ -89,7 +89,7 @@ class HangingRequest:
 
 def test_what_a_step_reads_stays_as_it_is_until_the_step_has_ended(draft_dir: Path) -> None:
     """The runtime reads its inputs in place, even after a step that hangs has been given up."""
-    engine = Engine(EngineFiles(draft_dir), 8)
+    engine = load_engine(EngineFiles(draft_dir), 8)
     inputs = prompt_step(engine)
     expected = engine.step(inputs).copy()
     arrays = {name: (array, array.copy()) for name, array in engine._network._inputs.items()}
@@ -100,7 +100,7 @@ def test_what_a_step_reads_stays_as_it_is_until_the_step_has_ended(draft_dir: Pa
     with pytest.raises(RuntimeError, match="still running"):
         engine.step(dataclasses.replace(inputs, input_ids=inputs.input_ids + 1))
     with pytest.raises(RuntimeError, match="still running"):
-        engine.step(pack([WARM_UP_ROW], engine.config.kv_block_size))
+        engine.step(pack([WARM_UP_TOKEN], engine.config.kv_block_size))
     for name, (array, content) in arrays.items():
         assert engine._network._inputs[name] is array and np.array_equal(array, content)
     engine._network._request = FailedRequest()
@@ -122,7 +122,7 @@ class FailedRequest(HangingRequest):
 
 
 def test_a_step_that_hangs_is_given_up(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(EngineFiles(draft_dir), 8)
+    engine = load_engine(EngineFiles(draft_dir), 8)
     inputs = prompt_step(engine)
     expected = engine.step(inputs).copy()
     monkeypatch.setattr("pipelines.executor.engine.STEP_TIMEOUT_S", {"draft": 0.0, "target": 0.0})

@@ -187,11 +187,10 @@ def test_accepted_tokens_are_the_common_beginning(draft: list[int], target: list
 
 def test_statistics_by_hand() -> None:
     statistics = SpeculationStatistics(max_draft_len=4)
-    assert statistics.acceptance_rate is None and statistics.mean_acceptance_length is None
     for drafted, accepted in [(0, 0), (4, 4), (4, 1), (2, 0)]:
         statistics.add_round(Round(ids([1] * (accepted + 1)), drafted, accepted, ""))
-    assert statistics.acceptance_rate == 5 / 10
-    assert statistics.mean_acceptance_length == 1 + 5 / 3
+    assert (statistics.total_accepted_draft_tokens, statistics.total_draft_tokens) == (5, 10)
+    assert (statistics.num_rounds, statistics.num_drafting_rounds) == (4, 3)
     assert statistics.accepted_per_position == [2, 1, 1, 1]
 
 

@@ -63,9 +63,6 @@ def test_the_place_is_that_of_a_search(prediction: list[int], pieces: list[tuple
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(prediction_lookup, "NEAR", _NEAR)
         for end in range(len(answer)):
-            found = lookup.propose_after(ids(answer[end : end + 2]), 5)
-            place, length = place_by_search(prediction, answer[: end + 2])
-            assert (found[0].tolist(), found[1]) == (prediction[place : place + 5] * bool(length), length)
             lookup.append(ids(answer[end : end + 1]))
             place, length = place_by_search(prediction, answer[: end + 1])
             assert lookup.propose(5).tolist() == prediction[place : place + 5] * bool(length)
@@ -110,11 +107,11 @@ def test_a_prediction_is_preferred_and_counted() -> None:
     draft = LookupDraft(ids([1, 2, 3, 9, 9, 9]), prediction_ids=prediction)
     draft.append(ids([1, 2, 3]))
     found = draft.propose(3)
-    assert (found.token_ids.tolist(), found.is_predicted) == ([4, 5, 6], True)
-    assert found.rate > 0.9 and draft.propose_after(ids([4]), 2).is_predicted
+    assert (found.token_ids.tolist(), found.num_predicted) == ([4, 5, 6], 3)
+    assert draft.rate > 0.9
     without = LookupDraft(ids([1, 2, 3, 9, 9, 9]), prediction_ids=NO_TOKENS)
     without.append(ids([1, 2, 3]))
-    assert (without.propose(2).token_ids.tolist(), without.propose(2).is_predicted) == ([9, 9], False)
+    assert (without.propose(2).token_ids.tolist(), without.propose(2).num_predicted) == ([9, 9], 0)
 
 
 def test_a_wrong_prediction_is_soon_believed_no_more() -> None:
@@ -123,7 +120,7 @@ def test_a_wrong_prediction_is_soon_believed_no_more() -> None:
         for tokens in ([1, 2, 3], [50 + number]):
             draft.append(ids(tokens))
     draft.append(ids([1, 2, 3]))
-    assert draft.propose(1).is_predicted
+    assert draft.propose(1).num_predicted
     assert draft.rate < 0.4
 
 
@@ -133,5 +130,5 @@ def test_a_wrong_prediction_is_soon_believed_no_more() -> None:
 def test_tokens_of_the_prediction_are_the_last_of_a_draft(
     num_accepted: int, num_predicted: int, expected: int
 ) -> None:
-    outcome = Round(ids([1] * (num_accepted + 1)), 5, num_accepted, "", num_predicted=num_predicted)
-    assert outcome.num_accepted_predicted == expected
+    found = Round(ids([1] * (num_accepted + 1)), 5, num_accepted, "", num_predicted=num_predicted)
+    assert found.num_accepted_predicted == expected

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest
-from pipelines.speculation.sampling.draws import distribution, draw_token, is_accepted
-from pipelines.speculation.sampling.logits_processing import truncate
+from pipelines.speculation.sampling.draws import draw_token, is_accepted
 from pipelines.speculation.sampling.noise import NoiseStream, gumbel, uniform, words_at
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.sampling.sampler import Sampler
@@ -28,11 +27,6 @@ def sampler(position: int = 1, vocab_size: int = 4, **params: Any) -> Sampler:
     return Sampler(request, vocab_size)
 
 
-def kept(**params: float) -> list[int]:
-    scores = truncate(LOGITS.astype(np.float64), SamplingParams(temperature=1.0, **params))
-    return np.flatnonzero(np.isfinite(scores)).tolist()
-
-
 def test_what_one_vocabulary_allows_is_not_taken_for_valid_with_another() -> None:
     params = SamplingParams(logit_bias=((100, 1.0),))
     params.validate(200)
@@ -45,22 +39,6 @@ def test_a_proposal_chooses_what_a_plain_step_would(params: dict[str, Any]) -> N
     for logits in np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32):
         token_id, gap = sampler(**params).propose(logits)
         assert token_id == sampler(**params).choose(logits) and gap > 0
-
-
-def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
-    assert sampler().choose(np.array([1, 3, 3, 0], np.float32)) == 1
-    assert sampler(logit_bias=((3, 3.0),)).choose(np.array([1, 3, 3, 0], np.float32)) == 1
-
-
-def test_truncation_keeps_the_fewest_tokens_that_suffice() -> None:
-    assert kept(top_k=2) == [0, 1]
-    assert kept(top_k=99) == kept() == [0, 1, 2, 3]
-    assert kept(top_p=0.4 - 1e-6) == [0]
-    assert kept(top_p=0.5) == [0, 1]
-    assert kept(top_p=0.9 + 1e-6) == [0, 1, 2, 3]
-    assert kept(top_k=3, top_p=0.7) == [0, 1]  # 0.4 + 0.3 of 0.9 that top_k leaves
-    assert kept(min_p=0.5 + 1e-6) == [0, 1]
-    assert kept(min_p=1.0) == [0]
 
 
 def test_noise_depends_on_seed_stream_and_position_alone() -> None:
@@ -88,20 +66,6 @@ def test_noise_is_made_only_where_it_can_win(seed: int, position: int, table: in
     scores[table % 50] = -np.inf
     everywhere = int(np.argmax(scores + gumbel(words_at(seed, SHARED, position, 50))))
     assert draw_token(scores, seed, SHARED, position) == everywhere
-
-
-def test_every_position_draws_anew() -> None:
-    assert len({sampler(position, temperature=1.0).choose(LOGITS) for position in range(1, 50)}) > 1
-
-
-@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.85}, {"min_p": 0.4}])
-def test_tokens_follow_the_processed_distribution(params: dict[str, float]) -> None:
-    expected = distribution(sampler(temperature=0.7, **params).distribution_scores(LOGITS))
-    drawn = np.bincount(
-        [sampler(i, temperature=0.7, seed=11, **params).choose(LOGITS) for i in range(1, 8_001)], minlength=4
-    )
-    assert drawn[expected == 0].sum() == 0
-    assert np.abs(drawn / 8_000 - expected).max() < 0.02
 
 
 def test_shared_noise_makes_two_models_agree_where_they_can() -> None:

@@ -188,7 +188,7 @@ def test_ctrl_c_ends_the_builder_too(machine: StandInMachine, tmp_path: Path, ra
         (lambda machine: machine.install("1.1.0"), r"trtllm-build of TensorRT-LLM 1\.1\.0"),
         (
             lambda machine: machine.install("1.3.0", "trtllm-serve"),
-            r"1\.3\.0 without trtllm-build.*removed from TensorRT-LLM 1.3.*draftproof llm-api",
+            r"1\.3\.0 without trtllm-build.*removed from TensorRT-LLM 1.3.*tensorrt_llm\.version: 1\.3\.0",
         ),
     ],
 )

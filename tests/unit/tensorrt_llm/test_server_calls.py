@@ -109,18 +109,18 @@ def test_a_failed_call_is_cancelled(
             "fetching new request: [TensorRT-LLM][ERROR] Assertion failed: To return generation logits, "
             "gather_generation_logits must be enabled in ExecutorConfig (/src/x.cpp:12)\n1 0x7f12",
             RequestRefusedError,
-            "refused the request; .*gather_generation_logits must be enabled in ExecutorConfig; ",
+            "refused the request: .*gather_generation_logits must be enabled in ExecutorConfig; ",
         ),
         (
             "[TensorRT-LLM][ERROR] Assertion failed: !mTokens.empty() (/src/x.cpp:47)\n1 0x7f12",
             RequestRefusedError,
-            "refused the request; ",
+            "refused the request: ",
         ),
         (
             "Executor failed process requestId 3 due to the following error: Encountered an error in "
             "forwardAsync function: [TensorRT-LLM][ERROR] Assertion failed: y (/src/x.cpp:12)",
             EngineFailedError,
-            "'target' failed; ",
+            "'target' failed: ",
         ),
         ("draftproof/invalid_request: no; a; b; c", InvalidRequestError, "^no; a; b; c$"),
     ],

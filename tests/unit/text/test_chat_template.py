@@ -252,7 +252,7 @@ def test_a_hostile_or_broken_template_is_refused_and_the_next_conversation_is_re
     ) as renderer:
         with pytest.raises(ChatTemplateError, match=reason) as refusal:
             renderer.render([user()])
-        assert all((refusal.value.what, refusal.value.values, refusal.value.limit, refusal.value.remedy))
+        assert refusal.value.remedy
         assert renderer.render([user("still here")], name="good") == "still here"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -123,20 +124,32 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0.01)
 
 
+def program_of_trials() -> int:
+    """Return the process that forks for each guide: the first of those with the fixture's program."""
+    name = str(guide_trials._PROGRAM).encode()
+    return next(each for each in processes_below(os.getpid()) if name in commands_of(each))
+
+
+def commands_of(process: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
 async def test_a_trial_is_behind_others_and_ends_when_its_client_leaves(trials: GuideTrials) -> None:
-    idle = processes_below(os.getpid())
+    program = program_of_trials()
     asked = asyncio.ensure_future(trials.ask(schema(hostile.patterns_under_all_of(25)), "guide"))
     behind = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
 
     def is_behind() -> bool:
-        new = set(processes_below(os.getpid())) - set(idle)
         with suppress(ProcessLookupError):
-            return any(os.getpriority(os.PRIO_PROCESS, each) == behind for each in new)
+            return any(os.getpriority(os.PRIO_PROCESS, each) == behind for each in processes_below(program))
         return False
 
     await until(is_behind)
     asked.cancel()
-    await until(lambda: processes_below(os.getpid()) == idle)
+    await until(lambda: not processes_below(program))
+    assert program_of_trials() == program
 
 
 async def test_few_guides_wait_and_others_are_told_at_once(
@@ -155,9 +168,23 @@ async def test_few_guides_wait_and_others_are_told_at_once(
     await asyncio.gather(*crowd, return_exceptions=True)
 
 
+async def test_a_client_that_leaves_while_its_guide_is_handed_over_ends_no_process(
+    trials: GuideTrials,
+) -> None:
+    program = program_of_trials()
+    with trials._lock:
+        asked = asyncio.ensure_future(trials.ask({"kind": "regex", "text": "[fg]+"}, "guide"))
+        await asyncio.sleep(0.05)  # its thread waits for the lock
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    assert await trials.ask({"kind": "regex", "text": "[gh]+"}, "guide")
+    assert program_of_trials() == program
+
+
 async def test_a_killed_process_is_started_again(trials: GuideTrials) -> None:
-    (program, *_) = processes_below(os.getpid())
-    os.kill(program, 9)
+    program = program_of_trials()
+    os.kill(program, signal.SIGKILL)
     with suppress(ServerBusyError):  # if the end of its socket is noticed only while it is asked
         await trials.ask({"kind": "regex", "text": "[de]+"}, "guide")
     assert await trials.ask({"kind": "regex", "text": "[ef]+"}, "guide")
+    assert program_of_trials() != program

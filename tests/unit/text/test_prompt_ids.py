@@ -54,14 +54,22 @@ TRUE = scalar_tensor(True, np.bool_)
     ("inputs", "message"),
     [
         ({}, "neither text_input nor input_ids"),
-        ({"text_input": text_tensor(b"x"), "input_ids": ids_tensor(5)}, "text_input and input_ids; exactly"),
-        ({"input_ids": ids_tensor()}, "the prompt is empty; input_ids gives 0 tokens"),
+        (
+            {"text_input": text_tensor(b"x"), "input_ids": ids_tensor(5)},
+            "text_input and input_ids, not one prompt",
+        ),
+        ({"input_ids": ids_tensor()}, "the prompt is empty: input_ids gives 0 tokens"),
         ({"input_ids": ids_tensor(5, -1)}, "outside the vocabulary; input_ids has ids from -1 to 5"),
         ({"input_ids": ids_tensor(5, 309)}, "vocabulary; input_ids has ids from 5 to 309; 0 to 308"),
-        ({"input_ids": np.array([[5], [6]], np.int32)}, "must hold one request"),
-        ({"input_ids": np.array([[5]], np.int64)}, "has the wrong type; int64"),
-        ({"input_ids": ids_tensor(5), "add_special_tokens": TRUE}, "add_special_tokens has no meaning"),
-        ({"input_ids": ids_tensor(5), "parse_special_tokens": TRUE}, "parse_special_tokens has no meaning"),
+        ({"input_ids": np.array([[5], [6]], np.int32)}, "has the shape [2, 1]"),
+        (
+            {"input_ids": ids_tensor(5), "add_special_tokens": TRUE},
+            "add_special_tokens cannot be sent with input_ids",
+        ),
+        (
+            {"input_ids": ids_tensor(5), "parse_special_tokens": TRUE},
+            "parse_special_tokens cannot be sent with input_ids",
+        ),
     ],
 )
 def test_what_is_no_prompt_is_refused(
@@ -70,7 +78,7 @@ def test_what_is_no_prompt_is_refused(
     with pytest.raises(InvalidRequestError) as refusal:
         ask(preprocessing, **inputs)
     assert message in str(refusal.value)
-    assert all((refusal.value.what, refusal.value.values, refusal.value.limit, refusal.value.remedy))
+    assert refusal.value.remedy
 
 
 def test_too_many_ids_are_refused_as_a_long_text_is(preprocessing: Preprocessing) -> None:

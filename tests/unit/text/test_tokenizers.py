@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from pipelines.manifest import sha256_file
@@ -19,18 +16,12 @@ from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.text.ensemble_steps import word_ids
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.request import CompletionRequest
-from tests.support.examples import examples
 from tests.support.trained_tokenizers import TEXTS, TOKENIZERS, byte_level
-
-
-@lru_cache
-def made_once(kind: str) -> Tokenizer:
-    return TOKENIZERS[kind]()
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return made_once(request.param)
+    return TOKENIZERS[request.param]()
 
 
 @pytest.fixture
@@ -50,23 +41,6 @@ def ask(preprocessing: Preprocessing, text: str, **others: Any) -> EngineRequest
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary.parse(tokenizer.to_str().encode(), Path("tokenizer.json"))
-
-
-@pytest.mark.parametrize("kind", TOKENIZERS)
-@examples(100)
-@given(data=st.data())
-def test_joined_bytes_are_the_decoded_text_of_any_tokens(kind: str, data: st.DataObject) -> None:
-    tokenizer = made_once(kind)
-    vocabulary = vocabulary_of(tokenizer)
-    ids = data.draw(st.lists(st.integers(3, vocabulary.size - 1), max_size=12))
-    prompt = tokenizer.encode("x", add_special_tokens=False).ids  # so that no leading space is dropped
-    whole = tokenizer.decode(prompt + ids)
-    spelled = vocabulary.join(prompt + ids)
-    if (
-        b"\xef\xbf\xbd" in whole.encode()
-    ):  # bytes that are no UTF-8: each decoder replaces them in its own way
-        return
-    assert spelled.decode(errors="replace").removeprefix(" ") == whole
 
 
 @pytest.mark.parametrize("word", ["\n", "return", " return", "1, 2", "é"])

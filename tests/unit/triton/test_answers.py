@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from pipelines.asyncio_thread import AsyncioThread
@@ -18,21 +17,17 @@ from pipelines.errors import (
     InvalidRequestError,
     RepositoryError,
     RequestCancelledError,
-    ServerBusyError,
     ServerStartError,
     from_wire,
 )
 from pipelines.speculation.request import GenerationRequest
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.tensors import scalar_tensor, text_tensor
-from pipelines.triton.backend.wire import SentTensors, TritonWire
-from pipelines.triton.engine.answering import Answering
+from pipelines.triton.engine.answering import Answering, TokenTimes
 from pipelines.triton.engine.model import GenerationModel
-from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
-from tests.support.fake_triton import FakeRequest, FakeTensor, FakeTritonError, engine_tensors, fake_backend
+from tests.support.fake_triton import FakeRequest, engine_tensors, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
 
 
@@ -69,7 +64,7 @@ def serve() -> Iterator[Callable[[ScriptedAnswerer], GenerationModel]]:
         parameters = ModelParameters("target", {}, input_names=("input_ids",))
         times = TokenTimes(RecordedGauges())  # type: ignore[arg-type]
         answering = Answering(loop, answerer, times)
-        model = GenerationModel(parameters, TritonWire(fake_backend()), {"": answering})
+        model = GenerationModel(parameters, fake_backend(), {"": answering})
         models.append(model)
         return model
 
@@ -114,7 +109,6 @@ def test_refusals_come_before_any_work(serve: Any, request_made: FakeRequest) ->
     serve(answerer).execute([request_made])
     error = request_made.sender.error
     assert isinstance(from_wire(error.message()), InvalidRequestError)
-    assert error.code() == FakeTritonError.INVALID_ARG
     assert not answerer.was_closed.is_set()
 
 
@@ -143,47 +137,18 @@ def test_a_response_that_cannot_be_sent_becomes_an_error_and_ends_the_work(serve
     assert answerer.was_closed.wait(120)
 
 
-def test_a_full_queue_has_the_code_for_try_again() -> None:
-    made = TritonWire(fake_backend()).error_response(ServerBusyError("the queue is full"))
-    assert made.error.code() == FakeTritonError.UNAVAILABLE
-
-
-def test_a_tensor_that_has_not_changed_is_sent_again_and_any_other_is_new() -> None:
-    made: list[str] = []
-
-    class CountedTensor(FakeTensor):
-        def __init__(self, name: str, array: npt.NDArray[Any]) -> None:
-            super().__init__(name, array)
-            made.append(name)
-
-    backend = fake_backend()
-    backend.Tensor = CountedTensor
-    wire = TritonWire(backend)
-    sent: SentTensors = {}
-    responses = [
-        {"text": text_tensor(text), "count": scalar_tensor(count, np.int32), "ids": np.array([ids])}
-        for text, count, ids in (("off", 0, [7]), ("off", 0, [7, 7]), ("stop", 1, [7, 7]), ("off", 1, [8, 7]))
-    ]
-    for outputs in responses:
-        tensors = wire.response(outputs, sent).tensors
-        assert {name: array.tolist() for name, array in tensors.items()} == {
-            name: array.tolist() for name, array in outputs.items()
-        }
-    assert made.count("text") == 3
-    assert made.count("count") == 2
-    assert made.count("ids") == 3
-
-
 def test_parameters_are_read_strictly() -> None:
     parameters = ModelParameters("target", {"engine_dir": "engines/x", "max_seq_len": "many"})
     assert parameters.path("engine_dir") == Path("engines/x")
-    with pytest.raises(RepositoryError, match="is missing a parameter"):
+    with pytest.raises(RepositoryError, match="has no parameter 'max_batch_size'"):
         parameters.text("max_batch_size")
     with pytest.raises(RepositoryError, match="max_seq_len='many'"):
         parameters.integer("max_seq_len")
 
 
-def test_a_numpy_with_which_tensors_arrive_empty_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numpy_with_which_tensors_arrive_empty_is_named(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(np, "__version__", "2.4.0")
     with pytest.raises(ServerStartError, match=r"numpy 2\.4\.0"):
-        TritonWire(fake_backend())
+        serve(ScriptedAnswerer(three))

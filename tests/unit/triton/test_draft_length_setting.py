@@ -11,10 +11,15 @@ import pytest
 
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
-from pipelines.triton.engine.sessions import MAX_SESSIONS, MAX_TOKENS, Session, Sessions
+from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
+from pipelines.triton.engine.speculative_answerer import MAX_SESSIONS, MAX_TOKENS, Sessions
 
-ADAPTIVE = DraftLengthSetting(None, 8)
+
+def setting(folder: Path, num_draft_tokens: str = "adaptive", max_draft_len: str = "8") -> DraftLengthSetting:
+    values = {"num_draft_tokens": num_draft_tokens, "max_draft_len": max_draft_len}
+    return DraftLengthSetting(
+        ModelParameters("speculative", {**values, "draft_length_file": str(folder / "draft_length.json")})
+    )
 
 
 def write(path: Path, text: str, when_s: float) -> None:
@@ -24,15 +29,16 @@ def write(path: Path, text: str, when_s: float) -> None:
 
 def test_the_recipes_setting_holds_until_a_file_says_otherwise_and_after_it(tmp_path: Path) -> None:
     path = tmp_path / "draft_length.json"
-    live = LiveDraftLength(ADAPTIVE, path)
-    assert live.read() == ADAPTIVE
+    live = setting(tmp_path, "5")
+    assert live.read() == 5
     write(path, '{"num_draft_tokens": 0}', 1000)
-    assert live.read() == DraftLengthSetting(0, 8)
+    assert live.read() == 0
     write(path, '{"num_draft_tokens": null}', 1001)
-    assert live.read() == ADAPTIVE
+    assert live.read() is None
     write(path, '{"num_draft_tokens": 3}', 1002)
+    assert live.read() == 3
     path.unlink()
-    assert live.read() == ADAPTIVE
+    assert live.read() == 5
 
 
 NESTED = '{"num_draft_tokens": ' + "[" * 200_000
@@ -49,12 +55,11 @@ NESTED = '{"num_draft_tokens": ' + "[" * 200_000
 def test_an_invalid_file_is_reported_once_and_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    path = tmp_path / "draft_length.json"
-    live = LiveDraftLength(DraftLengthSetting(4, 8), path)
-    write(path, text, 1000)
+    live = setting(tmp_path, "4")
+    write(tmp_path / "draft_length.json", text, 1000)
     caplog.set_level(logging.ERROR)
     for _ in range(3):
-        assert live.read() == DraftLengthSetting(4, 8)
+        assert live.read() == 4
     assert len(caplog.records) == 1
     assert "stays the same" in caplog.text
 
@@ -64,56 +69,52 @@ def test_a_server_does_not_start_with_an_invalid_file(tmp_path: Path, text: str)
     path = tmp_path / "draft_length.json"
     path.write_text(text)
     with pytest.raises(InvalidRequestError, match="max_draft_len=8") as caught:
-        LiveDraftLength(ADAPTIVE, path)
-    error = caught.value
-    assert error.what and str(path) in error.values and "draftproof draft-length" in error.remedy
+        setting(tmp_path)
+    assert str(path) in caught.value.what and "draftproof draft-length" in caught.value.remedy
 
 
-def of_recipe(num_draft_tokens: str, max_draft_len: str) -> DraftLengthSetting:
-    values = {"num_draft_tokens": num_draft_tokens, "max_draft_len": max_draft_len}
-    return DraftLengthSetting.of_recipe(ModelParameters("speculative", values))
-
-
-def test_the_recipes_setting_is_read_from_the_rendered_model() -> None:
-    assert of_recipe("adaptive", "8") == DraftLengthSetting(None, 8)
-    assert of_recipe("0", "1") == DraftLengthSetting(0, 1)
-    assert of_recipe("8", "8") == DraftLengthSetting(8, 8)
+@pytest.mark.parametrize(("text", "length"), [("adaptive", None), ("0", 0), ("8", 8)])
+def test_the_recipes_setting_is_read_from_the_rendered_model(
+    tmp_path: Path, text: str, length: int | None
+) -> None:
+    assert (setting(tmp_path, text).read(), setting(tmp_path, text).max_draft_len) == (length, 8)
 
 
 @pytest.mark.parametrize(
     ("num_draft_tokens", "max_draft_len"),
     [("9", "8"), ("-1", "8"), ("many", "8"), ("", "8"), ("0", "0"), ("adaptive", "-3"), ("4", "many")],
 )
-def test_an_invalid_rendered_model_is_refused(num_draft_tokens: str, max_draft_len: str) -> None:
+def test_an_invalid_rendered_model_is_refused(
+    tmp_path: Path, num_draft_tokens: str, max_draft_len: str
+) -> None:
     with pytest.raises(RepositoryError) as caught:
-        of_recipe(num_draft_tokens, max_draft_len)
-    error = caught.value
-    assert error.what and error.values and error.limit and "draftproof repository" in error.remedy
+        setting(tmp_path, num_draft_tokens, max_draft_len)
+    assert "draftproof repository" in caught.value.remedy
 
 
-def test_a_length_above_the_ceiling_is_refused() -> None:
+def test_a_length_above_the_ceiling_is_refused(tmp_path: Path) -> None:
+    adaptive = setting(tmp_path)
     for good in (None, 0, 8):
-        ADAPTIVE.check(good)
+        adaptive.check(good)
     for bad in (-1, 9):
         with pytest.raises(InvalidRequestError, match="max_draft_len=8"):
-            ADAPTIVE.check(bad)
+            adaptive.check(bad)
 
 
-def test_a_session_is_remembered_and_the_oldest_forgotten() -> None:
-    sessions = Sessions()
-    first = sessions.of("a")
-    assert sessions.of("a") is first
-    assert sessions.of("") is not sessions.of("")
-    for number in range(MAX_SESSIONS):
-        sessions.of(f"other {number}")
-    assert sessions.of("a") is not first
+def test_the_sessions_that_were_used_most_recently_are_remembered() -> None:
+    sessions, answer = Sessions(), [np.array([1, 2], np.int32)]
+    for session_id in ("", "a", *(f"other {number}" for number in range(MAX_SESSIONS - 1)), "a"):
+        sessions.remember(session_id, answer)
+    assert sessions.answer_ids("").size == 0 and sessions.answer_ids("a").tolist() == [1, 2, 1, 2]
+    sessions.remember("new", answer)
+    assert sessions.answer_ids("other 0").size == 0 and sessions.answer_ids("a").size == 4
 
 
 def test_of_a_session_the_latest_answers_are_kept() -> None:
-    session = Session()
-    session.remember([np.arange(2, dtype=np.int32), np.arange(2, 5, dtype=np.int32)])
-    session.remember([])
-    assert session.answer_ids.tolist() == [0, 1, 2, 3, 4]
-    session.remember([np.arange(5, MAX_TOKENS + 2, dtype=np.int32)])
-    assert session.answer_ids.tolist() == list(range(2, MAX_TOKENS + 2))
-    assert session.answer_ids.base is None
+    sessions = Sessions()
+    sessions.remember("a", [np.arange(2, dtype=np.int32), np.arange(2, 5, dtype=np.int32)])
+    sessions.remember("a", [])
+    assert sessions.answer_ids("a").tolist() == [0, 1, 2, 3, 4]
+    sessions.remember("a", [np.arange(5, MAX_TOKENS + 2, dtype=np.int32)])
+    assert sessions.answer_ids("a").tolist() == list(range(2, MAX_TOKENS + 2))
+    assert sessions.answer_ids("a").base is None

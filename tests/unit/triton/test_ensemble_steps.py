@@ -42,7 +42,7 @@ def steps(parameters: ModelParameters) -> Iterator[EnsembleSteps]:
 
 
 def request_of(text: bytes = b"x") -> FakeRequest:
-    tensors = {"QUERY": text_tensor(text), "REQUEST_OUTPUT_LEN": scalar_tensor(4, np.int32)}
+    tensors = {"text_input": text_tensor(text), "max_tokens": scalar_tensor(4, np.int32)}
     return FakeRequest(tensors, requested=("INPUT_ID",))
 
 
@@ -69,7 +69,7 @@ def test_long_texts_wait_in_bounds_and_nobody_waits_for_them(
     steps.execute(long_ones[:2])
     steps.execute([short, *long_ones[2:]])
     assert short.sender.wait()[-1].error is None  # type: ignore[union-attr]
-    steps.execute([busy := request_of()])
+    steps.execute([busy := request_of(LONG)])
     assert isinstance(from_wire(busy.sender.error.message()), ServerBusyError)
     may_go_on.set()
     assert all(each.sender.wait()[-1].error is None for each in long_ones)  # type: ignore[union-attr]

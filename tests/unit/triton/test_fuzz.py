@@ -26,15 +26,12 @@ from pipelines.errors import (
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.wire import TritonWire
-from pipelines.triton.engine.answering import Answering
-from pipelines.triton.engine.engine_answerer import EngineAnswerer
+from pipelines.triton.engine.answering import Answering, TargetAlone, TokenTimes
 from pipelines.triton.engine.model import GenerationModel
-from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.triton.text.model import TextModel
 from pipelines.wire.fields import ENGINE_INPUTS, TEXT_INPUTS
 from tests.support.examples import examples
-from tests.support.fake_triton import FakeRequest, FakeTritonError, fake_backend
+from tests.support.fake_triton import FINAL, FakeRequest, FakeResponse, FakeTritonError, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor
 from tests.unit.triton.test_text_model import EchoEngine, start_text_model
@@ -126,9 +123,8 @@ def check(sent: list[FakeRequest]) -> None:
         message = last.error.message()
         error = from_wire(message)
         assert isinstance(error, (InvalidRequestError, RequestTimeoutError, RequestCancelledError)), message
-        assert (last.error.code() == FakeTritonError.INVALID_ARG) == isinstance(error, InvalidRequestError)
         assert "Traceback" not in message and len(message) < 5000
-        assert message.count("; ") >= 3, "four parts"
+        assert "; " in message, "a message and a remedy"
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +145,7 @@ GOOD_TEXT = {"text_input": np.array([[b"def main("]], np.object_), "max_tokens":
 def test_a_text_model_answers_anything(text_model: TextModel, sent: list[FakeRequest]) -> None:
     text_model.execute(sent)
     check(sent)
-    assert wait_until(lambda: text_model._router._open_limit._num_open == 0)
+    assert wait_until(lambda: text_model._router.routing.num_open == 0)
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +153,10 @@ def engine_model() -> Iterator[tuple[GenerationModel, Executor]]:
     executor = make_executor(RecordingEngine(64))
     loop = StepLoop((executor,))
     loop.start()
-    model = GenerationModel(
-        ModelParameters("target", {}, tuple(inputs_of("target"))),
-        TritonWire(fake_backend()),
-        {"": Answering(loop, EngineAnswerer(executor, None), TokenTimes(RecordedGauges()))},  # type: ignore[arg-type]
-    )
+    alone = TargetAlone(executor.vocabulary, executor.config.end_ids, executor.check, executor.generate)
+    times = TokenTimes(RecordedGauges())  # type: ignore[arg-type]
+    parameters = ModelParameters("target", {}, tuple(inputs_of("target")))
+    model = GenerationModel(parameters, fake_backend(), {"": Answering(loop, alone, times)})
     yield model, executor
     model.close()
 
@@ -181,15 +176,16 @@ def test_an_engine_model_answers_anything(
     model, executor = engine_model
     model.execute(sent)
     check(sent)
-    counts = executor.counts
-    assert wait_until(lambda: not executor.has_work and counts.num_free_blocks == counts.num_blocks)
+    scheduler = executor.scheduler
+    assert wait_until(lambda: not executor.has_work and scheduler.num_free_blocks == scheduler.num_blocks)
 
 
-def test_the_fuzzer_sees_a_request_that_is_forgotten(text_model: TextModel) -> None:
+def test_the_fuzzer_sees_a_request_that_is_forgotten() -> None:
     request = FakeRequest(dict(GOOD_TEXT))
     with pytest.raises(AssertionError, match="wait for ever"):
         request.sender.wait(0.01)
-    request.sender.send(text_model._wire.error_response(DraftproofError("untyped")), flags=1)
+    untyped = FakeTritonError(DraftproofError("untyped").to_wire())
+    request.sender.send(FakeResponse(error=untyped), flags=FINAL)
     with pytest.raises(AssertionError):
         check([request])
 

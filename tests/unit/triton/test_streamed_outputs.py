@@ -18,7 +18,7 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.outputs import engine_outputs, text_outputs
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import ChunkStream
-from pipelines.triton.engine.speculative_model import counts_so_far
+from pipelines.triton.engine.speculative_answerer import counts_so_far
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.chunk_parts import with_text
 

@@ -105,12 +105,10 @@ def test_a_good_server_is_promoted_and_stays_after_a_restart(
     ("faults", "metric", "fault", "path"),
     [
         (Faults(changes=0.2), "answers", "", COMPLETIONS),
-        (Faults(changes=0.2), "answers", "", RESPONSES),
         (Faults(ends=0.6), "errors", "a stream that ended early", RESPONSES),
         (Faults(cuts=0.6), "errors", "a connection that broke", COMPLETIONS),
         (Faults(fails=0.3), "errors", "HTTP 500", COMPLETIONS),
         (Faults(limits=0.3), "errors", "HTTP 429", COMPLETIONS),
-        (Faults(ends=0.6), "errors", "a stream that ended early", COMPLETIONS),
         (Faults(garbles=0.3), "errors", "garbage", COMPLETIONS),
         (Faults(renames=0.6), "errors", "another model than before", COMPLETIONS),
         (Faults(hangs=0.3), "errors", "no answer in time|no token in time", COMPLETIONS),

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from pipelines.canary.start import read_together
+from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import CanaryError
 from pipelines.upstreams.__main__ import main
 from pipelines.upstreams.service import Service
@@ -33,7 +34,7 @@ def test_the_defaults_fit_together() -> None:
 
 
 def test_two_servers_have_two_names(tmp_path: Path) -> None:
-    with pytest.raises(CanaryError, match="both servers have the same name"):
+    with pytest.raises(CanaryError, match="both have the name old"):
         UpstreamsSettings.read(write(tmp_path, candidate=OLD))
 
 
@@ -47,12 +48,26 @@ def test_the_server_in_service_must_be_named(tmp_path: Path) -> None:
     }
     (state / "arms.json").write_text(json.dumps(table))
     path = write(tmp_path, candidate=NEW)
-    with pytest.raises(CanaryError, match="a server that gets requests is missing; promoted"):
-        Service(UpstreamsSettings.read(path), path, state, again=False)
+    with pytest.raises(CanaryError, match="does not name promoted, which gets requests"):
+        Service(UpstreamsSettings.read(path), path, state, FrontDoorSettings(), again=False)
+
+
+def test_a_fleet_is_named_by_the_addresses_of_its_servers(tmp_path: Path) -> None:
+    servers = ("10.0.0.7:8001", "pod-1.draftproof:8001", "[fd00::1]:8001")
+    fleet = {"name": "ours", "servers": [*servers], "server_name": "servers:8001"}
+    stable = UpstreamsSettings.read(write(tmp_path, stable=fleet)).stable
+    assert stable.is_fleet and (stable.servers, stable.server_name) == (servers, "servers:8001")
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"timeout": 3}, {"url": "ftp://host"}, {"key_file": "missing"}, {"name": "a/b"}]
+    "wrong",
+    [
+        *({"timeout": 3}, {"url": "ftp://host"}, {"key_file": "missing"}, {"name": "a/b"}),
+        *({"url": ""}, {"servers": ["a:8001"]}, {"url": "", "servers": ["http://a:8001"]}),
+        *({"url": "", "servers": "a:8001"}, {"url": "", "servers": ["a"]}),
+        *({"url": "", "server_name": name} for name in ("a", "a..b:80", f"{'a' * 64}.b:80")),
+        {"url": "", "servers": ["a:8001"], "max_requests_per_server": 0},
+    ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(
     wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,5 +16,5 @@ from tests.support.scripted_http import scripted_http
 def test_a_list_of_models_that_is_none_is_told(listed: bytes, tmp_path: Path) -> None:
     with scripted_http((200, {}, listed)) as script:
         endpoints = {"old": Endpoint(script.url), "new": Endpoint(script.url)}
-        with pytest.raises(CanaryError, match="does not list its models"):
+        with pytest.raises(CanaryError, match="is no list of models"):
             UpstreamWorld(tmp_path, endpoints, "old", "new").preflight()

@@ -14,8 +14,8 @@ from pipelines.validation.exact.plan import (
     ADAPTIVE,
     NUM_COMBINATIONS,
     DraftLength,
+    Limits,
     Pass,
-    Portion,
     ProofPlan,
     Question,
     pass_of,
@@ -27,22 +27,14 @@ from tests.unit.client.scripted_client import Change, ScriptedClient
 
 MAX_TOKENS = 12
 PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(6))
-PLAN = ProofPlan(
-    prompts=PROMPTS,
-    default_length=DraftLength.of_server(ADAPTIVE),
-    fixed_lengths=DraftLength.all_fixed(2),
-    loads=(1, 4),
-    most_tokens=MAX_TOKENS,
-    mean_gap_s=0.0,
-    max_rate=0.5,
-)
+LIMITS = Limits(2, 5, DraftLength.of_server(ADAPTIVE))
+PLAN = ProofPlan(PROMPTS, LIMITS, max_rate=0.5, mean_gap_s=0.0)
 RIGHT: Change = lambda request, model, given: given  # noqa: E731
 
 
 def schedule(plan: ProofPlan) -> dict[Pass, tuple[Question, ...]]:
-    portion = Portion(0, len(PROMPTS), MAX_TOKENS)
     passes = [pass_of(plan, number) for number in range(NUM_COMBINATIONS)]
-    return {asked: questions_of(plan, asked, portion, "nonce") for asked in passes}
+    return {asked: questions_of(plan, asked, 0, len(PROMPTS), MAX_TOKENS, "nonce") for asked in passes}
 
 
 def run(change: Change = RIGHT, plan: ProofPlan = PLAN, client: Any = None) -> Proof:

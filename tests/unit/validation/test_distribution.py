@@ -19,7 +19,7 @@ from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.validation.distribution import sections as sections_module
 from pipelines.validation.distribution.chi_square import detectable_total_variation
-from pipelines.validation.distribution.drawing import COUPLED, RATIO, Drawn, DrawPlan, Draws, draw_from_own
+from pipelines.validation.distribution.drawing import COUPLED, RATIO, Drawn, Draws, draw_from_own
 from pipelines.validation.distribution.sections import ALPHA, compare, judge
 from pipelines.validation.distribution.sequence_tests import (
     SamplePair,
@@ -111,8 +111,7 @@ def _fewer_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draws(server: TableServer, num_answers: int, **changes: Any) -> Draws:
     prompts = tuple(Prompt(str(index), f"prompt {index}") for index in range(8))
-    plan = DrawPlan(prompts, num_answers=num_answers, num_tokens=3, num_at_once=1, **changes)
-    return draw_from_own(plan, server.ask)
+    return draw_from_own(prompts, 2, server.ask, num_answers, num_at_once=1, **changes)
 
 
 def sections(server: TableServer, num_answers: int = 150, **changes: Any) -> list[Section]:
@@ -168,7 +167,7 @@ def test_a_wrong_bonus_token_is_caught_at_its_position() -> None:
     assert p_values[2] <= ALPHA / 4 < min(p_values[:2])
 
 
-def test_arms_that_share_their_noise_prove_nothing() -> None:
+def test_samples_that_share_their_noise_prove_nothing() -> None:
     """Answers that agree one by one, not only in distribution, would make any bound meaningless."""
     rng = np.random.default_rng(6)
     (pair, *_) = markov_pairs(rng, 400)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +14,14 @@ from pipelines.client import CompletionRequest, Generation
 from pipelines.client.connection import ENSEMBLE, SPECULATIVE, TARGET_ALONE
 from pipelines.errors import ServerBusyError
 from pipelines.validation.exact.asking import PRIMING_TOKENS, ask_pass
-from pipelines.validation.exact.differences import explain
+from pipelines.validation.exact.comparing import first_difference, margin_of
 from pipelines.validation.exact.plan import ADAPTIVE
 from pipelines.validation.exact.proof import prove
-from tests.unit.client.scripted_client import Change, ScriptedClient
+from pipelines.validation.exact.sections import alone_section
+from pipelines.validation.exact.verdict import Proof
+from tests.unit.client.scripted_client import Change, ScriptedClient, honest
 from tests.unit.validation.scripted_proof import (
+    LIMITS,
     MAX_TOKENS,
     PLAN,
     PROMPTS,
@@ -43,25 +46,27 @@ def test_equal_answers_pass_and_everything_compared_is_counted() -> None:
         assert result.totals.tokens_compared == MAX_TOKENS * result.totals.answers_compared
         assert bool(result.totals.requests_cut_off) is result.asked.with_cancellations
     greedy, seeded = proof.groups
-    assert greedy.num_prompts == seeded.num_prompts == len(PROMPTS)
-    both = greedy.totals + seeded.totals
-    assert both.answers_compared == sum(
+    assert greedy["prompts"] == seeded["prompts"] == len(PROMPTS)
+    assert greedy["answers"] + seeded["answers"] == sum(
         len(questions) for each, questions in asked.items() if each.model != TARGET_ALONE
     )
-    assert greedy.totals.tokens_with_log_probs and seeded.totals.tokens_with_log_probs
-    assert both.prompt_tokens_with_log_probs and proof.alone
+    assert greedy["tokens_with_log_probs"] and seeded["tokens_with_log_probs"]
+    assert greedy["prompt_tokens_with_log_probs"] + seeded["prompt_tokens_with_log_probs"] and proof.alone
 
 
 def test_the_reference_is_the_target_alone_once_per_request_and_one_at_a_time() -> None:
     client: Any = ScriptedClient()
-    references: list[int] = []
+    references: list[list[tuple[str, CompletionRequest, bool]]] = []
 
     def on_answer(name: str, num_done: int, num_all: int) -> None:
-        if name.startswith("reference"):
-            references.append(len(client.asked))
+        if name.startswith("reference answers") and num_done == 0:
+            references.append(client.asked[:])
+        elif name.startswith("reference answers") and num_done == num_all:
+            references[-1] = client.asked[len(references[-1]) :]
+            assert len(references[-1]) == num_all
 
     prove(PLAN, schedule(PLAN).items(), "nonce", client, on_answer)
-    asked = [client.asked[place] for place in references]
+    asked = [each for of_pass in references for each in of_pass]
     assert {(model, streaming) for model, _, streaming in asked} == {(TARGET_ALONE, False)}
     everything = {question.request for questions in schedule(PLAN).values() for question in questions}
     assert Counter(request for _, request, _ in asked) == Counter(everything)
@@ -76,7 +81,7 @@ def test_requests_are_sent_as_their_pass_says() -> None:
         assert len(given.answers) == len(compared) == len(questions)
         assert {(model, streaming) for model, _, streaming in compared} == {(asked.model, asked.is_streaming)}
         lengths = {request.num_draft_tokens for _, request, _ in compared}
-        assert lengths == set(asked.draft_length.requested[: len(questions)])
+        assert lengths == {asked.draft_length.at(place)[0] for place in range(len(questions))}
         primed = [request for _, request, _ in client.asked if request.max_tokens == PRIMING_TOKENS]
         assert Counter(primed) == Counter(() if asked.is_cold else set(primed)), "once, however many ask it"
         prompts = {(request.prompt, request.prompt_ids) for request in wanted}
@@ -87,7 +92,7 @@ def test_requests_are_sent_as_their_pass_says() -> None:
 
 def test_a_prompt_is_in_the_cache_before_a_warm_request_and_not_before_a_cold_one() -> None:
     client: Any = ScriptedClient()
-    run(plan=replace(PLAN, loads=(1,)), client=client)
+    run(plan=replace(PLAN, limits=replace(LIMITS, max_requests=2)), client=client)
     seen: dict[str, set[str]] = {SPECULATIVE: set(), TARGET_ALONE: set(), ENSEMBLE: set()}
     num_cold = 0
     for model, request, _ in client.asked:
@@ -112,60 +117,126 @@ def test_staggered_requests_wait_at_random_and_the_others_do_not(monkeypatch: py
 def test_one_wrong_token_fails_and_is_found_where_it_is() -> None:
     proof = run(change_of(with_token(3, 99), lambda request: "text 2" in request.prompt))
     assert proof.verdict == "fail"
-    assert {finding.prompt.prompt_id for finding in proof.findings} == {"p2"}
-    divergence = proof.findings[0].divergence
-    assert divergence is not None
-    assert (divergence.kind, divergence.position, divergence.actual_id) == ("token", 3, 99)
-    assert [group.num_diverged for group in proof.groups] == [1, 1]
+    assert {finding.difference.prompt_id for finding in proof.findings} == {"p2"}
+    first = proof.findings[0].difference
+    assert (first.place, first.actual) == ("token 3", "99")
+    assert [group["prompts_that_diverged"] for group in proof.groups] == [1, 1]
     assert len(proof.findings) == sum(result.totals.answers_that_differ for result in proof.speculative)
     assert "answers of draft and target together differ" in proof.failures()[0]
 
 
 def test_adaptive_answers_are_compared_like_all_others() -> None:
     proof = run(change_of(lambda given: replace(given, text="?"), by_default))
-    assert {finding.asked.draft_length.used for finding in proof.findings} == {(ADAPTIVE,)}
+    assert {finding.asked.draft_length.name for finding in proof.findings} == {ADAPTIVE}
     num_adaptive = sum(result.totals.answers_compared for result in proof.adaptive)
     through_ensemble = sum(result.asked.model == ENSEMBLE for result in proof.adaptive)
     assert 0 < len(proof.findings) < num_adaptive and through_ensemble
-    assert {result.asked.num_at_once for result in proof.adaptive} == set(PLAN.loads)
+    assert {result.asked.num_at_once for result in proof.adaptive} == set(LIMITS.loads)
 
 
 def test_a_target_that_depends_on_its_batch_mates_fails_and_is_named() -> None:
-    def drift(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        is_alone = threading.current_thread() is threading.main_thread()  # the reference, one at a time
-        return given if is_alone or model != TARGET_ALONE else replace(given, finish_reason="stop")
+    class Drifting(ScriptedClient):
+        is_alone = False
 
-    proof = run(drift)
+        def answer(self, request: CompletionRequest, model: str) -> Generation:
+            given = super().answer(request, model)
+            drifts = model == TARGET_ALONE and not self.is_alone
+            return replace(given, finish_reason="stop") if drifts else given
+
+    client: Any = Drifting()
+
+    def on_answer(name: str, num_done: int, num_all: int) -> None:
+        client.is_alone = name.startswith("reference answers")
+
+    proof = Proof(prove(PLAN, schedule(PLAN).items(), "nonce", client, on_answer), PLAN.max_rate)
     assert {finding.asked.model for finding in proof.findings} == {TARGET_ALONE}
     assert any("depend on concurrent requests" in reason for reason in proof.failures())
+    section = alone_section(proof)
+    assert section.verdict == "fail" and "depend on the batch" in section.summary
+
+
+ASKED = CompletionRequest("prompt", max_tokens=4, seed=5, num_log_probs=2, return_prompt_log_probs=True)
+ANSWER = honest(ASKED, TARGET_ALONE)
+TOP, OF_PROMPT, TOP_OF_PROMPT = ANSWER.top_log_probs, ANSWER.prompt_log_probs, ANSWER.prompt_top_log_probs
+
+
+def ids(*token_ids: int) -> Generation:
+    return replace(ANSWER, output_ids=token_ids)
+
+
+def less(log_prob: float) -> float:
+    """Return the next smaller number, which differs in the last bit."""
+    return math.nextafter(log_prob, -math.inf)
+
+
+def but(**changes: Any) -> tuple[Generation, Generation]:
+    return ANSWER, replace(ANSWER, **changes)
+
+
+LOG_PROBS, OF_PROMPTS = "log probabilities of token", "log probabilities of prompt token"
+
+
+@pytest.mark.parametrize(
+    ("pair", "place"),
+    [
+        ((ids(1, 2, 3, 4), ids(1, 2, 3, 4)), None),
+        ((ids(1, 2, 3, 4), ids(1, 9, 3, 4)), "token 1"),
+        ((ids(1, 2, 3, 4), ids(1, 2, 3)), "token 3"),
+        ((ids(1, 2, 3, 4), ids(1, 2, 3, 4, 5)), "token 4"),
+        ((ids(1, 2, 3, 4), ids()), "token 0"),
+        ((ids(1, 2, 3, 4), ids(1, 9)), "token 1"),
+        (but(finish_reason="stop"), "finish_reason"),
+        (but(text="?"), "text"),
+        (but(seed=6), "seed"),
+        ((replace(ANSWER, seed=6),) * 2, "seed"),  # both ignored the one asked for
+        (but(log_probs=(*ANSWER.log_probs[:3], less(ANSWER.log_probs[3]))), f"{LOG_PROBS} 3"),
+        (but(log_probs=(-0.0, *ANSWER.log_probs[1:])), f"{LOG_PROBS} 0"),
+        (but(log_probs=()), f"{LOG_PROBS}s"),
+        ((replace(ANSWER, log_probs=()),) * 2, f"{LOG_PROBS}s"),
+        ((replace(ANSWER, log_probs=(math.nan, *ANSWER.log_probs[1:])),) * 2, None),
+        (but(top_log_probs=(*TOP[:2], ((1, -1.0),), TOP[3])), f"{LOG_PROBS} 2"),
+        ((replace(ANSWER, top_log_probs=()),) * 2, f"{LOG_PROBS}s"),
+        (but(prompt_log_probs=(OF_PROMPT[0], less(OF_PROMPT[1]), OF_PROMPT[2])), f"{OF_PROMPTS} 2"),
+        (but(prompt_top_log_probs=(*TOP_OF_PROMPT[:2], ((2, less(-2 / 7)),))), f"{OF_PROMPTS} 3"),
+        (but(prompt_log_probs=(), prompt_top_log_probs=()), f"{OF_PROMPTS}s"),
+    ],
+)
+def test_the_first_difference_is_found(pair: tuple[Generation, Generation], place: str | None) -> None:
+    found = first_difference("p", *pair, ASKED)
+    assert (found and found.place) == place
+
+
+def test_seeds_that_the_server_drew_may_differ_and_unasked_log_probs_may_be_absent() -> None:
+    drawn = replace(ANSWER, seed=1, log_probs=(), top_log_probs=())
+    other = replace(drawn, seed=2)
+    assert first_difference("p", drawn, other, replace(ASKED, seed=None, num_log_probs=None)) is None
+    assert first_difference("p", drawn, other) is None
 
 
 def test_the_margin_is_the_difference_of_the_targets_log_probabilities() -> None:
-    proof = run(change_of(lambda given: with_token(5, given.output_ids[5] + 3)(given)))
-    for finding in proof.findings:
-        client: Any = ScriptedClient()
-        explanation = explain(finding, client)
-        assert explanation.logit_margin == pytest.approx(3 / 7), explanation.why_no_margin
-        ((model, request, _),) = client.asked
-        assert (model, request.max_tokens, request.num_log_probs) == (TARGET_ALONE, 6, 20)
-        assert request.min_tokens <= 6
-        assert len(explanation.alternatives) == 20
+    request = replace(ASKED, max_tokens=8, min_tokens=8)
+    expected = honest(request, TARGET_ALONE)
+    client: Any = ScriptedClient()
+    found = margin_of(request, expected, with_token(5, expected.output_ids[5] + 3)(expected), client)
+    assert found.log_prob_difference == pytest.approx(3 / 7), found.why_unknown
+    ((model, asked, _),) = client.asked
+    assert (model, asked.max_tokens, asked.min_tokens, asked.num_log_probs) == (TARGET_ALONE, 6, 6, 20)
 
 
 @pytest.mark.parametrize(
     ("change", "answer", "reason"),
     [
-        (lambda given: replace(given, text="?"), RIGHT, "the tokens are equal"),
-        (lambda given: replace(given, output_ids=given.output_ids[:4]), RIGHT, "other answer had ended"),
-        (lambda given: replace(given, output_ids=(*given.output_ids, 1)), RIGHT, "the target's answer had"),
+        (lambda given: replace(given, output_ids=given.output_ids[:2]), RIGHT, "one answer had ended"),
+        (lambda given: replace(given, output_ids=(*given.output_ids, 1)), RIGHT, "one answer had ended"),
         (with_token(0, 1000), RIGHT, "20 likeliest"),
         (with_token(0, 1000), lambda r, m, given: raising(ServerBusyError("x"))(given), "not answer again"),
         (with_token(0, 1000), when(lambda r, m: True, output_ids=(7,)), "was different"),
         (with_token(0, 1000), when(lambda r, m: True, top_log_probs=()), "no log prob"),
     ],
 )
-def test_the_margin_says_why_it_is_not_there(
+def test_the_margin_says_why_it_is_not_known(
     change: Callable[[Generation], Generation], answer: Change, reason: str
 ) -> None:
-    finding, client = run(change_of(change)).findings[0], ScriptedClient(answer)
-    assert reason in explain(finding, client).why_no_margin  # type: ignore[arg-type]
+    client: Any = ScriptedClient(answer)
+    found = margin_of(ASKED, ANSWER, change(ANSWER), client)
+    assert found.log_prob_difference is None and reason in found.why_unknown

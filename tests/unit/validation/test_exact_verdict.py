@@ -16,13 +16,13 @@ from pipelines.errors import (
     ServerUnavailableError,
 )
 from pipelines.validation.exact.plan import ADAPTIVE, DraftLength, ProofPlan
-from pipelines.validation.exact.proof import Totals
 from pipelines.validation.exact.sampling_kinds import GREEDY
-from pipelines.validation.exact.sections import covered_section, equality_section
-from pipelines.validation.exact.verdict import Group, Proof
+from pipelines.validation.exact.sections import equality_section, passes_section
+from pipelines.validation.exact.verdict import Proof, group_figures
 from pipelines.validation.stopping import StoppedError
 from tests.unit.client.scripted_client import Change
 from tests.unit.validation.scripted_proof import (
+    LIMITS,
     PLAN,
     PROMPTS,
     RIGHT,
@@ -42,7 +42,10 @@ def drafting(length: str) -> Change:
     return when(lambda r, m: m != TARGET_ALONE and by_default(r), draft_length=length, **counts)
 
 
-FIXED = {length: replace(PLAN, default_length=DraftLength.of_server(length)) for length in ("0", "2")}
+FIXED = {
+    length: replace(PLAN, limits=replace(LIMITS, default_length=DraftLength.of_server(length)))
+    for length in ("0", "2")
+}
 NOTHING = {"output_ids": (), "text": "", "log_probs": (), "top_log_probs": ()}
 COLD = next(asked.number for asked in schedule(PLAN) if asked.model == SPECULATIVE and asked.is_cold)
 
@@ -111,22 +114,21 @@ def test_a_server_that_never_drafts_of_its_own_accord_has_not_shown_its_choice()
 def test_a_fixed_draft_length_of_the_servers_own_is_named_and_not_called_adaptive(length: str) -> None:
     proof = run(drafting(length), FIXED[length])
     assert (proof.failures(), proof.lacks(), proof.verdict) == ([], [], "pass")
-    section = covered_section(proof)
-    assert section.table is not None
-    levels = [row[1] for row in section.table.rows if row[0] == "num_draft_tokens"]
-    assert levels == ["0-2", f"the server's {length}"]
+    section = passes_section(proof)
+    lengths = {each["draft_length"] for each in section.document["passes"]}
+    assert lengths == {"", "0-2", f"the server's {length}"}
     assert "fixed default draft length, so no pass was adaptive" in section.summary
-    assert "no pass was adaptive" not in covered_section(run()).summary
+    assert "no pass was adaptive" not in passes_section(run()).summary
 
 
 def test_a_server_that_drafts_greedily_alone_is_judged_by_that() -> None:
-    proof = run(plan=replace(PLAN, kinds=(GREEDY,)))
+    proof = run(plan=replace(PLAN, limits=replace(LIMITS, kinds=(GREEDY,))))
     assert (proof.failures(), proof.lacks(), proof.verdict) == ([], [], "pass")
     (greedy,) = proof.groups
-    assert (greedy.name, greedy.num_prompts) == ("greedy", len(PROMPTS)), "no prompt is kept for other kinds"
+    assert (greedy["name"], greedy["prompts"]) == ("greedy", len(PROMPTS)), "none is kept for other kinds"
     left_out = "Not compared: greedy, parameters; seeded; seeded, parameters"
-    assert left_out in covered_section(proof).summary
-    assert "Not compared" not in covered_section(run()).summary
+    assert left_out in passes_section(proof).summary
+    assert "Not compared" not in passes_section(run()).summary
 
 
 @pytest.mark.parametrize(
@@ -139,8 +141,8 @@ def test_no_answer_is_inconclusive_but_a_failure_of_speculation_alone_is_a_failu
     proof = run(change_of(raising(error), lambda request: request.prompt == "text 1"))
     assert proof.verdict == verdict
     if verdict == "fail":
-        assert not proof.missing and {str(finding.error) for finding in proof.findings} == {"step failed"}
-        assert sum(group.num_diverged for group in proof.groups) == 2
+        assert not proof.missing and {str(finding.actual) for finding in proof.findings} == {"step failed"}
+        assert sum(group["prompts_that_diverged"] for group in proof.groups) == 2
     else:
         ((found, count),) = proof.missing
         reason = f"{count} answers could not be compared, because the server answered: {found}"
@@ -150,23 +152,23 @@ def test_no_answer_is_inconclusive_but_a_failure_of_speculation_alone_is_a_failu
 def test_a_prompt_that_the_target_cannot_answer_is_missing_not_equal() -> None:
     def refuse(request: CompletionRequest, model: str, given: Generation) -> Generation:
         if request.prompt.endswith("text 1"):
-            raise InvalidRequestError("too long", values=f"{len(request.prompt)} characters")
+            raise InvalidRequestError(f"too long: {len(request.prompt)} characters")
         return given
 
     proof = run(refuse)
     assert (proof.failures(), proof.verdict) == ([], "inconclusive")
     ((error, count),) = proof.missing
-    section = equality_section(proof, [])
-    reason = f"however, {count} answers could not be compared, because the server answered: too long; "
+    section = equality_section(proof)
+    reason = f"however, {count} answers could not be compared, because the server answered: too long: "
     assert reason in section.summary
     assert section.document["missing_because"] == [{"error": error, "answers": count}]
-    assert {group.num_prompts for group in proof.groups} == {len(PROMPTS) - 1}
+    assert {group["prompts"] for group in proof.groups} == {len(PROMPTS) - 1}
 
 
 def test_a_server_that_goes_away_leaves_nothing_compared() -> None:
     proof = run(lambda request, model, given: raising(ServerUnavailableError("gone"))(given))
     assert proof.verdict == "fail" and "no token was compared" in proof.failures()
-    assert "because the server answered: gone" in equality_section(proof, []).summary
+    assert "because the server answered: gone" in equality_section(proof).summary
 
 
 def test_too_few_prompts_are_inconclusive_and_say_how_many_lack() -> None:
@@ -188,19 +190,26 @@ def test_a_proof_that_was_stopped_says_why_and_keeps_what_it_has() -> None:
     num_compared = sum(each.totals.answers_compared for each in stopped.passes)
     done = f"the proof was stopped; {num_compared} comparisons in 3 passes were finished"
     assert (stopped.verdict, stopped.lacks()) == ("inconclusive", [f"{done}; the rest was not asked"])
-    assert "ended after 3 of 12 combinations" in covered_section(stopped).summary
+    assert "0 rounds of all 12 combinations and 3 passes" in passes_section(stopped).summary
     wrong = run(change_of(with_token(3, 99)))
     assert Proof(wrong.passes[:9], PLAN.max_rate, stopped=StoppedError("x")).verdict == "fail"
-    section = equality_section(stopped, [])
+    section = equality_section(stopped)
     assert section.document["answers_compared"] > 0 and "the proof was stopped" in section.summary
 
 
 def test_the_power_of_a_group_is_that_of_its_prompts() -> None:
-    group = Group("greedy", num_prompts=299, num_diverged=0, totals=Totals(3000, 1, 1))
-    assert group.rate_bound == pytest.approx(1 - 0.05 ** (1 / 299))
-    assert group.detectable_rate(0.95) == pytest.approx(group.rate_bound)
-    assert group.detectable_rate(0.99) == pytest.approx(1 - 0.01 ** (1 / 299))
-    assert group.num_prompts_lacking(0.01) == 0
-    assert replace(group, num_prompts=298).num_prompts_lacking(0.01) == 1
-    assert replace(group, num_diverged=1).rate_bound > group.rate_bound
-    assert replace(group, num_prompts=0).rate_bound == 1.0
+    (result, *_) = run().passes
+
+    def figures(num_prompts: int) -> dict[str, float]:
+        ids = frozenset(str(number) for number in range(num_prompts))
+        return group_figures("greedy", [replace(result, prompt_ids=ids)], 0.01)
+
+    group = figures(299)
+    assert group["rate_upper_bound_95"] == pytest.approx(1 - 0.05 ** (1 / 299))
+    assert group["detectable_rate_95"] == pytest.approx(group["rate_upper_bound_95"])
+    assert group["detectable_rate_99"] == pytest.approx(1 - 0.01 ** (1 / 299))
+    assert (group["prompts_still_needed"], figures(298)["prompts_still_needed"]) == (0, 1)
+    assert figures(0)["rate_upper_bound_95"] == 1.0
+    (wrong, *_) = (each for each in run(change_of(with_token(3, 99))).passes if each.findings)
+    diverged = group_figures("greedy", [wrong], 0.01)
+    assert diverged["rate_upper_bound_95"] > diverged["detectable_rate_95"]

@@ -15,7 +15,7 @@ from pipelines.errors import InvalidRequestError
 from pipelines.openai_stream import TokenLogProbs
 from pipelines.validation.__main__ import main
 from pipelines.validation.asking import Stages, ask_each
-from pipelines.validation.audit.arms import Arm, Difference
+from pipelines.validation.differences import Comparison, Difference
 from pipelines.validation.openai import recording
 from pipelines.validation.openai.baseline import Baseline, Settings
 from pipelines.validation.openai.recording import can_score, join_noise, score
@@ -112,8 +112,8 @@ def test_the_control_scores_its_own_answer_and_only_its_own_tokens_count() -> No
 
 def test_noise_of_both_kinds_is_joined_prompt_by_prompt() -> None:
     first, second = (Difference(name, "token 1", "a", "b", None) for name in "xy")
-    joined = join_noise("both", Arm("x8", (first, None, None), frozenset({2})), [second, second, None])
-    assert joined == Arm("both", (first, second, None), frozenset({2}))
+    joined = join_noise("both", Comparison("x8", (first, None, None), frozenset({2})), [second, second, None])
+    assert joined == Comparison("both", (first, second, None), frozenset({2}))
 
 
 def test_a_server_without_echo_cannot_score() -> None:

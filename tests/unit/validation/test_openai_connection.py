@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.client.comparison import NO_ANSWER
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -19,6 +18,7 @@ from pipelines.errors import (
     UnauthorizedError,
 )
 from pipelines.openai_stream import Event
+from pipelines.validation.differences import NO_ANSWER
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import CANDIDATE_KEY, Endpoint, read_key
 from tests.support.scripted_http import scripted_http

@@ -16,33 +16,33 @@ from pipelines.errors import VerificationError
 from pipelines.validation.exact.plan import (
     NO_DRAFT,
     NUM_COMBINATIONS,
+    DraftLength,
+    Limits,
     Pass,
-    Portion,
     ProofPlan,
     Question,
     pass_of,
     pool_of,
     questions_of,
 )
-from pipelines.validation.exact.run import Limits, plan_of, read_limits
 from pipelines.validation.exact.sampling_kinds import GREEDY, KINDS, PARAMETERS, is_greedy
 from tests.support.demo_prompts import DEMO_PROMPTS
 
-LIMITS = Limits(max_draft_len=8, max_requests=80, default_draft_length="adaptive")
+LIMITS = Limits(8, 80, DraftLength.of_server("adaptive"))
 FLAGS = ("is_staggered", "is_streaming", "with_cancellations", "is_cold")
 NUM_PROMPTS, TOKENS = 320, 10
 
 
 def plan(limits: Limits = LIMITS, num_prompts: int = NUM_PROMPTS) -> ProofPlan:
-    return plan_of(read_prompts(DEMO_PROMPTS).draw(num_prompts).all, limits, is_quick=False)
+    return ProofPlan.of(read_prompts(DEMO_PROMPTS).draw(num_prompts).all, limits, is_quick=False)
 
 
 def schedule(
     num_of_pass: int = NUM_PROMPTS // 2, limits: Limits = LIMITS, num_prompts: int = NUM_PROMPTS
 ) -> dict[Pass, tuple[Question, ...]]:
-    whole, portion = plan(limits, num_prompts), Portion(3, num_of_pass, TOKENS)
+    whole = plan(limits, num_prompts)
     passes = [pass_of(whole, number) for number in range(4 * NUM_COMBINATIONS)]
-    return {asked: questions_of(whole, asked, portion, "run") for asked in passes}
+    return {asked: questions_of(whole, asked, 3, num_of_pass, TOKENS, "run") for asked in passes}
 
 
 def test_kinds_lengths_and_flags_meet_in_every_combination_of_two() -> None:
@@ -74,10 +74,9 @@ def test_four_rounds_bring_every_load_to_every_kind() -> None:
 
 
 def test_a_pass_with_fixed_draft_lengths_asks_for_each_in_turn() -> None:
-    fixed = plan().fixed_lengths
-    assert [fixed.requested_at(place) for place in (0, 1, 8, 9)] == [0, 1, 8, 0]
-    assert fixed.used_at(10) == "1"
-    assert {plan().default_length.requested_at(place) for place in range(3)} == {None}
+    fixed = DraftLength.all_fixed(8)
+    assert [fixed.at(place) for place in (0, 1, 8, 9)] == [(0, "0"), (1, "1"), (8, "8"), (0, "0")]
+    assert {LIMITS.default_length.at(place) for place in range(3)} == {(None, "adaptive")}
 
 
 def test_the_target_alone_and_the_ensemble_are_asked_under_load() -> None:
@@ -168,8 +167,8 @@ def test_seeds_differ_and_reach_the_ends_of_64_bits() -> None:
 
 
 def test_loads_that_the_server_would_refuse_are_left_out() -> None:
-    small = plan(Limits(max_draft_len=2, max_requests=6, default_draft_length="adaptive"))
-    assert small.loads == (1, 2, 4)
+    small = plan(replace(LIMITS, max_draft_len=2, max_requests=6))
+    assert small.limits.loads == (1, 2, 4)
     passes = [pass_of(small, number) for number in range(NUM_COMBINATIONS)]
     assert max(asked.num_at_once for asked in passes) == 4
     assert {asked.draft_length.name for asked in passes} == {"", "0-2", "adaptive"}
@@ -178,9 +177,9 @@ def test_loads_that_the_server_would_refuse_are_left_out() -> None:
 
 def test_limits_are_read_from_the_server_or_refused() -> None:
     told = {"max_draft_len": "5", "max_batch_size": "4", "max_queue_size": "8"}
-    assert read_limits(told, "4") == Limits(5, 12, "4")
-    limits = read_limits({**told, "engine_access": "tensorrt_llm"}, "adaptive")
+    assert Limits.of(told, "4") == Limits(5, 12, DraftLength.of_server("4"))
+    limits = Limits.of({**told, "engine_access": "tensorrt_llm"}, "adaptive")
     assert {asked.kind for asked in schedule(limits=limits)} == {GREEDY}, "what it drafts for"
     for broken in ({}, {**told, "max_draft_len": "many"}):
         with pytest.raises(VerificationError, match="limits of the server cannot be read"):
-            read_limits(broken, "4")
+            Limits.of(broken, "4")

@@ -67,8 +67,8 @@ def test_verify_sees_penalties_that_the_candidate_ignores(
     ):
         assert main(["--against", candidate.url, "--control", control.url, *asked, *size]) == code
     sections = json.loads(capsys.readouterr().out.splitlines()[-1])["sections"]
-    found = {each["figures"]["differ"] for each in sections if each["title"].startswith("Equality")}
-    assert found == {num_different}
+    judged = [each["figures"] for each in sections if each["title"].startswith("Equality")]
+    assert {figures["prompts"] - figures["equal"] for figures in judged} == {num_different}
 
 
 @pytest.mark.long

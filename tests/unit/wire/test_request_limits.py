@@ -1,4 +1,4 @@
-"""Tests of the limits on requests, which are refused with four parts before any work is done."""
+"""Tests of the limits on requests, which are refused before any work is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipelines.triton.backend.header import (
     ServerKey,
     read_header,
 )
-from pipelines.triton.backend.tensors import read_id, read_logit_bias, read_scalar, text_tensor
+from pipelines.triton.backend.tensors import read_id, read_logit_bias, text_tensor
 from pipelines.triton.backend.word_list import unpack_words
 from pipelines.wire.admission import Admission, OpenLimit
 from pipelines.wire.request import MAX_ID_BYTES
@@ -40,7 +40,7 @@ def refused(*args: Any, **others: Any) -> str:
     with pytest.raises(InvalidRequestError) as caught:
         header_of(*args, **others)
     error = caught.value
-    assert error.what and error.values and error.limit and error.remedy
+    assert error.what and error.remedy
     assert len(str(error)) < 1000
     return str(error)
 
@@ -69,7 +69,7 @@ def test_parameters_are_bounded_together() -> None:
     "timeout", ['"1"', "0.5", "1.0", "1e3", "-1", "true", "null", "[1]", "NaN", "-Infinity", str(2**70)]
 )
 def test_a_timeout_that_is_none_is_refused(timeout: str) -> None:
-    with pytest.raises(InvalidRequestError, match="timeout is invalid; timeout="):
+    with pytest.raises(InvalidRequestError, match="is no whole number of microseconds"):
         read_header(FakeRequest({}, "", f'{{"timeout": {timeout}}}'), KNOWN, ServerKey())
 
 
@@ -88,11 +88,11 @@ def test_names_are_bounded_in_bytes_and_must_be_text(name: str) -> None:
     assert read_id({}, name) == ""
     assert read_id({name: text_tensor("☕")}, name) == "☕"
     assert read_id({name: text_tensor(b"x" * MAX_ID_BYTES)}, name) == "x" * MAX_ID_BYTES
-    with pytest.raises(InvalidRequestError, match=f"the {name} is too long; 1000000 bytes; at most 256"):
+    with pytest.raises(InvalidRequestError, match=f"the {name} has 1000000 bytes, more than 256"):
         read_id({name: text_tensor(b"\xff" * 10**6)}, name)
     with pytest.raises(InvalidRequestError, match=f"{name} is not valid UTF-8"):
         read_id({name: text_tensor(b"\xff")}, name)
-    with pytest.raises(InvalidRequestError, match="must be one value"):
+    with pytest.raises(InvalidRequestError, match=r"has the shape \[1, 0\], not \[1, 1\]"):
         read_id({name: np.empty((1, 0), np.object_)}, name)
 
 
@@ -102,31 +102,16 @@ def test_a_bias_is_bounded_and_read_no_further() -> None:
         return SamplingParams(logit_bias=read_logit_bias(tensors))
 
     bias(MAX_LOGIT_BIASES).validate(10**6)
-    with pytest.raises(InvalidRequestError, match="1025 ids; at most 1024"):
+    with pytest.raises(InvalidRequestError, match="1025 entries, more than 1024"):
         bias(10**6).validate(10**6)
 
 
 def test_a_word_list_is_bounded_before_it_is_read_and_quoted_in_short() -> None:
-    with pytest.raises(InvalidRequestError, match="1000000 columns; at most 8192"):
+    with pytest.raises(InvalidRequestError, match="1000000 columns are more than 8192"):
         unpack_words(np.zeros((2, 10**6), np.int32), VOCABULARY, WordKind.STOP)
     with pytest.raises(InvalidRequestError) as caught:
         unpack_words(np.tile(np.array([[65], [8192]], np.int32), 8000), VOCABULARY, WordKind.BAD)
     assert len(str(caught.value)) < 500
-
-
-@pytest.mark.parametrize(
-    ("array", "kind"),
-    [
-        (np.array([np.nan]), int),
-        (np.array([np.inf]), int),
-        (np.array(["1"], np.object_), bytes),
-        (np.array([10**9]), bytes),
-        (np.array([b"x"], np.object_), float),
-    ],
-)
-def test_a_value_of_the_wrong_kind_is_the_clients_fault(array: Any, kind: type[Any]) -> None:
-    with pytest.raises(InvalidRequestError, match="of the wrong type"):
-        read_scalar({"x": array}, "x", kind, None)
 
 
 def test_a_text_for_a_client_is_bounded_whatever_it_quotes() -> None:
@@ -137,9 +122,9 @@ def test_a_text_for_a_client_is_bounded_whatever_it_quotes() -> None:
 def test_requests_beyond_the_limit_are_refused_and_places_come_back() -> None:
     limit = OpenLimit(2)
     with limit.place():
-        with limit.place(), pytest.raises(ServerBusyError, match="at most 2") as caught, limit.place():
+        with limit.place(), pytest.raises(ServerBusyError, match="are open: 2, ") as caught, limit.place():
             pass
-        assert caught.value.values and caught.value.remedy
+        assert caught.value.remedy
         with limit.place(), pytest.raises(ServerBusyError), limit.place():
             pass
 

@@ -21,10 +21,8 @@ from pipelines.errors import (
     RequestCancelledError,
     from_wire,
 )
-from pipelines.triton.backend.outbox import Outbox
-from pipelines.triton.backend.outlet import TritonOutlet
+from pipelines.triton.backend.responses import Outbox, TritonOutlet
 from pipelines.triton.backend.tensors import Tensors
-from pipelines.triton.backend.wire import TritonWire
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import stream
 from pipelines.wire.chunk import Chunk
@@ -84,7 +82,7 @@ class TritonClient:
 
     def _send(self, begin: Begin) -> FakeRequest:
         request = FakeRequest({}, requested=("n",))
-        outlet = TritonOutlet(TritonWire(fake_backend()), request, self._outbox, "r", tensors_of)
+        outlet = TritonOutlet(fake_backend(), request, self._outbox, "r", tensors_of)
         begin(Responder(outlet, "r"))
         return request
 

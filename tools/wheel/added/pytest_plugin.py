@@ -58,13 +58,13 @@ def check(
     run = Run(["--against", against, "--baseline", str(baseline)], timeout_s)
     try:
         endpoint = Endpoint.of(against, model, read_key(key, CANDIDATE_KEY), fields or {})
-        report, conditions = run.compare_with_baseline(*read_baseline(Path(baseline)), endpoint)
+        sections, conditions = run.compare_with_baseline(*read_baseline(Path(baseline)), endpoint)
     except DraftproofError as error:
         pytest.fail(f"no verdict: {error}", pytrace=False)
     if page is not None:
-        write_whole(Path(page), as_html(report, conditions))
-    document = as_document(report, conditions)
+        write_whole(Path(page), as_html(sections, conditions))
+    document = as_document(sections, conditions)
     if document["verdict"] != "pass":
-        reasons = [as_text(section) for section in report.sections if section.verdict not in ("pass", "info")]
+        reasons = [as_text(section) for section in sections if section.verdict not in ("pass", "info")]
         pytest.fail(f"{document['verdict']}: {against} beside {baseline}\n{''.join(reasons)}", pytrace=False)
     return document

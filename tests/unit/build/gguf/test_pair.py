@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from build.preflight import main as preflight
 from build.recipe import load_recipe
 from build.tensorrt_llm.model_config import read_model_config
 from pipelines.demo.own_pair import named_checkpoint
-from pipelines.errors import CheckpointError, RecipeError
+from pipelines.errors import CheckpointError
 from tests.golden.families import save_family
 from tests.support.gguf_files import Stored, convert, write_gguf
 
@@ -30,8 +29,8 @@ MEMORY = 20e9
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("build.recipe.UNPACKED", tmp_path / "unpacked")
-    return tmp_path / "unpacked"
+    monkeypatch.setattr("build.recipe.TRANSLATED", tmp_path / "translated")
+    return tmp_path / "translated"
 
 
 @pytest.fixture
@@ -112,15 +111,20 @@ def test_the_bits_of_a_file_are_said_in_one_way(pair: tuple[Path, Path], tmp_pat
 
 def test_a_file_beside_a_directory_is_a_pair(pair: tuple[Path, Path], tmp_path: Path, cache: Path) -> None:
     directory = tmp_path / "olmo2"
-    unpacked = check_recipe(
-        load_recipe(write_recipe(*map(str, pair), tmp_path / "a.yaml", "int8", 64, MEMORY))
-    )
+    both = check_recipe(load_recipe(write_recipe(*map(str, pair), tmp_path / "a.yaml", "int8", 64, MEMORY)))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(unpacked[0].tokenizer_path.with_name(name), directory / name)
+        shutil.copy(both[0].tokenizer_path.with_name(name), directory / name)
     path = write_recipe(str(pair[0]), str(directory), tmp_path / "b.yaml", "int8", 64, MEMORY)
     draft, target = check_recipe(load_recipe(path))
     assert draft.network.directory == directory and target.network.directory.parent == cache
     assert draft.token_map is None, "one tokenizer"
+
+
+def test_the_weights_of_a_file_are_not_copied(pair: tuple[Path, Path], tmp_path: Path, cache: Path) -> None:
+    recipe = load_recipe(write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY))
+    build_engines(recipe, tmp_path / "engines", lambda line: None)
+    (target,) = cache.glob("Big-q8_0-*")
+    assert sum(path.lstat().st_size for path in target.iterdir()) < pair[0].stat().st_size / 10
 
 
 def test_another_file_is_another_engine(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -137,18 +141,10 @@ def test_another_file_is_another_engine(pair: tuple[Path, Path], tmp_path: Path)
     assert identity()["checkpoint"] != before["checkpoint"]
 
 
-def test_a_disk_that_does_not_hold_the_unpacked_file_is_refused(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(RecipeError, match=r"disk does not hold this pair.*for .*Big-q8_0\.gguf"):
-        write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY)
-
-
 def test_tensorrt_llm_reads_no_gguf_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
     recipe = load_recipe(write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY))
-    with pytest.raises(CheckpointError, match="a GGUF file; TensorRT-LLM reads none"):
-        read_model_config(recipe.target.unpack_checkpoint())
+    with pytest.raises(CheckpointError, match="a GGUF file, and TensorRT-LLM reads none"):
+        read_model_config(recipe.target.checkpoint_directory())
 
 
 def test_try_takes_a_file_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from build.checkpoints.tokenizer_file import CORPUS, find_end_ids, load_tokenizer, read_tokenizer
-from build.gguf.unpack import unpack
+from build.gguf.translate import translate
 from build.networks.source import open_network
 from pipelines.manifest import sha256_json
 from tools.published import PUBLISHED, Published
@@ -60,7 +60,7 @@ FACTS = {
 def test_a_published_file_is_the_network_that_others_read(published: Published, tmp_path: Path) -> None:
     if not published.path.is_file():
         pytest.skip(f"{published.path} does not exist; 'make published' brings it")
-    directory = unpack(published.path, tmp_path / "cache")
+    directory = translate(published.path, tmp_path / "cache")
     network = open_network(directory).read()
     layer = network.layer(0)
     arrays = [np.concatenate([part.to_float32() for part in layer.qkv]), layer.proj.to_float32()]

@@ -12,7 +12,7 @@ from build.openvino.engine import OPERATOR_LIBRARY
 from build.operators import library
 from build.operators.library import compiled_library
 from pipelines.errors import EngineBuildError, EngineLoadError
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import load_engine
 from pipelines.manifest import MANIFEST_NAME, EngineFiles, sha256_file
 from tests.support.compiler import needs_compiler
 from tests.support.tiny_engines import build_tiny_pair
@@ -53,7 +53,7 @@ def test_openvinos_operations_need_no_compiler(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", "")
     _, target = build_tiny_pair(tmp_path)
     assert not (target / OPERATOR_LIBRARY).exists()
-    Engine(EngineFiles(target), 3)
+    load_engine(EngineFiles(target), 3)
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_the_library_is_the_same_wherever_it_is_compiled(
 @needs_compiler
 def test_a_served_engine_needs_no_compiler(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    Engine(EngineFiles(engine), 3)
+    load_engine(EngineFiles(engine), 3)
 
 
 @needs_compiler
@@ -93,5 +93,5 @@ def test_heads_of_another_size_are_refused(tmp_path: Path) -> None:
 @needs_compiler
 def test_a_library_of_another_machine_is_an_error_of_the_engine(engine: Path, tmp_path: Path) -> None:
     copy = with_other_library(engine, tmp_path, b"\x7fELF of something else")
-    with pytest.raises(EngineLoadError, match=r"operators cannot be loaded; .*operators\.so: "):
-        Engine(EngineFiles(copy), 3)
+    with pytest.raises(EngineLoadError, match=r"operators cannot be loaded: .*operators\.so: "):
+        load_engine(EngineFiles(copy), 3)

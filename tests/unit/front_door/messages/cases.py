@@ -8,18 +8,12 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pipelines.front_door.messages.style import (
-    GEMMA_4,
-    HARMONY_MARKS,
-    HERMES,
-    LLAMA_3,
-    MINICPM,
-    MISTRAL_LIST,
-    MISTRAL_NAMES,
-    QWEN_XML,
-    CallStyle,
-    MessageStyle,
-)
+from pipelines.front_door.messages.call_styles.call_style import CallStyle
+from pipelines.front_door.messages.call_styles.gemma_4 import GEMMA_4
+from pipelines.front_door.messages.call_styles.harmony import HARMONY_MARKS
+from pipelines.front_door.messages.call_styles.json_calls import HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES
+from pipelines.front_door.messages.call_styles.tagged_calls import MINICPM, QWEN_XML
+from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.messages.tools import Function
 from pipelines.text.guides import GrammarCompiler
 from pipelines.text.prompt_tokenizer import PromptTokenizer

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.messages import arguments
-from pipelines.front_door.messages.arguments import choices_of, unenforced_by
-from pipelines.front_door.messages.message import CallArguments, read_arguments
+from pipelines.front_door.messages import schemas
+from pipelines.front_door.messages.call_styles.call_style import MOST_READING_S, CallStyle
+from pipelines.front_door.messages.call_styles.gemma_4 import GEMMA_4
+from pipelines.front_door.messages.call_styles.tagged_calls import MINICPM, QWEN_XML
+from pipelines.front_door.messages.message import CallArguments, Thinking, read_arguments
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.style import GEMMA_4, MINICPM, QWEN_XML, CallStyle, Thinking
 from pipelines.front_door.messages.tools import Calling, Function
 from tests.attacks.guides import slow_to_read_function
 from tests.unit.front_door.messages.cases import TOOLS, message_style, written
@@ -75,8 +76,8 @@ def test_values_have_the_types_of_the_schema(style: CallStyle, note: str | None)
     guide = guide_of_answer(message_style(style), Thinking.NONE, Calling((EDIT, *TOOLS), "auto"), None)
     assert follows(guide, text) == "whole"
     found = json.loads(arguments_of(style, [text]))
-    expected = None if note == "null" and style.tags else note  # without quotes, the text cannot be told
-    assert found == {**values, "note": expected}
+    is_told = note != "null" or style is GEMMA_4  # without quotes, the text cannot be told from the value
+    assert found == {**values, "note": note if is_told else None}
 
 
 @STYLES
@@ -156,10 +157,10 @@ def test_the_grammar_allows_no_value_of_another_type(style: CallStyle, name: str
 def test_choices_of_one_schema_are_found_once_and_long_schemas_refused_first() -> None:
     again: JsonValue = {"$ref": "#/$defs/T"}
     schema: dict[str, JsonValue] = {"$defs": {"T": {"anyOf": [{**again} for _ in range(90)]}}}
-    assert choices_of(again, schema) == [schema["$defs"]["T"]]
+    assert schemas.choices_of(again, schema) == [schema["$defs"]["T"]]
     schema["properties"] = {f"a{number}": {**again} for number in range(20_000)}
     function = Function(name="f", parameters=schema)
-    assert unenforced_by(QWEN_XML, function) == []
+    assert QWEN_XML.unenforced(function) == []
     with pytest.raises(InvalidRequestError, match="too long"):
         guide_of_answer(message_style(QWEN_XML), Thinking.NONE, Calling((function,), "auto"), None)
 
@@ -170,7 +171,7 @@ def test_values_behind_a_choice_are_named_also_if_another_property_has_them_alon
     named: JsonValue = {"a": shared, "b": {"anyOf": [shared, {"type": "null"}]}}
     enum: JsonValue = {"E": {"type": "string", "enum": ["x", "y"]}}
     function = Function(name="f", parameters={"properties": named, "$defs": enum})
-    assert unenforced_by(QWEN_XML, function) == ["enum of b"]
+    assert QWEN_XML.unenforced(function) == ["enum of b"]
 
 
 @pytest.mark.parametrize("style", [QWEN_XML, GEMMA_4], ids=lambda style: style.name)
@@ -181,9 +182,9 @@ def test_a_schema_that_refers_often_to_a_long_one_is_refused_before_it_is_writte
     named: JsonValue = {f"a{number}": {"$ref": "#/$defs/T", "title": str(number)} for number in range(4500)}
     function = Function(name="f", parameters={"properties": named, "$defs": {"T": long}})
     seen: list[object] = []
-    counted = arguments.own_types
-    monkeypatch.setattr(arguments, "own_types", lambda part: seen.append(0) or counted(part))
-    assert unenforced_by(style, function) == []
+    counted = schemas.own_types
+    monkeypatch.setattr(schemas, "own_types", lambda part: seen.append(0) or counted(part))
+    assert style.unenforced(function) == []
     assert len(seen) < 1000
     with pytest.raises(InvalidRequestError, match="grammar of the answer is too long"):
         guide_of_answer(message_style(style), Thinking.NONE, Calling((function,), "auto"), None)
@@ -201,7 +202,8 @@ def test_long_chains_of_references_have_a_grammar() -> None:
 def test_warnings_of_a_schema_are_bounded_in_time_and_number(style: CallStyle) -> None:
     slow = Function(name="f", parameters=slow_to_read_function())
     began_s = time.thread_time()
-    assert unenforced_by(style, slow)[-1].endswith("took too long to read")
-    assert time.thread_time() - began_s < 5 * arguments.MOST_READING_S
+    found = style.unenforced(slow)
+    assert time.thread_time() - began_s < 5 * MOST_READING_S
+    assert style is GEMMA_4 or found[-1].endswith("took too long to read"), "Gemma's is read at once"
     named: JsonValue = {f"a{number}": {"type": "string", "maxLength": 3} for number in range(500)}
-    assert len(unenforced_by(style, Function(name="f", parameters={"properties": named}))) == 100
+    assert len(style.unenforced(Function(name="f", parameters={"properties": named}))) == 100

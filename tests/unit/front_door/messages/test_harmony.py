@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages.call_styles.harmony import HARMONY
 from pipelines.front_door.messages.grammar import AnswerPlan, guide_of_answer
-from pipelines.front_door.messages.message import MessageDocument
+from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.response_document import ResponseDocument
-from pipelines.front_door.messages.style import HARMONY, MessageStyle, Thinking
+from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.messages.tools import Calling
-from pipelines.front_door.requests.conversation import Conversation, messages_of
+from pipelines.front_door.requests.conversation import Conversation
+from pipelines.front_door.requests.response_items import messages_of
 from tests.support.chat_templates import ALL
 from tests.unit.front_door.messages.cases import HARMONY_IDS, TOOLS, WEATHER
 from tests.unit.front_door.messages.test_message_grammar import JSON_FORM, follows

@@ -12,17 +12,12 @@ import pytest
 
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.answer_format import lark_of
+from pipelines.front_door.messages.call_styles.call_style import CallStyle
+from pipelines.front_door.messages.call_styles.json_calls import HERMES, LLAMA_3, MISTRAL_NAMES
 from pipelines.front_door.messages.grammar import guide_of_answer
-from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part
+from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thinking
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.style import (
-    CALL_STYLES,
-    HERMES,
-    LLAMA_3,
-    MISTRAL_NAMES,
-    CallStyle,
-    Thinking,
-)
+from pipelines.front_door.messages.style import CALL_STYLES
 from pipelines.front_door.messages.tools import Calling, parameters_of
 from pipelines.text.grammar import RequestGrammar
 from pipelines.text.guides import Guide
@@ -183,7 +178,7 @@ def test_what_a_grammar_allows_is_read_whole(name: str, mode: str, thinking: Thi
             begin += written(style, ("clock.now", "{}")).partition("{}" if style.is_bare else "clock.now")[0]
         text = random_answer(Guide(*guide), rng, begin)
         reader = MessageReader(
-            thinking, style, functions=TOOLS, is_structured=mode == "required", new_id=lambda _: "id"
+            thinking, style, functions=TOOLS, is_structured=mode == "required", new_id=lambda: "id"
         )
         parts = [*reader.read(text), *reader.end()]
         names = [part.name for part in parts if isinstance(part, CallBegin)]

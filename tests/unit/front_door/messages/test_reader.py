@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, MessageDocument, Part
-from pipelines.front_door.messages.reader import MessageReader, new_call_id
-from pipelines.front_door.messages.style import (
-    CALL_STYLES,
-    HERMES,
-    LLAMA_3,
-    MISTRAL_NAMES,
-    QWEN_XML,
-    CallStyle,
+from pipelines.front_door.messages.call_styles.call_style import CallStyle
+from pipelines.front_door.messages.call_styles.json_calls import HERMES, LLAMA_3, MISTRAL_NAMES
+from pipelines.front_door.messages.call_styles.tagged_calls import QWEN_XML
+from pipelines.front_door.messages.message import (
+    CallArguments,
+    CallBegin,
+    Content,
+    MessageDocument,
+    Part,
     Thinking,
 )
+from pipelines.front_door.messages.reader import MessageReader
+from pipelines.front_door.messages.style import CALL_STYLES
 from pipelines.front_door.messages.tools import Function
 from tests.support.examples import examples
 from tests.unit.front_door.messages.cases import ARGUMENTS, ONE_CALL, WEATHER, written
@@ -46,7 +48,7 @@ def message_of(
         style,
         functions=FUNCTIONS,
         is_structured=is_structured,
-        new_id=lambda _: f"call_{next(numbers)}",
+        new_id=lambda: f"call_{next(numbers)}",
     )
     document = MessageDocument()
     parts: list[Part] = [part for piece in pieces for part in reader.read(piece)]
@@ -207,6 +209,6 @@ def test_a_second_block_is_text_if_calls_may_not_be_parallel() -> None:
 
 
 def test_ids_are_what_templates_accept() -> None:
-    mistral, other = new_call_id(MISTRAL_NAMES), new_call_id(HERMES)
+    mistral, other = MISTRAL_NAMES.new_id(), HERMES.new_id()
     assert len(mistral) == 9 and mistral.isalnum()
-    assert other.startswith("call_") and other != new_call_id(HERMES)
+    assert other.startswith("call_") and other != HERMES.new_id()

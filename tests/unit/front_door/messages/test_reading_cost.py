@@ -6,15 +6,11 @@ import time
 
 import pytest
 
+from pipelines.front_door.messages.call_styles.call_style import MOST_OPENING, CallStyle
+from pipelines.front_door.messages.call_styles.harmony import HARMONY
 from pipelines.front_door.messages.grammar import AnswerPlan
-from pipelines.front_door.messages.style import (
-    CALL_STYLES,
-    HARMONY,
-    MOST_OPENING,
-    CallStyle,
-    MessageStyle,
-    Thinking,
-)
+from pipelines.front_door.messages.message import Thinking
+from pipelines.front_door.messages.style import CALL_STYLES, MessageStyle
 from pipelines.front_door.messages.tools import Calling, Function
 from tests.unit.front_door.messages.cases import HARMONY_IDS, written
 from tests.unit.front_door.messages.test_harmony import CALL, THOUGHTS

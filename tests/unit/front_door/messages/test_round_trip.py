@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.endpoints.responses import ResponsesBody
-from pipelines.front_door.messages.message import MessageDocument
+from pipelines.front_door.messages.call_styles.json_calls import MISTRAL_NAMES
+from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.response_document import ResponseDocument
-from pipelines.front_door.messages.style import MISTRAL_NAMES, Thinking
-from pipelines.front_door.requests.body import parse_body
-from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt, messages_of
+from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
+from pipelines.front_door.requests.fields import parse_body
+from pipelines.front_door.requests.response_items import messages_of
 from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
@@ -163,6 +164,28 @@ def test_thoughts_and_roles_reach_the_template(served: Served) -> None:
         "<|im_start|>system\na\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
         "<|im_start|>assistant\n<think>\ne\n</think>\n\nd<|im_end|>\n"
     )
+
+
+def test_items_of_an_earlier_response_become_one_message_and_its_results() -> None:
+    def call(number: int) -> dict[str, Any]:
+        return {"name": "clock.now", "arguments": "{}", "call_id": f"call_{number}", "type": "function_call"}
+
+    def result(number: int) -> dict[str, Any]:
+        return {"type": "function_call_output", "call_id": f"call_{number}", "output": "noon"}
+
+    thoughts = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]}
+    said = {"type": "message", "role": "assistant", "content": "I look."}
+    function = {"name": "clock.now", "arguments": "{}"}
+    calls = [{"id": f"call_{number}", "type": "function", "function": function} for number in (1, 2)]
+    results = [{"role": "tool", "content": "noon", "tool_call_id": f"call_{number}"} for number in (1, 2)]
+    found = messages_of(
+        [{"role": "user", "content": "time?"}, thoughts, said, call(1), call(2), result(1), result(2)]
+    )
+    assert found == [
+        {"role": "user", "content": "time?"},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "x", "tool_calls": calls},
+        *results,
+    ]
 
 
 def test_what_codex_sends_is_rendered(served: Served) -> None:

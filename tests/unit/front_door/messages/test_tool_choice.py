@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages.call_styles.json_calls import HERMES
 from pipelines.front_door.messages.grammar import guide_of_answer
-from pipelines.front_door.messages.style import HERMES, Thinking
+from pipelines.front_door.messages.message import Thinking
 from pipelines.front_door.messages.tools import Calling, Function, calling_of
 from tests.unit.front_door.messages.cases import ARGUMENTS, CLOCK, TOOLS, WEATHER, message_style, written
 from tests.unit.front_door.messages.test_message_grammar import follows
@@ -77,6 +78,5 @@ def test_the_grammar_allows_no_call_of_another_function(mode: Any) -> None:
 )
 def test_a_choice_that_means_none_of_the_functions_is_refused(choice: Any) -> None:
     for functions in (FUNCTIONS, ()):
-        with pytest.raises(InvalidRequestError, match="the tool choice cannot be followed") as refused:
+        with pytest.raises(InvalidRequestError, match=r"^tool_choice=.* cannot be followed; send "):
             calling_of(functions, choice, None)
-        assert str(refused.value).count("; ") >= 3

@@ -12,7 +12,7 @@ from benchmarks.quality.engines import BLOCKS, NUM_BLOCKS, compile_network, step
 from build.networks.network import Network
 from build.networks.source import open_network
 from pipelines.errors import EngineBuildError
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import load_engine
 from pipelines.executor.step import Chunk
 from pipelines.manifest import EngineFiles
 from tests.golden.families import save_family, token_ids
@@ -74,11 +74,12 @@ def test_openvinos_attention_is_not_written_for_sinks(tmp_path: Path) -> None:
 
 def test_a_copied_block_continues_with_the_same_bits(tmp_path: Path) -> None:
     _, target = build_tiny_pair(tmp_path, kv_cache_dtype="int8", attention="draftproof")
-    engine = Engine(EngineFiles(target), NUM_BLOCKS)
-    step(engine, Chunk(IDS[:40], 0, BLOCKS, as_rows=False, num_logits=1))
+    engine = load_engine(EngineFiles(target), NUM_BLOCKS)
+    step(engine, Chunk(IDS[:40], 0, BLOCKS, is_decode=False, num_logits=1))
     engine.copy_block(BLOCKS[1], NUM_BLOCKS - 1)
     other = (BLOCKS[0], NUM_BLOCKS - 1)
     first, second = (
-        step(engine, Chunk(IDS[40:50], 40, blocks, as_rows=True, num_logits=10)) for blocks in (BLOCKS, other)
+        step(engine, Chunk(IDS[40:50], 40, blocks, is_decode=True, num_logits=10))
+        for blocks in (BLOCKS, other)
     )
     assert np.array_equal(first, second)

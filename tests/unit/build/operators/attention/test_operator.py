@@ -49,7 +49,7 @@ def attend(**changed: Any) -> Any:
     output = own.attend(rows, caches, inputs, 0, None)
     model = ov.Model([ops.result(output)], [*rows, *caches, *(inputs[name] for name in NAMES)], "attention")
     chunks = [
-        Chunk(np.zeros(count, np.int32), 0, blocks, as_rows=False, num_logits=0)
+        Chunk(np.zeros(count, np.int32), 0, blocks, is_decode=False, num_logits=0)
         for count, blocks in ((40, (1, 3)), (3, (2,)))
     ]
     packed = pack(chunks, BLOCK)

@@ -1,1 +1,0 @@
-"""Audit first divergences on runtimes whose kernels depend on the batch."""

@@ -1,0 +1,132 @@
+"""Tests of a fleet whose servers are found in DNS: they appear, vanish, and take over from each other."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipelines.front_door.router_calls import generate_all
+from pipelines.upstreams.fleet.addresses import Addresses
+from pipelines.upstreams.fleet.fleet import Fleet
+from tests.unit.upstreams.fleet_world import StandInServer, fleet_of
+from tests.unit.upstreams.test_fleet import ALONE, all_of, check, rest_of
+
+NAME = "servers.example"
+
+
+class Dns:
+    """Answers look-ups of ``NAME``; None for no answer."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts: tuple[str, ...] | None = hosts
+
+    def getaddrinfo(self, host: str, port: int, *others: Any, **more: Any) -> list[Any]:
+        assert host == NAME
+        if self.hosts is None:
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in self.hosts]
+
+
+@pytest.fixture
+def dns(monkeypatch: pytest.MonkeyPatch) -> Dns:
+    answers = Dns()
+    monkeypatch.setattr(socket, "getaddrinfo", answers.getaddrinfo)
+    return answers
+
+
+def neighbours(count: int) -> tuple[list[StandInServer], int]:
+    """Return servers with the same port on different loopback addresses, as pods have."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    servers = [StandInServer() for _ in range(count)]
+    for number, server in enumerate(servers):
+        server.address = f"127.0.0.{number + 2}:{port}"
+    return servers, port
+
+
+async def until_known(fleet: Fleet, *servers: StandInServer) -> None:
+    wanted = {server.address for server in servers}
+    while {address for address, server in fleet.servers.items() if server.is_ready} != wanted:
+        await asyncio.sleep(0.01)
+
+
+async def test_addresses_are_those_of_the_settings_and_of_the_name(dns: Dns) -> None:
+    found = Addresses(["10.0.0.9:8001", "10.0.0.2:8001"], f"{NAME}:8001")
+    dns.hosts = ("10.0.0.2", "10.0.0.1", "10.0.0.1")
+    expected = ("10.0.0.9:8001", "10.0.0.2:8001", "10.0.0.1:8001")
+    assert await found.now() == expected
+    dns.hosts = None
+    assert await found.now() == expected, "what DNS said last stays"
+    dns.hosts = ("fd00::1",)
+    assert (await found.now())[-1] == "[fd00::1]:8001"
+    assert found.may_change and not Addresses(["a:1"], "").may_change
+
+
+async def test_servers_come_and_go_with_their_addresses(dns: Dns) -> None:
+    servers, port = neighbours(3)
+    first, second, third = servers
+    dns.hosts = ("127.0.0.2", "127.0.0.3")
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
+        await until_known(fleet, first, second)
+        dns.hosts = ("127.0.0.3", "127.0.0.4")
+        await until_known(fleet, second, third)
+        for server in servers:
+            server.asked.clear()
+        await generate_all(fleet, [replace(ALONE, seed=number) for number in range(8)])
+        assert [len(server.asked) for server in servers] == [0, 4, 4]
+        assert fleet.max_requests == 16
+        dns.hosts = None
+        await asyncio.sleep(0.1)
+        check(await all_of(fleet, ALONE), ALONE)
+
+
+async def test_servers_are_searched_for_after_a_search_that_failed(
+    dns: Dns, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers, port = neighbours(2)
+    dns.hosts = ("127.0.0.2",)
+
+    def fail(*others: Any, **more: Any) -> list[Any]:
+        raise UnicodeError("label empty or too long")
+
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
+        await until_known(fleet, servers[0])
+        with monkeypatch.context() as broken:
+            broken.setattr(socket, "getaddrinfo", fail)
+            while "cannot be searched for" not in caplog.text:
+                await asyncio.sleep(0.01)
+        dns.hosts = ("127.0.0.2", "127.0.0.3")
+        await until_known(fleet, *servers)
+
+
+async def test_a_server_that_vanishes_finishes_its_answers(dns: Dns) -> None:
+    servers, port = neighbours(2)
+    dns.hosts = ("127.0.0.2",)
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
+        await until_known(fleet, servers[0])
+        answer = fleet.stream(ALONE)
+        chunks = [await anext(answer)]
+        dns.hosts = ("127.0.0.3",)
+        await until_known(fleet, servers[1])
+        check([*chunks, *await rest_of(answer)], ALONE)
+        assert servers[1].asked == [] and fleet.num_resumed == 0
+
+
+async def test_a_server_that_appears_continues_what_was_begun_before(dns: Dns) -> None:
+    servers, port = neighbours(2)
+    dns.hosts = ("127.0.0.2",)
+    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
+        await until_known(fleet, servers[0])
+        servers[0].is_silent, servers[0].fails_after = True, 6
+        answer = fleet.stream(ALONE)
+        chunks = [await anext(answer), await anext(answer)]
+        waiting = asyncio.create_task(rest_of(answer))
+        dns.hosts = ("127.0.0.3",)
+        await until_known(fleet, servers[1])
+        await servers[0].stop()
+        check([*chunks, *await waiting], ALONE)
+        assert len(servers[1].asked[-1]["resume_output_ids"]) == 6
