@@ -196,7 +196,7 @@ def _quantizations(configs: Sequence[NetworkConfig], quantization: str) -> list[
     """Return the quantization of target and draft.
 
     A draft decides nothing but speed. In 4 bits it is accepted a little less often, and is much faster where
-    products of our own multiply (docs/decisions/quantization.md).
+    products of our own multiply (docs/decisions/models.md).
     """
     if quantization in _UNCHANGED:
         return [quantization, quantization]

@@ -80,8 +80,7 @@ class KvCache:
         dtype: ``float32``, ``float16`` or ``int8``, which has a scale for each token and head; part of the
             engine.
         num_blocks: Blocks of 32 tokens that a server allocates, not part of the engine; None: enough for
-            ``max_batch_size`` requests of ``max_seq_len`` tokens, or what the memory holds. The target's must
-            hold two of them, one for the loop and one for the target alone.
+            ``max_batch_size`` requests of ``max_seq_len`` tokens, or what the memory holds.
     """
 
     dtype: Literal["float32", "float16", "int8"] = "float16"
@@ -93,42 +92,31 @@ class EngineRecipe:
     """Settings for building one of the two engines.
 
     Attributes:
-        checkpoint: Directory of a Hugging Face or TensorRT-LLM checkpoint, or GGUF file (of a split one, any
-            part), relative to the repository root unless absolute; or on the Hugging Face hub
-            ``hf://ORGANIZATION/NAME@REVISION``, or ``hf://ORGANIZATION/NAME:FILE@REVISION`` for a GGUF file,
-            by its name or quantization. A draft may be a trained head (EAGLE-3) in the format of SpecForge,
-            speculators or AngelSlim: it has the target's tokenizer and, without its own, the target's
-            embedding.
+        checkpoint: Directory or GGUF file, relative to the repository root unless absolute; or on the Hugging
+            Face hub ``hf://ORGANIZATION/NAME@REVISION``, or ``hf://ORGANIZATION/NAME:FILE@REVISION`` for a
+            GGUF file, by its name or quantization. A draft may be a trained head (EAGLE-3).
         quantization: ``auto``: the integers that a checkpoint has, of 8 bits at most, unchanged, and ``int8``
             for floating point; embedded only. ``int8``: weight-only, per channel. ``int4``: weight-only, in
             groups of 32 inputs; embedded only. Both keep integers that a checkpoint has already, if they are
-            as small; the embedded runtime rounds activations too. ``fp8``, ``int8_sq`` (SmoothQuant),
-            ``int4_awq``, ``w4a8_awq``: with calibration (``build/quantize.py``). ``checkpoint``: that of the
-            checkpoint. ``none``: floating point.
-        lm_head: ``int8``, ``int4`` or ``checkpoint``; embedded only. Exporters do not quantize the output
-            head, although every step reads all of it. Integers make it faster, but deviate from the
-            checkpoint; 4 bits suit a draft, which reads it for each token.
-        lm_head_rows: Tokens that a draft may propose, beside special ones: the first of the vocabulary, which
-            are the most frequent ones; None for all; embedded only. Each step reads a row of the output head
-            for each of them.
+            as small. ``fp8``, ``int8_sq`` (SmoothQuant), ``int4_awq``, ``w4a8_awq``: with calibration.
+            ``checkpoint``: that of the checkpoint. ``none``: floating point.
+        lm_head: Quantization of the output head; embedded only. Integers make it faster, but deviate from the
+            checkpoint; 4 bits suit a draft.
+        lm_head_rows: Tokens that a draft may propose beside special ones: the first of the vocabulary, which
+            are the most frequent ones; None for all; embedded only.
         num_threads: Threads of one step; None: as many as the machine that builds the engine has cores;
             embedded only.
         thread_placement: ``pinned`` to cores, or ``free`` for the operating system to move; embedded only.
-            ``free`` suits a machine on which other programs run.
         attention: ``openvino``, or ``draftproof``: an operator of our own, which is faster with long contexts
-            and alone computes networks that cap attention scores (Gemma 2). It is compiled with g++ when the
-            engine is built; embedded only.
-        linear: What multiplies integer weights. ``openvino``; ``draftproof``: an operator of our own for
-            processors with AVX2 alone, which rounds activations to 14 bits (to 8 in blocks of at most 256
-            where weights have fewer than 8 bits), and is compiled with g++ when the engine is built;
-            ``auto``: ours on such a processor, if there is g++ and ``quantization`` makes the integers, else
-            OpenVINO's; embedded only.
+            and which some families need. It is compiled with g++ when the engine is built; embedded only.
+        linear: What multiplies integer weights: ``openvino``; ``draftproof``, an operator of our own for
+            processors with AVX2 alone, compiled with g++; or ``auto``, ours on such a processor if there is
+            g++; embedded only.
         kv_cache: KV cache; embedded only.
         growth: Sizes to grow to, or None; embedded only.
         yarn: Scaling of positions, for a checkpoint whose ``config.json`` has none, or None; embedded only.
-        pad_vocab_size_to: Number of rows that embedding and output head are padded to during quantization, or
-            None; for a draft whose vocabulary has less padding than the target's. Without ModelOpt's
-            quantization, the embedded runtime fits the draft to the target by itself.
+        pad_vocab_size_to: Rows that ModelOpt's quantization pads embedding and output head to, or None; for a
+            draft whose vocabulary has less padding than the target's.
         tensorrt_llm: Settings that only TensorRT-LLM has.
     """
 
@@ -241,7 +229,7 @@ class Serving:
         max_draft_len: Draft tokens in one round, at most.
         num_draft_tokens: Draft tokens per round of requests that do not set them; 0 switches speculation off.
             None adapts to acceptance rate and load on the embedded runtime, and is ``max_draft_len`` on
-            TensorRT-LLM, whose engines do not tell what a step costs.
+            TensorRT-LLM.
         default_sampling: Sampling parameters of requests that send none.
     """
 

@@ -1,7 +1,7 @@
 """Estimates the memory that engines of the embedded runtime take in the processes of a server.
 
 A process allocates its KV caches at its start, and holds the weights once: OpenVINO's kernels in a copy of
-their own, whose original leaves memory (docs/decisions/memory.md); products of our own in the original.
+their own, whose original leaves memory (docs/decisions/engines.md); products of our own in the original.
 """
 
 from __future__ import annotations

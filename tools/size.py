@@ -36,7 +36,7 @@ class Part:
     suffixes: tuple[str, ...] = (".py",)
 
 
-# Ceilings with about 3 % of room. docs/explanation/source-tree.md says what a raised one buys.
+# Ceilings with about 3 % of room. The commit that raises one says what its lines buy.
 PARTS = (
     Part("speculation", 1_560, ("pipelines/speculation/",)),
     Part("executor", 1_990, ("pipelines/executor/",)),

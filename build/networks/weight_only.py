@@ -1,7 +1,7 @@
 """Quantize weights without calibration.
 
 INT8 has one scale per output channel (W8A16 in TensorRT-LLM). INT4 has a scale and an offset for each group
-of inputs, chosen for a small squared error of the weights (docs/decisions/quantization.md). Integers of a
+of inputs, chosen for a small squared error of the weights (docs/decisions/models.md). Integers of a
 checkpoint that are as small stay as they are.
 """
 

@@ -34,7 +34,7 @@ KV_PROPERTIES = {
     "float32": {"KV_CACHE_PRECISION": "f32"},
     "float16": {"KV_CACHE_PRECISION": "f16"},
     # By default a key's scale is that of a channel in a whole block: a rejected draft token would change the
-    # keys of accepted ones (docs/decisions/memory.md).
+    # keys of accepted ones (docs/decisions/engines.md).
     "int8": {"KV_CACHE_PRECISION": "u8", "KEY_CACHE_QUANT_MODE": "BY_TOKEN"},
 }
 # With integer weights, activations are rounded to int8 in groups of at most this many features. Without it,

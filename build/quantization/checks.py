@@ -58,7 +58,7 @@ def finished_config(
     config = dict(exported)
     quantized = dict(config.get("quantization") or {})
     wanted = QUANT_ALGOS[quantization]
-    if quantization == "int8":  # weights are rounded on load: docs/decisions/quantization.md
+    if quantization == "int8":  # weights are rounded on load: docs/decisions/models.md
         quantized = {"quant_algo": wanted, "kv_cache_quant_algo": None}
     elif quantized.get("exclude_modules"):
         quantized["exclude_modules"] = sorted(

@@ -70,7 +70,7 @@ def pad_vocabulary(model: Any, vocab_size: int) -> None:
     """Pad embedding and output head with rows that are never looked up and never have the largest logit.
 
     New rows of the embedding are zero. New rows of the head are the mean of its rows, whose logit is the mean
-    of all logits and therefore at most the largest (docs/decisions/tensorrt-llm.md).
+    of all logits and therefore at most the largest (docs/how-to/nvidia-gpus.md).
     """
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     num_new = vocab_size - table.weight.shape[0]

@@ -39,7 +39,7 @@ class Prompt:
         """Return what requests and tokenizers must be given with the text.
 
         The template of a conversation writes special tokens, BOS among them
-        (docs/decisions/special-tokens.md).
+        (docs/decisions/sampling.md).
         """
         assert self.text, f"the conversation {self.prompt_id} is not rendered"
         is_chat = bool(self.messages)

@@ -215,7 +215,7 @@ def verdict_of(pairs: Sequence[Pair]) -> tuple[Verdict, str]:
     if drafted:
         why = f"none of {drafted} draft tokens was right: this draft does not help this target"
     own = f"all {len(pairs)} answers ({tokens} tokens) are the target's own"
-    return "fail", f"{own}, but {why} (see docs/reference/errors.md)"
+    return "fail", f"{own}, but {why} (see docs/reference/commands.md)"
 
 
 def as_document(pairs: Sequence[Pair]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ HostName = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*
 
 _BACKLOG = 4096  # connections of a burst that wait to be accepted
 _SEND_BYTES = 128 << 10  # that the operating system keeps for a client; by default it may be 4 MiB
-_REMEDY = "correct the file; docs/how-to/openai.md lists the settings"
+_REMEDY = "correct the file; docs/how-to/deploy.md lists the settings"
 
 
 @dataclass(frozen=True)

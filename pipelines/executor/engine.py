@@ -5,7 +5,7 @@ An engine directory contains ``engine.xml``, ``engine.bin`` and ``engine.json``,
 
 The weights are copied to where only this process can change them, and checked there. OpenVINO would map the
 file and read it again for each new shape of a step, even if it has changed by then
-(docs/decisions/packages.md).
+(docs/decisions/engines.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 OpenVINO lays the weights of a projection out for its kernels at the first step of a size, and seldom reads
 the originals again. A server keeps the originals in a file without a name in its run directory: pages that
 nobody reads take no memory, and pages that are read again are those that were checked
-(docs/decisions/memory.md). Products of our own read the originals, which then stay in memory.
+(docs/decisions/engines.md). Products of our own read the originals, which then stay in memory.
 """
 
 from __future__ import annotations

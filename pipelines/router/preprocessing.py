@@ -216,7 +216,7 @@ def resumed_by_client(
     """Return the request for the rest of an answer of which the client has the first tokens.
 
     A token depends on the prompt, the parameters, the seed and the output before it, so the rest of the
-    answer is the same to the bit as without the interruption (``docs/decisions/failover.md``).
+    answer is the same to the bit as without the interruption (``docs/explanation/architecture.md``).
 
     Args:
         whole: The request for the whole answer.

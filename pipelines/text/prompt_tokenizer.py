@@ -2,7 +2,7 @@
 
 Special tokens such as ``<|im_start|>`` are parsed only if the caller says that the text contains some, as one
 rendered by a chat template does. Otherwise a user could write a turn of the assistant
-(``docs/decisions/special-tokens.md``).
+(``docs/decisions/sampling.md``).
 """
 
 from __future__ import annotations

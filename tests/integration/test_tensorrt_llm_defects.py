@@ -1,7 +1,6 @@
 """Tests that our loop has none of the defects of NVIDIA's own loop, each by its letter.
 
-docs/decisions/tensorrt-llm.md lists the defects, found by reading
-``tensorrt_llm_bls/1/lib/decode.py``.
+The defects were found by reading ``tensorrt_llm_bls/1/lib/decode.py`` (docs/how-to/nvidia-gpus.md).
 
 Run: pytest tests/integration/test_tensorrt_llm_defects.py.
 """

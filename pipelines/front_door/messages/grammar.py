@@ -2,7 +2,7 @@
 
 The grammar begins with the answer and covers all of it: free text, up to the mark behind which it limits the
 tokens. So it remains a function of the output so far, and the answer with a draft is that of the target alone
-(``docs/decisions/grammars.md``).
+(``docs/decisions/sampling.md``).
 """
 
 from __future__ import annotations

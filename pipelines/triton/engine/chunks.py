@@ -16,7 +16,7 @@ from pipelines.text.stop_words import cut_at_stop_word
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.chunk import Chunk, TopLogProbs
 
-CHUNK_INTERVAL_S = 0.02  # between two chunks of an answer (docs/decisions/gateway.md)
+CHUNK_INTERVAL_S = 0.02  # between two chunks of an answer (docs/explanation/architecture.md)
 
 _NO_LOGITS: Logits = np.empty((0, 0), dtype=np.float32)
 

@@ -3,7 +3,7 @@
 Each request is a ``ModelStreamInfer`` call of its own, for two reasons. The text models are decoupled, so
 that they can stream, and Triton 2.51 refuses ``ModelInfer`` on such models. And it never ends a request whose
 model's process has died: then the call is cancelled, and no other request is on it
-(``docs/decisions/request-path.md``).
+(``docs/explanation/architecture.md``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts Triton, supervises it and its model processes, and replaces those that died or hang.
 
 A dead model process is replaced by unloading and loading the model, while other models continue to answer
-(docs/decisions/gateway.md has the times). Triton itself notices neither case.
+(docs/explanation/architecture.md). Triton itself notices neither case.
 
 When the repository was rendered for another pair, Triton is started again with it while requests wait
 (docs/decisions/rollouts.md).

@@ -1,7 +1,7 @@
 """Decides whether TensorRT-LLM can answer a request with a draft, with the target alone, or not at all.
 
 Each round is a separate request to the C++ backend, which remembers nothing of earlier rounds (details in
-``docs/decisions/tensorrt-llm.md``). So features that depend on the whole output are
+``docs/how-to/nvidia-gpus.md``). So features that depend on the whole output are
 handled by the target alone in a single request, and the answer's ``draft_length`` says why.
 """
 

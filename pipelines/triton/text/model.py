@@ -2,7 +2,7 @@
 
 The names ``generate`` and ``generate_target`` are the same model with an arm that the gateway adds. The model
 ``ensemble`` gives the same answers with two more hops through Triton for each chunk, and does not notice that
-its client has left (``docs/decisions/request-path.md``).
+its client has left (``docs/explanation/architecture.md``).
 """
 
 from __future__ import annotations
