@@ -41,7 +41,7 @@ def test_a_pair_of_the_hub_is_tried_and_tried_again_offline(tmp_path: Path) -> N
             hub.repositories[f"org/{name}"] = HubRepository.of(make_hugging_face(tmp_path / name))
         hub.breaks_after = [100_000]
         command = [sys.executable, "-m", "pipelines", "try", "org/TriedTarget", "org/TriedDraft@main"]
-        command += ["--quantization", "none", "--max-seq-len", "256", "--prompts", str(prompts)]
+        command += ["--quantization", "none", "--max-seq-len", "256", "--prompts", str(prompts), "--json"]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY_ROOT)}
         environment.update(hub.environment(tmp_path / "cache", HF_TOKEN="hf_secretSecret"))
         for offline in ("0", "1"):

@@ -142,7 +142,7 @@ def become_mamba(hub: Hub, made: Path) -> None:
 
 
 def become_wide(hub: Hub, made: Path) -> None:
-    change_config(make_hugging_face(made), intermediate_size=10**12)
+    change_config(make_hugging_face(made), intermediate_size=1 << 20, num_hidden_layers=1 << 12)
     hub.repositories["org/Big"] = HubRepository.of(made)
 
 

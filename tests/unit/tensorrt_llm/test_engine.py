@@ -96,7 +96,7 @@ def left_behind(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("FAULT", "exit", r"exit code 1; .*OutOfMemory.*; see the full log, .*draft-[0-9a-f]{16}\.log"),
+        ("FAULT", "exit", r"exit code 1; .*OutOfMemory; read .*draft-[0-9a-f]{16}\.log"),
         ("FAULT", "killed", "signal SIGKILL"),
         ("FAULT", "full disk", "File too large"),
         ("FAULT", "half", r"rank0\.engine is missing"),
