@@ -55,8 +55,8 @@ def test_kserve_takes_ids(server: Server, tokenizer: Tokenizer, model: str) -> N
     ("body", "message"),
     [
         ({}, "neither text_input nor input_ids"),
-        ({"text_input": "x", "input_ids": [5]}, "exactly one of text_input and input_ids"),
-        ({"input_ids": [5, 2048]}, "input_ids has ids from 5 to 2048; 0 to 2047"),
+        ({"text_input": "x", "input_ids": [5]}, "text_input and input_ids, not one prompt"),
+        ({"input_ids": [5, 2048]}, "input_ids has ids from 5 to 2048, not 0 to 2047"),
         ({"input_ids": []}, "the prompt is empty"),
         ({"input_ids": [5], "parse_special_tokens": True}, "cannot be sent with input_ids"),
     ],

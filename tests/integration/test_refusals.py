@@ -70,7 +70,7 @@ BAD_PARAMETERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"num_log_probs": 2, "return_log_probs": False}, "return_log_probs=true"),
     ({"stop_words": ["a", ""]}, "a stop word is empty"),
     ({"bad_words": ["<|endoftext|>"]}, "logit_bias_ids"),
-    ({"bad_words": ["a"] * 33}, "33 bad words"),
+    ({"bad_words": ["a"] * 33}, "too many bad words: 33"),
 )
 
 

@@ -145,6 +145,6 @@ async def test_it_listens_where_its_settings_say(quick: list[list[str]], tmp_pat
 async def test_wrong_settings_end_the_server(tmp_path: Path) -> None:
     settings = tmp_path / "front_door.yaml"
     settings.write_text("address: 0.0.0.0\n")
-    with pytest.raises(ServerStartError, match="needs API keys"):
+    with pytest.raises(ServerStartError, match="everybody could use this server"):
         async with supervised(front_door=settings):
             pass
