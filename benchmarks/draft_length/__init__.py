@@ -1,0 +1,1 @@
+"""Compares the draft length that a server chooses with constants and with another commit's choice."""
