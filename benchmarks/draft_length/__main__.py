@@ -219,6 +219,8 @@ def _of(setting: Setting, measured: Sequence[dict[str, Any]]) -> list[dict[str, 
 
 def _cell(mine: Sequence[dict[str, Any]], name: str) -> str:
     ratios = [each["tokens_per_s"][name] / each["tokens_per_s"][ALONE] for each in mine]
+    if not ratios:
+        return ""  # the run was stopped before this pass
     if len(ratios) < 4:
         return f"{statistics.median(ratios):.2f}"
     return f"{interval_cell(median_interval(ratios), 2)}, least {min(ratios):.2f}"
