@@ -57,11 +57,9 @@ _SEPARATOR = "; "
 class DraftproofError(Exception):
     """Base class of all errors.
 
-    Args:
-        what: What happened and with which values: one clause without a full stop.
+    Attributes:
+        message: What happened and with which values: one clause without a full stop.
         remedy: What the reader can do about it.
-        values: In the older form of four parts: the values that were seen, such as ``num_draft_tokens=12``.
-        limit: In the older form: the limit or rule that they broke.
     """
 
     code: ClassVar[str] = "error"
@@ -71,26 +69,17 @@ class DraftproofError(Exception):
         """Derive the code."""
         cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Error")).lower()
 
-    def __init__(self, what: str, remedy: str = "", *, values: str = "", limit: str = "") -> None:
-        self.what = what
-        self.values = values
-        self.limit = limit
+    def __init__(self, message: str, remedy: str = "") -> None:
+        self.message = message
         self.remedy = remedy
-        super().__init__(_SEPARATOR.join(part for part in (self.message, remedy) if part))
-
-    @property
-    def message(self) -> str:
-        """What happened and with which values: all but the remedy, in both forms."""
-        return _SEPARATOR.join(part for part in (self.what, self.values, self.limit) if part)
+        super().__init__(_SEPARATOR.join(part for part in (message, remedy) if part))
 
     def to_wire(self) -> str:
         """Return the error as text for ``from_wire``: ``draftproof/<code>: message; remedy``.
 
-        The older form is sent as ``what; values; limit; remedy``. A semicolon inside a part is doubled. Long
-        parts are cut.
+        A semicolon inside a part is doubled. Long parts are cut.
         """
-        older = [self.values, self.limit, self.remedy] if self.values or self.limit else []
-        parts = [self.what, *(older or filter(None, [self.remedy]))]
+        parts = [self.message, *filter(None, [self.remedy])]
         return f"draftproof/{self.code}: {_SEPARATOR.join(_cut(part).replace(';', ';;') for part in parts)}"
 
 
@@ -242,11 +231,8 @@ def from_wire(message: str) -> DraftproofError | None:
     if match is None:
         return None
     kind = _all_errors(DraftproofError).get(match["code"], DraftproofError)
-    parts = _split(match["text"])
-    if len(parts) == 4:
-        what, values, limit, remedy = parts
-        return kind(what, remedy, values=values, limit=limit)
-    return kind(parts[0], _SEPARATOR.join(parts[1:]))
+    message, *remedy = _split(match["text"])
+    return kind(message, _SEPARATOR.join(remedy))
 
 
 def _split(text: str) -> list[str]:

@@ -151,7 +151,7 @@ def json_of_messages(messages: Any) -> str:
     if not isinstance(messages, list) or not messages:
         raise ValueError("messages is no list of messages")
     if not all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in messages):
-        raise ValueError("a message is no JSON object with a role")
+        raise ValueError("a message is not a JSON object with a role")
     for message in messages:
         content = message.get("content")
         # Calls of tools have no content.

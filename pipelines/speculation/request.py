@@ -126,8 +126,9 @@ class GenerationRequest:
                 "use the tokenizer with which the engine was built",
             )
         if not all(0 <= end_id < vocab_size for end_id in self.end_ids):
+            found = ", ".join(map(str, self.end_ids))
             raise InvalidRequestError(
-                f"end_id is no token: end_id={', '.join(map(str, self.end_ids))}, not 0 to {vocab_size - 1}",
+                f"end_id is not a token: end_id={found}, not 0 to {vocab_size - 1}",
                 "send a token id of the model's vocabulary, or -1 for an output without end token",
             )
         if not all((*self.stop_words, *self.bad_words)):

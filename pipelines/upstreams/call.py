@@ -150,7 +150,7 @@ class UpstreamCall:
         for arm, reading in self._readings.items():
             if reading.fault is not None and reading.fault.error in (error, error.__cause__):
                 return arm, reading.fault
-        return next(reversed(self.outcomes)), Fault(error.what, error)
+        return next(reversed(self.outcomes)), Fault(error.message, error)
 
     @property
     def replay_arms(self) -> tuple[Arm, ...]:

@@ -41,7 +41,7 @@ class ForwardedRequest:
         """Read a body.
 
         Raises:
-            InvalidRequestError: It is no JSON object, takes long to read, or needs what one server keeps.
+            InvalidRequestError: It is not a JSON object, takes long to read, or needs what one server keeps.
         """
         check_num_values(content)
         try:
@@ -50,7 +50,7 @@ class ForwardedRequest:
             body = None
         if not isinstance(body, dict):
             raise InvalidRequestError(
-                f"the body of {len(content)} bytes is no JSON object", "send a request of OpenAI's API"
+                f"the body of {len(content)} bytes is not a JSON object", "send a request of OpenAI's API"
             )
         kept = [name for name in _KEPT_BY_A_SERVER if path == RESPONSES and body.get(name)]
         if kept:

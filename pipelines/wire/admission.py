@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from pipelines.errors import RequestTimeoutError, ServerBusyError
 from pipelines.time_limit import within
-
-
-class OpenLimit:
-    """Limits the number of open requests. Thread-safe.
-
-    Args:
-        max_open: Maximum of open requests; further ones are refused.
-    """
-
-    def __init__(self, max_open: int) -> None:
-        self._max_open = max_open
-        self._num_open = 0
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold the place of one request.
-
-        Raises:
-            ServerBusyError: Too many requests are open.
-        """
-        with self._lock:
-            if self._num_open >= self._max_open:
-                raise ServerBusyError(
-                    f"too many requests are open: {self._max_open}, as many as one model may have",
-                    "send the request again later, or serve with a larger max_queue_size",
-                )
-            self._num_open += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_open -= 1
 
 
 class Admission:

@@ -116,10 +116,10 @@ def class_of(error: DraftproofError) -> str:
     """Classify an error as the client sees it."""
     if isinstance(error, RequestTimeoutError):
         return HUNG
-    if isinstance(error, InternalError) and error.what.startswith("the server's answer is inconsistent"):
+    if isinstance(error, InternalError) and error.message.startswith("the server's answer is inconsistent"):
         return LOST
-    if isinstance(error, ServerUnavailableError) and error.what.startswith("no server answers"):
-        return LOST if "ended before the last response" in error.what else CONNECTION
+    if isinstance(error, ServerUnavailableError) and error.message.startswith("no server answers"):
+        return LOST if "ended before the last response" in error.message else CONNECTION
     return error.code
 
 

@@ -85,7 +85,7 @@ async def _failing(asked: EngineRequest, chunks: _Chunks, run_directory: Path) -
     num_before = 2 * is_hit(0.5, "in the middle", *_request(asked))
     async for chunk in chunks:
         if fails and not num_before:
-            raise EngineFailedError("a drill's candidate fails", values="by a hash", remedy="roll it back")
+            raise EngineFailedError("a drill's candidate fails by a hash", "roll it back")
         num_before -= 1
         yield chunk
 

@@ -219,7 +219,7 @@ def _scheme(group: Settings, layout: str | None) -> Scheme:
         try:
             Regex(target.removeprefix(_PATTERN) if target.startswith(_PATTERN) else "")
         except Exception as error:  # the package raises nothing more specific
-            raise group.fail(f"targets={target!r:.80} is no pattern: {error}") from None
+            raise group.fail(f"targets={target!r:.80} is not a valid pattern: {error}") from None
     weights = group.part("weights")
     if weights is None:
         raise group.fail("weights=None, so nothing is quantized")

@@ -235,7 +235,7 @@ def _stop_words(stop: JsonValue) -> tuple[str, ...]:
 def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
     if not all(name.isascii() and name.isdecimal() and len(name) < 10 for name in bias):
         raise InvalidRequestError(
-            f"logit_bias={bias!r:.200} has a key that is no token id in decimal",
+            f"logit_bias={bias!r:.200} has a key that is not a token id in decimal",
             "send token ids; POST /tokenize returns those of a text",
         )
     return tuple((int(name), value) for name, value in bias.items())

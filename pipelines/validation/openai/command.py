@@ -177,4 +177,4 @@ def _fields(text: str) -> dict[str, object]:
         fields = json.loads(text)
         if isinstance(fields, dict):
             return fields
-    raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")

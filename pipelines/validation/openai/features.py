@@ -181,7 +181,7 @@ def _json_in_completions(material: Material, number: int) -> Question | None:
 def _breaks_schema(question: Question, answer: Answer) -> str:
     text = answer.text.strip()
     if answer.finish_reason == "length":
-        return "" if text[:1] in ("", "{") else "the answer is no JSON object"
+        return "" if text[:1] in ("", "{") else "the answer is not a JSON object"
     try:
         Description.model_validate(json.loads(text))
     except (ValueError, ValidationError, RecursionError) as error:

@@ -77,7 +77,7 @@ def test_a_message_that_calls_a_tool_needs_no_content(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("garbage", "Expecting value"),
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ("{}", "keys none"),
         ('{"conversations": []}', "keys conversations"),
         ('{"prompt": "x", "text": "y"}', "keys prompt, text"),

@@ -231,7 +231,7 @@ def test_what_has_no_meaning_is_refused_before_it_takes_a_place(fields: dict[str
     with pytest.raises(InvalidRequestError) as refused:
         target.check(replace(request([1]), **fields))
     error = refused.value
-    assert error.what and error.remedy
+    assert error.message and error.remedy
 
 
 def test_logits_that_are_no_numbers_fail_their_request_and_no_other() -> None:

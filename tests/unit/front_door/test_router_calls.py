@@ -18,7 +18,7 @@ from pipelines.upstreams.fleet.server import GatewayCalls
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
-BUSY = ServerBusyError("the queue is full", values="a", limit="b", remedy="c").to_wire()
+BUSY = ServerBusyError("the queue is full: a, b", "c").to_wire()
 ENDS_AFTER_S = 0.1
 _WITHIN_S = 60.0
 

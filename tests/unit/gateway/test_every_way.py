@@ -143,7 +143,7 @@ async def test_an_error_has_its_code_and_its_status(
 async def test_the_end_of_a_models_process_ends_its_answers(gateway: Gateway, way: str) -> None:
     asked = asyncio.create_task(gateway.ask(way, "hang"))
     await until(lambda: bool(gateway.triton.requests))
-    assert gateway.calls.end("router", ProcessEndedError("it ended", values="it was killed")) == 1
+    assert gateway.calls.end("router", ProcessEndedError("it ended: it was killed")) == 1
     with pytest.raises(ProcessEndedError, match="it was killed"):
         await asked
     await gateway.triton.cancelled.wait()

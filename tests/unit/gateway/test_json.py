@@ -35,7 +35,7 @@ def refusal(body: str | bytes, json_length: int | None = None) -> str:
         else:
             infer_message("generate", raw, json_length)
     error = refused.value
-    assert error.what and error.remedy
+    assert error.message and error.remedy
     assert len(str(error)) < 1000 and str(error).isprintable(), "a client's text is not repeated whole"
     return str(error)
 

@@ -94,7 +94,7 @@ def test_a_request_that_ends_two_processes_is_refused_and_those_beside_it_are_an
         beside = [asyncio.create_task(answered(world, b"%d" % number)) for number in range(6)]
         await asyncio.sleep(2 * _RESPONSE_S)
         refused = await answered(world, KILLER, streaming=streaming)
-        assert isinstance(refused, InvalidRequestError) and "two processes" in refused.what
+        assert isinstance(refused, InvalidRequestError) and "two processes" in refused.message
         assert engine.num_deaths == 2
         assert await asyncio.gather(*beside) == [ANSWER] * 6
         began_s = time.monotonic()

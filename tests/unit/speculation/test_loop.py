@@ -152,7 +152,7 @@ def test_a_draft_that_proposes_nothing_costs_nothing() -> None:
 
 def test_the_error_of_an_engine_passes_through() -> None:
     async def failing(request: GenerationRequest) -> Output:
-        raise EngineFailedError("an engine step failed", values="v", limit="l", remedy="r")
+        raise EngineFailedError("an engine step failed", "r")
 
     async def collect() -> None:
         async for _ in speculate(

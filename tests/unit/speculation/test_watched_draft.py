@@ -41,7 +41,7 @@ class Engine:
 
 
 def failure() -> EngineFailedError:
-    return EngineFailedError("an engine step failed", values="draft", limit="none", remedy="none")
+    return EngineFailedError("an engine step failed: draft", "none")
 
 
 class World:
@@ -110,7 +110,7 @@ def test_it_is_announced_once_that_the_draft_goes_and_once_that_it_is_back(
 
 def test_a_deadline_of_the_request_is_no_failure_of_the_draft() -> None:
     world = World()
-    world.engine.error = RequestTimeoutError("late", values="1", limit="0", remedy="wait")
+    world.engine.error = RequestTimeoutError("late", "wait")
     assert not world.ask()
     assert world.draft.is_available and world.draft.num_failures == 0
 
@@ -118,7 +118,7 @@ def test_a_deadline_of_the_request_is_no_failure_of_the_draft() -> None:
 @pytest.fixture(params=[RequestRefusedError, PromptTooLongError])
 def refusal(request: pytest.FixtureRequest) -> DraftproofError:
     """Return an error of one request: of NVIDIA's engine, or of a draft with another tokenizer."""
-    error: DraftproofError = request.param("the draft refuses", values="logits", limit="-", remedy="-")
+    error: DraftproofError = request.param("the draft refuses: logits", "-")
     return error
 
 

@@ -70,7 +70,7 @@ def test_a_server_does_not_start_with_an_invalid_file(tmp_path: Path, text: str)
     path.write_text(text)
     with pytest.raises(InvalidRequestError, match="max_draft_len=8") as caught:
         setting(tmp_path)
-    assert str(path) in caught.value.what and "draftproof draft-length" in caught.value.remedy
+    assert str(path) in caught.value.message and "draftproof draft-length" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("text", "length"), [("adaptive", None), ("0", 0), ("8", 8)])

@@ -130,4 +130,4 @@ def test_nvidias_padding_of_ids_with_zero_is_read_too() -> None:
 def test_malformed_words_are_refused_by_their_name(matrix: list[list[int]], kind: WordKind) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         unpack_words(np.array(matrix, dtype=np.int32), VOCABULARY, kind)
-    assert refused.value.what.startswith((f"{kind.value}_list is malformed", f"a {kind.one} is empty"))
+    assert refused.value.message.startswith((f"{kind.value}_list is malformed", f"a {kind.one} is empty"))

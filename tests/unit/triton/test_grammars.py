@@ -47,7 +47,7 @@ class Trials:
 
     async def ask(self, question: dict[str, str], place: str) -> None:
         if question["text"] == "bad":
-            raise InvalidRequestError("refused", values=place, limit="", remedy="")
+            raise InvalidRequestError(f"refused: {place}")
         try:
             await self.may_end.wait()
         except asyncio.CancelledError:

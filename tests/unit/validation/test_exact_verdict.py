@@ -146,7 +146,7 @@ def test_no_answer_is_inconclusive_but_a_failure_of_speculation_alone_is_a_failu
     else:
         ((found, count),) = proof.missing
         reason = f"{count} answers could not be compared, because the server answered: {found}"
-        assert (found, proof.lacks(), proof.findings) == (error.what, [reason], ())
+        assert (found, proof.lacks(), proof.findings) == (error.message, [reason], ())
 
 
 def test_a_prompt_that_the_target_cannot_answer_is_missing_not_equal() -> None:

@@ -111,7 +111,7 @@ def test_a_right_answer_is_taken(feature: str, answer: Answer) -> None:
     ("feature", "answer", "reason"),
     [
         ("structured output", Answer("Sure!", "stop"), "schema"),
-        ("structured output", Answer("Sure! {", "length"), "no JSON object"),
+        ("structured output", Answer("Sure! {", "length"), "not a JSON object"),
         ("structured output", Answer(JSON.replace("2", "9"), "stop"), "schema"),
         ("structured output", Answer(JSON.replace("true", '"yes"'), "stop"), "schema"),
         ("structured output", Answer("[" * 100_000, "stop"), "schema"),

@@ -273,7 +273,7 @@ def test_what_is_no_reply_is_an_error_of_that_call(tmp_path: Path, said: bytes) 
 @pytest.mark.parametrize("said", ["\U0001f600" * 100_000, "\ud800"])
 def test_the_longest_id_and_any_error_of_a_client_arrive(serve: Serve, said: str) -> None:
     def refuse(request: EngineRequest, responder: Responder[Chunk]) -> None:
-        responder.fail(InvalidRequestError("garbage", values=said))
+        responder.fail(InvalidRequestError(f"garbage: {said}"))
 
     with pytest.raises(InvalidRequestError, match="garbage"):
         ask(serve(refuse), replace(REQUEST, request_id="\0" * MAX_ID_BYTES))

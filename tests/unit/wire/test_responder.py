@@ -128,7 +128,7 @@ def test_responses_come_in_order_and_what_follows_the_last_is_dropped(client: Cl
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(PromptTooLongError("too long", limit="8"), PromptTooLongError), (KeyError("a secret"), InternalError)],
+    [(PromptTooLongError("too long: 8"), PromptTooLongError), (KeyError("a secret"), InternalError)],
 )
 def test_an_error_is_the_last_response_with_its_class_and_without_a_defects_secrets(
     client: Client, error: Exception, kind: type[DraftproofError]
