@@ -104,7 +104,7 @@ def _prompt_of(line: str, file: Path, number: int) -> Prompt:
     try:
         document = json.loads(line)
         if not isinstance(document, dict):
-            raise ValueError(f"no JSON object: {line.strip():.40}")
+            raise ValueError(f"not a JSON object: {line.strip():.40}")
         given = [key for key in _TEXT_KEYS if key in document]
         if len(given) != 1:
             raise ValueError(f"keys {', '.join(map(str, document)) or 'none'}")
