@@ -102,10 +102,9 @@ def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: 
         connection.close()
     if num_tokens < 2 or len(arrivals_s) < 2:
         raise VerificationError(
-            "an answer cannot be timed",
-            values=f"{response.status}, {num_tokens} tokens in {len(arrivals_s)} chunks: {prompt.fields}",
-            limit="two tokens at least",
-            remedy="read the server's log, or replace the prompt",
+            f"an answer cannot be timed: {response.status}, {num_tokens} tokens in {len(arrivals_s)} chunks, "
+            f"for {prompt.fields}",
+            "read the server's log, or replace the prompt",
         )
     return Answer("".join(texts), num_tokens, arrivals_s[-1] - arrivals_s[0])
 
