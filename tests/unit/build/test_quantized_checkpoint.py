@@ -310,4 +310,4 @@ def test_a_text_that_cannot_be_used(content: bytes, source: Path, tmp_path: Path
 def test_a_text_that_is_not_there(source: Path, tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, source, quantization="fp8")
     (tmp_path / "calibration.txt").unlink()
-    assert "calibration.txt does not exist" in refused(CheckpointError, recipe, tmp_path).what
+    assert "calibration.txt does not exist" in refused(CheckpointError, recipe, tmp_path).message
