@@ -21,6 +21,9 @@ With it, the process of a pair in INT8 was estimated at 2.28 GB. It used 2.22.
 MAX_LOGGED_ROWS = 17
 """Rows of a request in a step of a network with recurrent layers: a token and sixteen drafted ones."""
 
+_SMALL_NETWORKS_BYTES = {"draft": 3 << 20, "target": 7 << 20}
+"""Of a layer, for the networks of ``Engine.fix_small_shapes``; measured with Qwen2.5 of 0.5B and 1.5B."""
+
 _STATES_OF_A_PLACE = 3  # in the loop, of a request to the target alone, and kept for later
 _NUMBER_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 _SCALE_BYTES = {"float32": 0, "float16": 0, "int8": 8}  # scale and zero point of a token in a head
@@ -38,7 +41,7 @@ def states_bytes(slot_bytes: int, max_batch_size: int) -> int:
 
 
 def read_sizes(engine: Path) -> tuple[int, int, int]:
-    """Read the bytes of an engine's weights, of a block of its KV cache, and of a request's recurrent states.
+    """Read the bytes of an engine's networks, of a block of its KV cache, and of a request's recurrent states.
 
     Args:
         engine: Directory of the engine.
@@ -57,7 +60,10 @@ def read_sizes(engine: Path) -> tuple[int, int, int]:
             sizes["kv_cache_dtype"],
         )
         slot = sizes.get("state_bytes", 0) + MAX_LOGGED_ROWS * sizes.get("log_bytes", 0)
-        return (engine / "engine.bin").stat().st_size, block, slot
+        networks = (engine / "engine.bin").stat().st_size
+        if sizes.get("linear") == "draftproof":
+            networks += sizes["num_layers"] * _SMALL_NETWORKS_BYTES[sizes["role"]]
+        return networks, block, slot
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineLoadError(
             f"the memory need of an engine cannot be read from {path} and engine.bin: {error!r}",
@@ -79,6 +85,6 @@ def pair_bytes(draft: Path, target: Path, num_kv_blocks: Mapping[str, int], max_
     """
     taken = PROCESS_BYTES
     for role, engine in (("draft", draft), ("target", target)):
-        weights, block, slot = read_sizes(engine)
-        taken += weights + num_kv_blocks[role] * block + states_bytes(slot, max_batch_size)
+        networks, block, slot = read_sizes(engine)
+        taken += networks + num_kv_blocks[role] * block + states_bytes(slot, max_batch_size)
     return taken

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,21 @@ def _loaded(content: bytes) -> str:
     path = f"/proc/self/fd/{file}"
     ctypes.CDLL(path)
     return path
+
+
+class Shape(NamedTuple):
+    """What the shapes of a step depend on, apart from its context, if no head reads features in it."""
+
+    num_tokens: int
+    num_rows: int
+    num_sequences: int
+
+    @classmethod
+    def of(cls, inputs: StepInputs) -> Shape | None:
+        """Return the shape of a step; None if a head reads features in it."""
+        if inputs.features is not None and len(inputs.features):
+            return None
+        return cls(len(inputs.input_ids), len(inputs.logits_rows), len(inputs.past_lens))
 
 
 class Network:
@@ -115,40 +130,54 @@ class Network:
             self._request.wait()
 
 
-def compile_networks(
-    openvino: Any, network: str, weights: Any, config: EngineConfig, operators: str | None
-) -> tuple[Any, Any]:
-    """Return the network for any step, and for a single token, or None: a draft computes most tokens alone.
+class Model:
+    """A network that can be compiled, for any step or for steps of one shape.
 
-    OpenVINO plans the memory of each operation again in each step, which takes a fifth of a small draft's,
-    unless all shapes are fixed. Products of our own do not copy the weights for a second network.
+    Args:
+        openvino: The module.
+        network: Content of ``engine.xml``.
+        weights: ``openvino.Tensor`` of ``engine.bin``, which has to outlive the compiled networks.
+        config: Description of the engine.
+        operators: See ``operator_library``.
     """
-    core = openvino.Core()
-    core.get_versions("CPU")  # registers the attention operator, which is needed to read the file
-    if operators is not None:
-        core.add_extension(operators)
-    model = core.read_model(network, weights)
-    for node in model.get_ops():
-        if node.get_type_name() == "PagedAttentionExtension":
-            info = node.get_rt_info()  # is lost when a network is saved
-            info["num_k_heads"] = info["num_v_heads"] = config.num_kv_heads
-            info["k_head_size"] = info["v_head_size"] = config.head_size
-    properties = {
-        **config.compile_properties,
-        "INFERENCE_NUM_THREADS": str(config.num_threads),
-        **processor_properties(model),
-    }
-    compiled = core.compile_model(model, "CPU", properties)
-    if config.role != "draft" or config.linear != "draftproof":
-        return compiled, None
-    num_sequences = config.num_threads  # see ``step.with_sequences``
-    sizes = {"input_ids": 1, "position_ids": 1, "logits_rows": 1, "past_lens": num_sequences}
-    if config.reads_features:
-        sizes |= {"hidden": 1, "hidden_rows": 1, "features": 0}
-    begins = dict.fromkeys(("subsequence_begins", "block_indices_begins"), num_sequences + 1)
-    shapes = {port.get_any_name(): list(port.get_partial_shape())[1:] for port in model.inputs}
-    model.reshape({name: [size, *shapes[name]] for name, size in {**sizes, **begins}.items()})
-    return compiled, core.compile_model(model, "CPU", properties)
+
+    def __init__(
+        self, openvino: Any, network: str, weights: Any, config: EngineConfig, operators: str | None
+    ) -> None:
+        self._config = config
+        self._core = openvino.Core()
+        self._core.get_versions("CPU")  # registers the attention operator, which is needed to read the file
+        if operators is not None:
+            self._core.add_extension(operators)
+        self._model = self._core.read_model(network, weights)
+        for node in self._model.get_ops():
+            if node.get_type_name() == "PagedAttentionExtension":
+                info = node.get_rt_info()  # is lost when a network is saved
+                info["num_k_heads"] = info["num_v_heads"] = config.num_kv_heads
+                info["k_head_size"] = info["v_head_size"] = config.head_size
+
+    def compiled(self, shape: Shape | None = None) -> Any:
+        """Return an ``openvino.CompiledModel`` for steps of a shape, or for any step.
+
+        Not from two threads at once: OpenVINO then corrupts memory.
+        """
+        model = self._model if shape is None else self._of_shape(shape)
+        threads = {"INFERENCE_NUM_THREADS": str(self._config.num_threads)}
+        properties = {**self._config.compile_properties, **threads, **processor_properties(model)}
+        return self._core.compile_model(model, "CPU", properties)
+
+    def _of_shape(self, shape: Shape) -> Any:
+        sizes = {"input_ids": shape.num_tokens, "position_ids": shape.num_tokens}
+        sizes |= {"logits_rows": shape.num_rows, "past_lens": shape.num_sequences}
+        sizes |= dict.fromkeys(("subsequence_begins", "block_indices_begins"), shape.num_sequences + 1)
+        if self._config.reads_features:
+            sizes |= {"hidden": 1, "hidden_rows": shape.num_tokens, "features": 0}
+        if self._config.state_bytes:
+            sizes |= {"slots": shape.num_sequences}
+        model = self._model.clone()
+        others = {port.get_any_name(): list(port.get_partial_shape())[1:] for port in model.inputs}
+        model.reshape({name: [size, *others[name]] for name, size in sizes.items()})
+        return model
 
 
 def processor_properties(model: Any) -> dict[str, str]:

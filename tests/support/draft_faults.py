@@ -63,7 +63,8 @@ def install(state_file: str) -> None:
                 if state.read_text() == SLOW:
                     time.sleep(_SLOW_STEP_S)
                 if state.read_text() == GONE:
-                    self._network = self._token_network = None  # type: ignore[assignment]
+                    self._network = None  # type: ignore[assignment]
+                    self._small_networks.clear()
                     self._kv.clear()
                 elif self._network is None:
                     super().__init__(**self._made_of)

@@ -247,8 +247,6 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
         for steps in (Steps(engine, seed=17) for engine in engines)
     ]
     assert np.array_equal(*found)
-    assert (engines[1]._token_network is not None) == (role == "draft")
-    monkeypatch.setattr(engines[1], "_token_network", None)
     monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
     for least in (1, 2):
         rules = dataclasses.replace(engines[1].rules, least_tokens=least)
@@ -256,6 +254,28 @@ def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a
         steps = Steps(engines[1], seed=17)
         again = plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))
         assert np.array_equal(again, found[0])
+
+
+@needs_compiler
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_fixed_shapes_change_no_bit(tmp_path: Path, role: str) -> None:
+    pair = build_tiny_pair(tmp_path, hidden_size=256, attention="draftproof", linear="draftproof")
+    engine = load_engine(EngineFiles(pair[role == "target"]), NUM_BLOCKS)
+    found = []
+    for _ in range(2):
+        steps = Steps(engine, seed=17)
+        prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+        rows = [plain_decoding(steps, prompt, output)]
+        for count in range(1, 7):
+            rows.append(steps.run(steps.piece(0, output[:count], PROMPT_LEN, True, count)))
+        found.append(np.concatenate(rows))
+        engine.fix_small_shapes()
+    assert sorted(engine._small_networks) == (
+        [(1, 1, 2), (2, 1, 2)]
+        if role == "draft"
+        else [(count, count, max(count, 2)) for count in range(1, 6)]
+    )
+    assert np.array_equal(*found)
 
 
 @pytest.mark.skipif(not has_avx2_alone(), reason="with AVX-512, rows have the same bits beside any others")
