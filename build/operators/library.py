@@ -27,14 +27,14 @@ _PACKAGE = Path(ov.__file__).resolve().parent
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 _AVX2 = ("-DLANES=avx2", "-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-DLANES=avx512", "-mavx512f", "-mfma", "-mf16c")
+_VNNI = ("-mavx512bw", "-mavx512vnni")
+PRODUCTS = ("blocks", "bytes", "floats", "kernel")
 _PARTS = {
     "extension": ("extension.cpp", "-DOV_THREAD=OV_THREAD_TBB_ADAPTIVE"),
     "attention_avx2": ("attention/kernel.cpp", *_AVX2),
     "attention_avx512": ("attention/kernel.cpp", *_AVX512),
-    "linear_blocks": ("linear/blocks.cpp", *_AVX2),
-    "linear_bytes": ("linear/bytes.cpp", *_AVX2),
-    "linear_experts": ("linear/experts.cpp", *_AVX2),
-    "linear_floats": ("linear/floats.cpp", *_AVX2),
+    **{f"linear_{part}_avx2": (f"linear/{part}.cpp", *_AVX2) for part in PRODUCTS},
+    **{f"linear_{part}_avx512": (f"linear/{part}.cpp", *_AVX512, *_VNNI) for part in PRODUCTS},
     "recurrence_avx2": ("recurrence/kernel.cpp", *_AVX2),
     "recurrence_avx512": ("recurrence/kernel.cpp", *_AVX512),
 }

@@ -1,4 +1,4 @@
-// Products of rows with a weight of 8-bit integers, for AVX2.
+// Products of rows with a weight of 8-bit integers.
 //
 // A row is rounded to 14 bits with a unit of its own, and integers are added exactly in any order. So a
 // row's bits depend on itself alone: neither on other rows, nor on threads, nor on the processor.
@@ -14,7 +14,6 @@
 namespace LANES {
 namespace {
 
-constexpr size_t kRows = 6;           // that share a read of the weight: as many as the registers hold
 constexpr float kLargest = 8191;      // integer of a row
 constexpr size_t kExactPairs = 1024;  // so many sums of at most 2 * 8191 * 128 fit into 32 bits
 constexpr float kSmallest = 1e-30f;   // largest value of a row that does not count as 0
@@ -35,7 +34,7 @@ struct Rounded {
 };
 
 inline void store(int16_t* to, Lanes integers) {
-    const __m256i low = _mm256_cvtps_epi32(integers.low), high = _mm256_cvtps_epi32(integers.high);
+    const __m256i low = _mm256_cvtps_epi32(low_half(integers)), high = _mm256_cvtps_epi32(high_half(integers));
     const __m256i packed = _mm256_packs_epi32(low, high);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0b11011000));
 }
@@ -64,8 +63,52 @@ float round_row(const float* from, size_t size, int16_t* to) {
     return most / kLargest + sum(differences);
 }
 
-// Add a[2i] * b[2i] + a[2i + 1] * b[2i + 1] to sums[i]. In one piece, because GCC would multiply for all rows
-// before it adds, and so many products do not fit into the registers.
+#ifdef __AVX512VNNI__
+
+constexpr size_t kRows = 12;  // that share a read of the weight: as many as the registers hold
+
+// Integers of 32 bits for 16 outputs, or pairs of 16 bits.
+struct Integers {
+    __m512i all;
+};
+
+inline Integers zeros() { return {_mm512_setzero_si512()}; }
+inline Integers repeated(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Lanes as_floats(const Integers& integers) { return {_mm512_cvtepi32_ps(integers.all)}; }
+
+// Weights of a pair of inputs.
+inline Integers weights(const uint8_t* at) {
+    return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))};
+}
+
+// Add a[2i] * b[2i] + a[2i + 1] * b[2i + 1] to sums[i].
+[[gnu::always_inline]] inline void add_products(Integers& sums, const Integers& a, const Integers& b) {
+    sums.all = _mm512_dpwssd_epi32(sums.all, a.all, b.all);
+}
+
+#else
+
+constexpr size_t kRows = 6;  // that share a read of the weight: as many as the registers hold
+
+// Integers of 32 bits for 16 outputs, or pairs of 16 bits: those of eight in each register.
+struct Integers {
+    __m256i low, high;
+};
+
+inline Integers zeros() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Integers repeated(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline Lanes as_floats(const Integers& integers) {
+    return {_mm256_cvtepi32_ps(integers.low), _mm256_cvtepi32_ps(integers.high)};
+}
+
+// Weights of a pair of inputs.
+inline Integers weights(const uint8_t* at) {
+    const __m128i* halves = reinterpret_cast<const __m128i*>(at);
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
+}
+
+// In one piece, because GCC would multiply for all rows before it adds, and so many products do not fit into
+// the registers.
 [[gnu::always_inline]] inline void add_products(__m256i& sums, __m256i a, __m256i b) {
     __m256i products;
     asm("vpmaddwd %[a], %[b], %[products]\n\tvpaddd %[products], %[sums], %[sums]"
@@ -73,40 +116,39 @@ float round_row(const float* from, size_t size, int16_t* to) {
         : [a] "x"(a), [b] "x"(b));
 }
 
-// Sums of `Count` rows for 16 outputs, eight each.
+// Add a[2i] * b[2i] + a[2i + 1] * b[2i + 1] to sums[i].
+[[gnu::always_inline]] inline void add_products(Integers& sums, const Integers& a, const Integers& b) {
+    add_products(sums.low, a.low, b.low);
+    add_products(sums.high, a.high, b.high);
+}
+
+#endif
+
+// Sums of `Count` rows.
 template <size_t Count>
 struct Sums {
     Sums<Count - 1> others;
-    __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
+    Integers sums = zeros();
 
     // Add the products of a pair of inputs. `rows` points to the pair of the first row.
-    [[gnu::always_inline]] void add(__m256i low_weights, __m256i high_weights, const int16_t* rows,
-                                    size_t stride) {
-        others.add(low_weights, high_weights, rows, stride);
+    [[gnu::always_inline]] void add(const Integers& weights, const int16_t* rows, size_t stride) {
+        others.add(weights, rows, stride);
         int32_t pair;
         std::memcpy(&pair, rows + (Count - 1) * stride, sizeof(pair));
-        const __m256i pairs = _mm256_set1_epi32(pair);
-        add_products(low, low_weights, pairs);
-        add_products(high, high_weights, pairs);
+        add_products(sums, weights, repeated(pair));
     }
 
     [[gnu::always_inline]] void add_to(Lanes* totals, Lanes scale) const {
         others.add_to(totals, scale);
-        const Lanes sums{_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)};
-        totals[Count - 1] = multiply_add(sums, scale, totals[Count - 1]);
+        totals[Count - 1] = multiply_add(as_floats(sums), scale, totals[Count - 1]);
     }
 };
 
 template <>
 struct Sums<0> {
-    void add(__m256i, __m256i, const int16_t*, size_t) {}
+    void add(const Integers&, const int16_t*, size_t) {}
     void add_to(Lanes*, Lanes) const {}
 };
-
-// Weights of a pair of inputs for eight outputs.
-inline __m256i weights(const uint8_t* at) {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
-}
 
 // Multiply `Count` rows with a panel, to `totals` in the unit of each row.
 template <size_t Count>
@@ -122,7 +164,7 @@ void multiply_rows(const Projection& projection, size_t panel, const int16_t* ro
             Sums<Count> sums;
             for (size_t pair = begin; pair < std::min(end, begin + kExactPairs); ++pair) {
                 fetch(weight + kAhead);
-                sums.add(weights(weight), weights(weight + kPanel), rows + 2 * pair, stride);
+                sums.add(weights(weight), rows + 2 * pair, stride);
                 weight += 2 * kPanel;
             }
             sums.add_to(totals, units.get(group));

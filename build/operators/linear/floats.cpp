@@ -1,4 +1,4 @@
-// Products of rows with a weight of floats, for AVX2.
+// Products of rows with a weight of floats.
 //
 // An output of a row is added up in one order, so a row's bits depend on itself alone. Networks in float32 are for
 // comparisons: the weight is read for each row, from the cache.
@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "lanes.h"
-#include "linear/kernel.h"
+#include "linear/panel.h"
 #include "tasks.h"
 
 namespace LANES {

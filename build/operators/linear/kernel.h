@@ -1,4 +1,4 @@
-// Products with a weight of integers, for processors without an instruction for them.
+// Products with a weight of integers.
 
 #pragma once
 
@@ -75,22 +75,21 @@ struct Projection {
     }
 };
 
-// Multiply rows [rows, inputs] with the weight, to `output` [rows, outputs].
-namespace avx2 {
-void multiply_bytes(const Projection& projection, const float* input, size_t num_rows, float* output);
-void multiply_blocks(const Projection& projection, const float* input, size_t num_rows, float* output);
-void multiply_floats(const Projection& projection, const float* input, size_t num_rows, float* output);
-
-inline void multiply(const Projection& projection, const float* input, size_t num_rows, float* output) {
-    (projection.num_bits == 32  ? multiply_floats
-     : projection.num_bits == 8 ? multiply_bytes
-                                : multiply_blocks)(projection, input, num_rows, output);
-}
-
-// Multiply each row with the weight of its expert, to `output` [rows, outputs of an expert].
+// `multiply` writes the products of rows [rows, inputs] with the weight to `output` [rows, outputs].
 //
+// `multiply_experts` multiplies each row with the weight of its expert, to `output` [rows, outputs of an expert].
 // `weight` holds those of all experts, whose outputs fill whole panels; `experts` has that of each row. So many
 // rows after each other have the same input: `input` is [rows / repeats, inputs].
-void multiply_experts(const Projection& weight, size_t num_experts, const int32_t* experts, const float* input,
-                      size_t num_rows, size_t repeats, float* output);
-}  // namespace avx2
+#define DECLARE_PRODUCTS                                                                                        \
+    void multiply(const Projection& projection, const float* input, size_t num_rows, float* output);            \
+    void multiply_experts(const Projection& weight, size_t num_experts, const int32_t* experts,                 \
+                          const float* input, size_t num_rows, size_t repeats, float* output);
+
+namespace avx2 {
+DECLARE_PRODUCTS
+}
+namespace avx512 {  // with VNNI; the bits are the same
+DECLARE_PRODUCTS
+}
+
+#undef DECLARE_PRODUCTS

@@ -35,6 +35,11 @@ Projection projection_of(const ov::TensorVector& inputs, size_t first, size_t nu
     return projection;
 }
 
+inline bool has_vnni() {
+    static const bool found = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw");
+    return found;
+}
+
 // Inputs: a tensor of floats whose last axis is multiplied, and the projection.
 class Linear : public ov::op::Op {
 public:
@@ -73,7 +78,8 @@ public:
         shape.back() = num_outputs_;
         outputs[0].set_shape(shape);
         const Projection projection = projection_of(inputs, 1, num_inputs, num_outputs_, num_bits_, num_groups_);
-        avx2::multiply(projection, inputs[0].data<const float>(), num_rows, outputs[0].data<float>());
+        const auto multiply = has_vnni() ? avx512::multiply : avx2::multiply;
+        multiply(projection, inputs[0].data<const float>(), num_rows, outputs[0].data<float>());
         return true;
     }
 
@@ -131,8 +137,9 @@ public:
                         " and a choice of ", chosen);
         const Projection projection =
             projection_of(inputs, 2, num_inputs, num_experts_ * num_outputs_, num_bits_, num_groups_);
-        avx2::multiply_experts(projection, num_experts_, experts, inputs[0].data<const float>(), num_rows,
-                               chosen[1] / shape[1], outputs[0].data<float>());
+        const auto multiply = has_vnni() ? avx512::multiply_experts : avx2::multiply_experts;
+        multiply(projection, num_experts_, experts, inputs[0].data<const float>(), num_rows, chosen[1] / shape[1],
+                 outputs[0].data<float>());
         return true;
     }
 

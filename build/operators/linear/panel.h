@@ -1,4 +1,4 @@
-// What both kinds of products share about a panel of a weight.
+// What the products share.
 
 #pragma once
 
@@ -10,6 +10,11 @@
 namespace LANES {
 
 inline void fetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+
+// Products by the type of the weight's numbers, see `multiply`.
+void multiply_bytes(const Projection& projection, const float* input, size_t num_rows, float* output);
+void multiply_blocks(const Projection& projection, const float* input, size_t num_rows, float* output);
+void multiply_floats(const Projection& projection, const float* input, size_t num_rows, float* output);
 
 // Units of a panel's scales, or of its offsets.
 class Units {

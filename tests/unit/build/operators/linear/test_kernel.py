@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from build.checkpoints.tensor_file import Tensor
 from build.networks.linear import Linear
 from build.openvino.own_operators import arranged
+from build.operators import library
 from tests.support.compiler import needs_compiler
 from tests.support.examples import examples
 from tests.unit.build.operators.calls import compile_calls
@@ -89,6 +90,7 @@ class Weight:
             ctypes.c_size_t(len(rows)),
             ctypes.c_void_p(output.ctypes.data),
             num_threads,
+            self.calls.is_wide,
         )
         assert np.all(guarded[-1] == 7), "written behind the last row"
         return output
@@ -146,12 +148,20 @@ def fused(a: Floats, b: Floats, total: npt.NDArray[np.float64]) -> npt.NDArray[n
     return (a.astype(np.float64) * b + total).astype(np.float32).astype(np.float64)
 
 
-@pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def has_vnni() -> bool:
+    return " avx512_vnni " in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+
+
+needs_vnni = pytest.mark.skipif(not has_vnni(), reason="needs a processor with AVX-512 and VNNI")
+
+
+@pytest.fixture(scope="module", params=["avx2", pytest.param("avx512", marks=needs_vnni)])
+def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source = Path(__file__).with_name("kernel_calls.cpp")
-    return compile_calls(
-        tmp_path_factory.mktemp("kernel"), source, "linear_blocks", "linear_bytes", "linear_floats"
-    )
+    parts = [f"linear_{part}_{lanes}" for part in library.PRODUCTS for lanes in ("avx2", "avx512")]
+    compiled = compile_calls(tmp_path_factory.mktemp("kernel"), source, *parts)
+    compiled.is_wide = ctypes.c_bool(request.param == "avx512")
+    return compiled
 
 
 def random_rows(count: int, size: int, seed: int = 1) -> Floats:

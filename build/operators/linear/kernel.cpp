@@ -1,12 +1,12 @@
-// Products of rows with the weights of their experts: rows of an expert are multiplied together, and share a read.
-//
-// Products give a row the same bits whatever rows are beside it, so here it has those of its expert alone.
+// Products of rows with a weight, or with those of their experts: rows of an expert are multiplied together, and
+// share a read. A row has the same bits whatever rows are beside it, so here it has those of its expert alone.
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "linear/kernel.h"
+#include "linear/panel.h"
 #include "tasks.h"
 
 namespace LANES {
@@ -26,6 +26,12 @@ struct RowsByExpert {
 };
 
 }  // namespace
+
+void multiply(const Projection& projection, const float* input, size_t num_rows, float* output) {
+    (projection.num_bits == 32  ? multiply_floats
+     : projection.num_bits == 8 ? multiply_bytes
+                                : multiply_blocks)(projection, input, num_rows, output);
+}
 
 void multiply_experts(const Projection& weight, size_t num_experts, const int32_t* experts, const float* input,
                       size_t num_rows, size_t repeats, float* output) {
