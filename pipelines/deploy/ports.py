@@ -114,15 +114,6 @@ class Endpoint:
     drain_s: int = DRAIN_S
     front_door: Path | None = None
 
-    def options(self) -> list[str]:
-        """Return this endpoint as options of ``pipelines.gateway`` and ``pipelines.deploy``."""
-        numbers = [
-            text for name, port in asdict(self.ports).items() for text in (f"--{name}-port", str(port))
-        ]
-        times = ["--exit-timeout-s", str(self.exit_timeout_s), "--drain-s", str(self.drain_s)]
-        settings = ["--front-door", str(self.front_door)] if self.front_door else []
-        return [*numbers, "--address", self.address, *times, *settings]
-
 
 def _check_free(name: str, number: int) -> None:
     with socket.socket() as listener:

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from pipelines.atomic_file import write_whole
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Endpoint, Ports
-from pipelines.deploy.triton.command import background_command
+from pipelines.deploy.triton.command import check_installed, gateway_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import models_at_start
@@ -151,7 +151,8 @@ class Server:
         endpoint = Endpoint(
             ports, exit_timeout_s=exit_timeout_s, front_door=front_door.resolve() if front_door else None
         )
-        command = background_command(directory, endpoint)
+        check_installed(directory)
+        command = gateway_command(directory, endpoint)
         directory.chmod(0o700)  # logs, observations and sockets reveal requests
         with _private_log(directory / "server.log") as log:
             child = subprocess.Popen(

@@ -6,12 +6,10 @@ import json
 import logging
 
 from pipelines.atomic_file import version_of
-from pipelines.errors import InvalidRequestError, RepositoryError
+from pipelines.errors import InvalidRequestError
 from pipelines.triton.backend.parameters import ModelParameters
 
 _LOG = logging.getLogger(__name__)
-
-_ADAPTIVE = "adaptive"
 
 
 class DraftLengthSetting:
@@ -26,20 +24,13 @@ class DraftLengthSetting:
         parameters: Settings of the model.
 
     Raises:
-        RepositoryError: The setting of the recipe is invalid.
         InvalidRequestError: The file is invalid at the start.
     """
 
     def __init__(self, parameters: ModelParameters) -> None:
         self.max_draft_len = parameters.integer("max_draft_len")
-        wanted = parameters.text("num_draft_tokens")
-        if self.max_draft_len < 1 or wanted not in (_ADAPTIVE, *map(str, range(self.max_draft_len + 1))):
-            raise RepositoryError(
-                f"num_draft_tokens={wanted} of the recipe is not '{_ADAPTIVE}' or a number from 0 to "
-                f"max_draft_len={self.max_draft_len}, which is at least 1",
-                "correct the recipe and run 'draftproof repository'",
-            )
-        self._of_recipe = None if wanted == _ADAPTIVE else int(wanted)
+        is_adaptive = parameters.text("num_draft_tokens") == "adaptive"
+        self._of_recipe = None if is_adaptive else parameters.integer("num_draft_tokens")
         self._path = parameters.path("draft_length_file")
         self._seen = version_of(self._path)
         self._current = self._of_recipe if self._seen is None else self._parse()

@@ -10,12 +10,11 @@ from typing import Any
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.backend.header import Header
+from pipelines.triton.backend.inputs import Inputs, engine_request
 from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.outputs import engine_outputs
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.tensors import Inputs, Tensors
 from pipelines.triton.engine.answering import Answering
-from pipelines.triton.engine.inputs import engine_request
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.responder import Responder
@@ -42,7 +41,7 @@ class GenerationModel(TritonModel):
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = services[""].loop
-        super().__init__(backend, parameters.input_names, self._loop)
+        super().__init__(backend, parameters.input_names, self._loop, engine_outputs)
         self._services = services
         self._sockets = sockets
         self._on_close = on_close
@@ -63,6 +62,3 @@ class GenerationModel(TritonModel):
         service = self._services[header.arm]
         asked = engine_request(inputs, service.vocabulary, header.client_id, header.timeout_us)
         service.begin(asked, responder, number)
-
-    def _tensors_of(self, answer: Any) -> Tensors:
-        return engine_outputs(answer) if isinstance(answer, Chunk) else answer

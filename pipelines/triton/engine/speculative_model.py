@@ -8,9 +8,9 @@ from typing import Any
 from pipelines.executor.scheduler import Scheduler
 from pipelines.speculation.draft_length.rule import DraftLengths
 from pipelines.speculation.statistics import SpeculationStatistics
-from pipelines.triton.backend.gauges import Gauges
+from pipelines.triton.backend.gauges import Gauges, TokenTimes
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.answering import Answering, TokenTimes
+from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
 from pipelines.triton.engine.in_process_engines import InProcessEngines
 from pipelines.triton.engine.model import GenerationModel

@@ -20,7 +20,8 @@ from pipelines.router.arms import Arm
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.suspects import Suspects
 from pipelines.speculation.sampling.params import SamplingParams
-from pipelines.triton.engine.answering import Answering, TargetAlone, TokenTimes
+from pipelines.triton.backend.gauges import TokenTimes
+from pipelines.triton.engine.answering import Answering, TargetAlone
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest

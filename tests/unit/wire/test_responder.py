@@ -21,8 +21,8 @@ from pipelines.errors import (
     RequestCancelledError,
     from_wire,
 )
+from pipelines.triton.backend.outputs import Tensors
 from pipelines.triton.backend.responses import Outbox, TritonOutlet
-from pipelines.triton.backend.tensors import Tensors
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import stream
 from pipelines.wire.chunk import Chunk
