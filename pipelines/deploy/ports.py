@@ -115,6 +115,12 @@ class Endpoint:
     front_door: Path | None = None
 
 
+def near(address: str, port: int) -> str:
+    """Return ``host:port``, by which programs of this machine reach what listens on an address."""
+    host = {"0.0.0.0": HOST, "::": "::1"}.get(address, address)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _check_free(name: str, number: int) -> None:
     with socket.socket() as listener:
         # As servers do, so that a port with connections in TIME_WAIT counts as free.

@@ -64,17 +64,15 @@ async def serve(
         ports, host = endpoint.ports, endpoint.address
         hosts = FrontDoorSettings.read(endpoint.front_door).hosts
         try:
-            await listen(fronts, HttpServer(triton, supervisor, relay).application(hosts), host, ports.http)
+            await listen(fronts, HttpServer(relay).application(hosts), host, ports.http)
             bracketed = f"[{host}]" if ":" in host else host
-            methods = GrpcServer(triton, supervisor, relay, directory)
-            grpc_server = await methods.start(f"{bracketed}:{ports.grpc}")
+            grpc_server = await GrpcServer(relay, directory).start(f"{bracketed}:{ports.grpc}")
             fronts.push_async_callback(grpc_server.stop, _SHUTDOWN_S)
             front_door = None
             if ports.openai:
                 front_door = FrontDoorProcess(directory, endpoint, place, stopping)
                 fronts.push_async_callback(front_door.close)
-            published = metrics.application(triton, supervisor, calls, front_door, hosts)
-            await listen(fronts, published, host, ports.metrics)
+            await listen(fronts, metrics.application(relay, front_door, hosts), host, ports.metrics)
         except (OSError, RuntimeError) as error:
             raise ServerStartError(
                 f"a port cannot be listened on: {host}, {ports}: {error}",

@@ -32,8 +32,8 @@ from pipelines.time_limit import within
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.triton import Triton, triton_unavailable
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
+from pipelines.triton.supervision.guard import find_model_processes
 from pipelines.triton.supervision.heartbeat import Heartbeat
-from pipelines.triton.supervision.model_processes import find_model_processes
 from pipelines.triton.supervision.triton_process import TritonProcess
 
 _LOG = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.nvidia_triton import process_to_end
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.time_limit import within
-from pipelines.triton.supervision.model_processes import kill_processes
+from pipelines.triton.supervision.guard import kill_processes
 
 _GONE_TIMEOUT_S = 5.0
 
