@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipelines.errors import EngineLoadError
 from pipelines.text.chunk_boundary import ChunkBoundary, decode_chunk
-from pipelines.text.stop_words import StopWordMatcher, cut_at_stop_word
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.text.words import StopWordMatcher, cut_at_stop_word
 
 BYTES = Vocabulary(tuple(bytes([value]) for value in range(256)))
 
