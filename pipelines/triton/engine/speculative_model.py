@@ -11,10 +11,9 @@ from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.triton.backend.gauges import Gauges, TokenTimes
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.answering import Answering
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
 from pipelines.triton.engine.in_process_engines import InProcessEngines
 from pipelines.triton.engine.model import GenerationModel
-from pipelines.triton.engine.speculative_answerer import SpeculativeAnswerer
+from pipelines.triton.engine.speculative_answerer import DraftLengthSetting, SpeculativeAnswerer
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.wire.admission import Admission

@@ -10,7 +10,7 @@ from pipelines.deploy import __main__ as command_line
 from pipelines.deploy.__main__ import set_draft_length
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
+from pipelines.triton.engine.speculative_answerer import DraftLengthSetting
 
 
 @pytest.fixture

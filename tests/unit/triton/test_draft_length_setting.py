@@ -11,8 +11,12 @@ import pytest
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
-from pipelines.triton.engine.speculative_answerer import MAX_SESSIONS, MAX_TOKENS, Sessions
+from pipelines.triton.engine.speculative_answerer import (
+    MAX_SESSIONS,
+    MAX_TOKENS,
+    DraftLengthSetting,
+    Sessions,
+)
 
 
 def setting(folder: Path, num_draft_tokens: str = "adaptive", max_draft_len: str = "8") -> DraftLengthSetting:
