@@ -120,7 +120,7 @@ class Answering:
         responder.follow(self.loop.spawn(self._answer(asked, request, guide, responder)))
 
     def take(self, asked: EngineRequest, outlet: Outlet[Chunk]) -> None:
-        """Start answering a request from the socket (``wire.call_server.Begin``)."""
+        """Start answering a request from the socket (``wire.calls.Begin``)."""
         number = unique_number()
         responder = Responder(outlet, number)
         try:

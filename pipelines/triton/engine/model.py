@@ -15,7 +15,7 @@ from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.outputs import engine_outputs
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.answering import Answering
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.responder import Responder
 

@@ -17,7 +17,7 @@ from pipelines.triton.engine.speculative_answerer import DraftLengthSetting, Spe
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.wire.admission import Admission
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 
 
 def load_speculative_model(parameters: ModelParameters, backend: Any) -> GenerationModel:

@@ -15,7 +15,7 @@ from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.triton.tensorrt_llm.target import TensorRtLlmTarget
 from pipelines.wire.admission import Admission
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 
 
 def load_target_alone_model(parameters: ModelParameters, backend: Any) -> GenerationModel:

@@ -16,7 +16,7 @@ from pipelines.router import failover, preprocessing
 from pipelines.triton.backend.outputs import scalar_tensor, text_tensor
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.text.model import TextModel
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.fields import TEXT_INPUTS
 from pipelines.wire.messages import EngineRequest

@@ -23,8 +23,7 @@ from pipelines.errors import (
 )
 from pipelines.triton.backend.outputs import Tensors
 from pipelines.triton.backend.responses import Outbox, TritonOutlet
-from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import stream
+from pipelines.wire.calls import CallServer, stream
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder
