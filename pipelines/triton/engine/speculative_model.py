@@ -10,9 +10,8 @@ from pipelines.speculation.draft_length.rule import DraftLengths
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.triton.backend.gauges import Gauges, TokenTimes
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.answering import Answering
+from pipelines.triton.engine.answering import Answering, GenerationModel
 from pipelines.triton.engine.in_process_engines import InProcessEngines
-from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.speculative_answerer import DraftLengthSetting, SpeculativeAnswerer
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls

@@ -10,8 +10,7 @@ from pipelines.asyncio_thread import AsyncioThread
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.triton.backend.gauges import Gauges, TokenTimes
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.answering import Answering, TargetAlone
-from pipelines.triton.engine.model import GenerationModel
+from pipelines.triton.engine.answering import Answering, GenerationModel, TargetAlone
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.triton.tensorrt_llm.target import TensorRtLlmTarget
 from pipelines.wire.admission import Admission
