@@ -30,8 +30,6 @@ def main() -> int:
 
     Its arguments are those of ``deploy/triton/command.py``: a run directory, and an ``Endpoint`` as JSON.
     """
-    directory, settings = sys.argv[1:]
-    endpoint = TypeAdapter(Endpoint).validate_json(settings)
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Each client of a burst needs a file descriptor.
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
@@ -41,7 +39,8 @@ def main() -> int:
     )
 
     def work() -> int:
-        uvloop.run(run(Path(directory), endpoint))
+        directory, settings = sys.argv[1:]
+        uvloop.run(run(Path(directory).resolve(), TypeAdapter(Endpoint).validate_json(settings)))
         return EXIT_PASS
 
     return run_program(work)
