@@ -18,7 +18,6 @@ import uvloop
 from pydantic import TypeAdapter
 
 from pipelines.deploy.ports import Endpoint
-from pipelines.deploy.triton.command import triton_command
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.triton.supervision.guard import start_guard
@@ -70,7 +69,7 @@ async def run(directory: Path, endpoint: Endpoint) -> None:
         if not endpoint.ports.openai:  # otherwise the front door is the guard
             guard = start_guard(place.shared_memory_prefix)
             running.callback(guard.communicate)  # closes its standard input
-        process = TritonProcess(triton_command(directory, place, endpoint), place)
+        process = TritonProcess.start(directory, place, endpoint)
         running.push_async_callback(process.clear)
         # Only now, so that Triton starts while this process imports aiohttp, grpc and numpy.
         from pipelines.triton.gateway.serving import serve

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -59,8 +60,14 @@ async def serve(
         logging.getLogger(logger).addFilter(_is_of_the_server)
     calls = OpenCalls()
     async with contextlib.aclosing(Triton(place)) as triton, contextlib.AsyncExitStack() as fronts:
-        supervisor = Supervisor(directory, endpoint, place, triton, calls, process, stopping, reloading)
-        relay = Relay(triton, supervisor, calls, directory / "model_repository")
+        repository, start = (
+            directory / "model_repository",
+            partial(TritonProcess.start, directory, place, endpoint),
+        )
+        supervisor = Supervisor(
+            repository, endpoint.drain_s, triton, calls, process, start, stopping, reloading
+        )
+        relay = Relay(triton, supervisor, calls, repository)
         ports, host = endpoint.ports, endpoint.address
         hosts = FrontDoorSettings.read(endpoint.front_door).hosts
         try:
