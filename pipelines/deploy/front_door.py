@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from pipelines import configuration
-from pipelines.deploy.ports import HOST
+from pipelines.deploy.ports import HOST, near
 from pipelines.errors import ServerStartError
 
 HostName = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*$", max_length=253)]
@@ -99,11 +99,7 @@ class FrontDoorSettings:
 
     def url(self, port: int) -> str:
         """Return the address of a front door with these settings, for programs on the same machine."""
-        address = ipaddress.ip_address(self.address)
-        if address.is_unspecified:
-            address = ipaddress.ip_address("::1" if address.version == 6 else HOST)
-        host = f"[{address}]" if address.version == 6 else str(address)
-        return f"{'https' if self.tls else 'http'}://{host}:{port}"
+        return f"{'https' if self.tls else 'http'}://{near(self.address, port)}"
 
     @classmethod
     def read(cls, path: Path | None) -> FrontDoorSettings:

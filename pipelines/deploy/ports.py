@@ -114,14 +114,11 @@ class Endpoint:
     drain_s: int = DRAIN_S
     front_door: Path | None = None
 
-    def options(self) -> list[str]:
-        """Return this endpoint as options of ``pipelines.gateway`` and ``pipelines.deploy``."""
-        numbers = [
-            text for name, port in asdict(self.ports).items() for text in (f"--{name}-port", str(port))
-        ]
-        times = ["--exit-timeout-s", str(self.exit_timeout_s), "--drain-s", str(self.drain_s)]
-        settings = ["--front-door", str(self.front_door)] if self.front_door else []
-        return [*numbers, "--address", self.address, *times, *settings]
+
+def near(address: str, port: int) -> str:
+    """Return ``host:port``, by which programs of this machine reach what listens on an address."""
+    host = {"0.0.0.0": HOST, "::": "::1"}.get(address, address)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_free(name: str, number: int) -> None:

@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from pipelines.atomic_file import write_whole
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Endpoint, Ports
-from pipelines.deploy.triton.command import background_command
+from pipelines.deploy.triton.command import check_installed, gateway_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import models_at_start
@@ -151,7 +151,8 @@ class Server:
         endpoint = Endpoint(
             ports, exit_timeout_s=exit_timeout_s, front_door=front_door.resolve() if front_door else None
         )
-        command = background_command(directory, endpoint)
+        check_installed(directory)
+        command = gateway_command(directory, endpoint)
         directory.chmod(0o700)  # logs, observations and sockets reveal requests
         with _private_log(directory / "server.log") as log:
             child = subprocess.Popen(
@@ -320,20 +321,13 @@ class Server:
 
 
 def _answers(url: str) -> bool:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=2.0)
-    if parts.scheme == "https":
-        # Not checked: the certificate is for the name that clients use, not for this address.
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(parts.netloc, timeout=2.0, context=context)
+    # The certificate is not checked: it is for the name that clients use, not for this address.
+    unchecked = HTTPSHandler(context=ssl._create_unverified_context())
     try:
-        connection.request("GET", parts.path)
-        return connection.getresponse().status == http.HTTPStatus.OK
+        with build_opener(ProxyHandler({}), unchecked).open(url, timeout=2.0) as reply:
+            return bool(reply.status == http.HTTPStatus.OK)
     except (OSError, http.client.HTTPException):
         return False
-    finally:
-        connection.close()
 
 
 def _private_log(path: Path) -> BinaryIO:

@@ -15,9 +15,9 @@ from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.sampler import Sampler
 from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
-from pipelines.text.stop_words import StopWordMatcher
 from pipelines.text.token_map import TokenMap
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.text.words import StopWordMatcher
 
 MIN_CHUNK_TOKENS = 2
 """A chunk of one token would use the attention kernel of decode tokens, whose last bits differ."""

@@ -12,9 +12,8 @@ from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.speculation.sampling.params import SamplingParams, draw_seed
 from pipelines.text.chunk_boundary import ChunkBoundary
 from pipelines.text.prompt_tokenizer import PromptTokenizer
-from pipelines.text.stop_words import cut_at_stop_word
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.text.words import WordKind, check_words
+from pipelines.text.words import WordKind, check_words, cut_at_stop_word
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.request import CompletionRequest
 

@@ -1,4 +1,4 @@
-"""Calls the engine over its Unix socket and reads its chunks.
+"""Both ends of the engine's Unix socket: a router's calls, and the server that takes them.
 
 This replaces BLS, which crashes: Triton's Python backend (2.51, unchanged in July 2026) converts the
 responses of decoupled models to Python objects on a thread without the GIL
@@ -11,15 +11,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import socket
+import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.errors import EngineFailedError, ProcessEndedError, ServerBusyError, from_wire
+from pipelines.asyncio_thread import AsyncioThread
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    ProcessEndedError,
+    ServerBusyError,
+    TransportError,
+    from_wire,
+)
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest, Reply, encoded, garbled, receive
+from pipelines.wire.responder import Outlet
 
 # Time to connect during a burst; after that the caller is told to try again later.
 _CONNECT_TIMEOUT_S = 5.0
@@ -27,6 +38,13 @@ _CONNECT_PAUSE_S = 0.01
 
 # Limits of this process or the machine, so not the fault of the called model.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_BACKLOG = 4096  # Linux's default limit (net.core.somaxconn); further callers wait in ``_connected``
+
+_IGNORED_BYTES = 1 << 16
+
+Begin = Callable[[EngineRequest, Outlet[Chunk]], None]
+"""Starts answering a request without waiting for the answer; raises nothing."""
 
 
 async def stream(path: Path, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
@@ -122,3 +140,116 @@ async def closed(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+
+
+class CallServer:
+    """Listens on a socket until it is closed, on a thread of its own.
+
+    Accepting a call takes several iterations of an event loop, and the step loop runs only one per engine
+    step. Responses are written on the thread that produces them: handing them over would add 0.5 ms to each
+    TTFT.
+
+    Args:
+        path: Path of the socket; only this user may connect.
+        begin: Called for each request on this server's thread.
+    """
+
+    def __init__(self, path: Path, begin: Begin) -> None:
+        self._begin = begin
+        self._thread = AsyncioThread("socket-server")
+        self._thread.start()
+        self._thread.spawn(self._listen(path)).result()
+
+    def close(self) -> None:
+        """Close all connections, which tells the callers that no more responses will come."""
+        self._thread.spawn(self._stop_listening()).result()
+        self._thread.stop()
+
+    async def _listen(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX)
+        # Linux gives the file the mode of the socket: it is never open to others, whatever the umask.
+        os.fchmod(listening.fileno(), 0o600)
+        listening.bind(str(path))
+        self._server = await asyncio.start_unix_server(self._serve, sock=listening, backlog=_BACKLOG)
+
+    async def _stop_listening(self) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        outlet = _SocketOutlet(writer)
+        try:
+            try:
+                request = await receive(EngineRequest, reader)
+            except TransportError as error:
+                outlet.fail(error)
+            else:
+                outlet.take()
+                self._begin(request, outlet)
+            while await reader.read(_IGNORED_BYTES):
+                pass
+            # The caller has closed the connection, before or after the last response.
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the caller has disconnected
+        finally:
+            outlet.leave()
+            await closed(writer)
+
+
+class _SocketOutlet:
+    """An ``Outlet`` of chunks to a socket. Thread-safe."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._writer = writer
+        # A duplicate, so that no thread writes to a descriptor that asyncio has closed and the system reused.
+        self._socket: socket.socket = writer.get_extra_info("socket").dup()
+        self._lock = threading.Lock()
+        self._is_behind = False  # once the socket was full, asyncio buffers everything that follows
+        self._is_gone = False
+        self._on_gone: Callable[[], object] | None = None
+
+    def take(self) -> None:
+        """Tell the caller that this process has the request: if it ends now, the request may be the cause."""
+        self._write(Reply(is_taken=True))
+
+    def send(self, answer: Chunk, *, is_final: bool) -> None:
+        """Send one chunk."""
+        self._write(Reply(chunk=answer))
+
+    def fail(self, error: DraftproofError) -> None:
+        """Send an error as the last reply."""
+        self._write(Reply(error=error.to_wire().encode("utf-8", "replace").decode()))
+
+    def watch(self, on_gone: Callable[[], object]) -> None:
+        """Register a callback for a disconnect of the caller."""
+        self._loop.call_soon_threadsafe(self._begin_to_watch, on_gone)
+
+    def leave(self) -> None:
+        """Report that the caller has disconnected; has no effect after the last response."""
+        with self._lock:
+            self._is_gone = True
+            self._socket.close()
+        if self._on_gone is not None:
+            self._on_gone()
+
+    def _begin_to_watch(self, on_gone: Callable[[], object]) -> None:
+        self._on_gone = on_gone
+        if self._is_gone:
+            on_gone()
+
+    def _write(self, reply: Reply) -> None:
+        # No backpressure: answers are bounded, and callers are parts of this server that read immediately.
+        try:
+            data = encoded(reply)
+        except TransportError as error:
+            data = encoded(Reply(error=error.to_wire()))
+        with self._lock:
+            if self._is_gone:
+                return
+            if not self._is_behind:
+                with contextlib.suppress(OSError):  # the socket is full, or closed, which the reader notices
+                    data = data[self._socket.send(data) :]
+            if data:
+                self._is_behind = True
+                self._loop.call_soon_threadsafe(self._writer.write, data)

@@ -16,7 +16,7 @@ from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
 from pipelines.process import ProcessIdentity, processes_with
-from pipelines.triton.supervision.model_processes import find_model_processes
+from pipelines.triton.supervision.guard import find_model_processes
 from tests.drills.asking import Question, learn
 from tests.support.damaged_engines import writable_copy
 from tests.support.demo_prompts import held_out_prompts

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
-from pipelines.triton.supervision.model_processes import find_model_processes
+from pipelines.triton.supervision.guard import find_model_processes
 from tests.attacks import Address, Attack, Reply
 from tests.attacks.http import GENERATE
 from tests.attacks.raw_http import generate_body, post

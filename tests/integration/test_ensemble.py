@@ -27,7 +27,7 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.triton.supervision.model_processes import find_model_processes
+from pipelines.triton.supervision.guard import find_model_processes
 from tests.integration.conftest import (
     MAX_BATCH_SIZE,
     MAX_QUEUE_SIZE,

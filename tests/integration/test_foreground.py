@@ -8,7 +8,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from build.recipe import REPOSITORY_ROOT
 from pipelines.client import CompletionRequest
 from pipelines.deploy.ports import Endpoint, Ports
 from pipelines.deploy.server import Server
+from pipelines.deploy.triton.command import gateway_command
 from pipelines.deploy.triton.place import prefix_of
 from pipelines.process import ProcessIdentity, processes_with
 from tests.integration.conftest import grpc_client, wait_until
@@ -30,10 +31,12 @@ TRITON_WAS_TOO_SLOW = "Exit timeout expired. Exiting immediately."
 def foreground(directory: Path, exit_timeout_s: int) -> Iterator[tuple[subprocess.Popen[bytes], Server]]:
     """Run a container's command, and kill it at the end if it still runs."""
     ports = Ports.free()
-    command = [sys.executable, "-m", "pipelines.deploy", "run", str(directory)]
+    command = [sys.executable, "-m", "pipelines.deploy", "run", str(directory), "--address", "0.0.0.0"]
+    command += ["--exit-timeout-s", str(exit_timeout_s)]
+    command += [text for name, port in asdict(ports).items() for text in (f"--{name}-port", str(port))]
     with (directory / "foreground.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, *Endpoint(ports, "0.0.0.0", exit_timeout_s).options()],
+            command,
             cwd=REPOSITORY_ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -82,8 +85,7 @@ def test_a_gateway_whose_port_is_taken_ends_with_its_triton(render: Callable[...
     directory = render("tiny-foreground", "router")
     with socket.create_server(("0.0.0.0", 0)) as taken:
         ports = replace(Ports.free(), grpc=taken.getsockname()[1])
-        gateway = [sys.executable, "-m", "pipelines.triton.gateway"]
-        command = [*gateway, str(directory), *Endpoint(ports).options()]
+        command = gateway_command(directory, Endpoint(ports)).arguments
         ended = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "a port cannot be listened on" in ended.stderr

@@ -12,7 +12,7 @@ import pytest
 from pipelines.client import CompletionRequest
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
-from pipelines.triton.supervision.model_processes import find_model_processes
+from pipelines.triton.supervision.guard import find_model_processes
 from tests.attacks.attack import Reply
 from tests.attacks.fuzz import Sent, fuzz
 from tests.integration.conftest import grpc_client, target_alone, wait_until

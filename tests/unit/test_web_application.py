@@ -36,14 +36,17 @@ def upstreams(settings: FrontDoorSettings) -> web.Application:
     return Application(stand_in, {}, settings, stand_in).application()
 
 
-STAND_IN: Any = Mock(index=AsyncMock(), metrics=AsyncMock(return_value=""), unanswering=(), models=())
+STAND_IN: Any = Mock(
+    triton=Mock(index=AsyncMock(), metrics=AsyncMock(return_value="")),
+    supervisor=Mock(unanswering=(), models=()),
+)
 # File that makes an application -> makes it, without and with API keys.
 APPLICATIONS: dict[str, tuple[Callable[[], web.Application], ...]] = {
     "front_door/application.py": (lambda: front_door(OPEN), lambda: front_door(CLOSED)),
     "upstreams/fleet/door.py": (lambda: _waiting(OPEN), lambda: _waiting(CLOSED)),
     "upstreams/application.py": (lambda: upstreams(OPEN), lambda: upstreams(CLOSED)),
-    "triton/gateway/http_server.py": (lambda: HttpServer(STAND_IN, STAND_IN, STAND_IN).application(),),
-    "triton/gateway/metrics.py": (lambda: metrics.application(STAND_IN, STAND_IN, STAND_IN, None),),
+    "triton/gateway/http_server.py": (lambda: HttpServer(STAND_IN).application(),),
+    "triton/gateway/metrics.py": (lambda: metrics.application(STAND_IN, None),),
     "canary/gates.py": (lambda: gates_application(STAND_IN),),
 }
 HEALTH = re.compile(r"/health|/v2/health/(live|ready)")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipelines.deploy.gpus import INSTEAD, check_gpus
@@ -43,12 +44,8 @@ class ServerCommand:
     noise: re.Pattern[bytes] | None = None
 
 
-def background_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
-    """Return the command of a server in the background, after checking what it needs.
-
-    Args:
-        directory: ``.run/<recipe>`` with the rendered repository.
-        endpoint: Address and ports of the server.
+def check_installed(directory: Path) -> None:
+    """Check that this machine has what the server of a run directory needs.
 
     Raises:
         ServerStartError: A requirement is missing.
@@ -56,14 +53,14 @@ def background_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
     launch = Launch.read(directory)
     if launch.runtime == "embedded":
         TritonInstall.find()
-        return gateway_command(directory, endpoint)
-    _nvidia_triton(launch)
-    return gateway_command(directory, endpoint)
+    else:
+        _nvidia_triton(launch)
 
 
 def gateway_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
     """Return the command of the gateway, which starts and supervises Triton."""
-    arguments = [sys.executable, "-m", "pipelines.triton.gateway", str(directory), *endpoint.options()]
+    settings = json.dumps(asdict(endpoint), default=str)
+    arguments = [sys.executable, "-m", "pipelines.triton.gateway", str(directory), settings]
     return ServerCommand(arguments, dict(os.environ))
 
 

@@ -11,7 +11,7 @@ import difflib
 import hmac
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,45 +56,22 @@ class Header:
     arm: str = ""
 
 
-class ServerKey:
-    """Compares the key of a request with the one in this process's environment.
+def server_key() -> str:
+    """Return the server's key, which the gateway puts into the environment of Triton's processes.
 
     Raises:
-        ServerStartError: The environment has no key: Triton was not started by the gateway.
+        ServerStartError: There is none: Triton was not started by the gateway.
     """
-
-    def __init__(self) -> None:
-        self._key = os.environ.get(VARIABLE, "")
-        if not self._key:
-            raise ServerStartError(
-                f"{VARIABLE} is not set, as it is where the gateway starts Triton",
-                "start the server with 'draftproof serve' or 'python -m pipelines.triton.gateway'",
-            )
-
-    def check(self, parameters: Mapping[str, Any]) -> bool:
-        """Refuse a request without the key.
-
-        Args:
-            parameters: Parameters of the request.
-
-        Returns:
-            Whether the request is a ping, a liveness probe.
-
-        Raises:
-            InvalidRequestError: The key is missing or wrong.
-        """
-        key = parameters.get(KEY_PARAMETER)
-        if not isinstance(key, str) or not hmac.compare_digest(
-            key.encode("utf-8", "surrogatepass"), self._key.encode()
-        ):
-            raise InvalidRequestError(
-                "the request did not come through the gateway: the server's key is missing or wrong",
-                "send requests to the server's HTTP or gRPC port",
-            )
-        return PING_PARAMETER in parameters
+    key = os.environ.get(VARIABLE, "")
+    if not key:
+        raise ServerStartError(
+            f"{VARIABLE} is not set, as it is where the gateway starts Triton",
+            "start the server with 'draftproof serve' or 'draftproof run'",
+        )
+    return key
 
 
-def read_header(request: Any, known_inputs: Iterable[str], key: ServerKey) -> Header:
+def read_header(request: Any, known_inputs: Iterable[str], key: str) -> Header:
     """Read and check everything of a request except its tensors.
 
     Args:
@@ -113,12 +90,24 @@ def read_header(request: Any, known_inputs: Iterable[str], key: ServerKey) -> He
             "send only inputs of the model; unknown parameters are refused rather than ignored",
         )
     given: dict[str, Any] = json.loads(text) if text else {}
-    if key.check(given):
+    _check_key(given.get(KEY_PARAMETER), key)
+    if PING_PARAMETER in given:
         return Header(client_id, 0, is_ping=True)
     _refuse_unknown(given, sorted(known_inputs))
     timeouts_us = [_checked_timeout(timeout) for timeout in (request.timeout(), given.get("timeout", 0))]
     arm = str(given.get(ARM_PARAMETER, ""))
     return Header(client_id, next(filter(None, timeouts_us), 0), arm=arm)
+
+
+def _check_key(given: object, key: str) -> None:
+    is_known = isinstance(given, str) and hmac.compare_digest(
+        given.encode("utf-8", "surrogatepass"), key.encode()
+    )
+    if not is_known:
+        raise InvalidRequestError(
+            "the request did not come through the gateway: the server's key is missing or wrong",
+            "send requests to the server's HTTP or gRPC port",
+        )
 
 
 def _refuse_unknown(given: Iterable[str], known: list[str]) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.errors import ServerStartError
-from pipelines.triton.backend.header import Header, ServerKey, read_header
+from pipelines.triton.backend.header import Header, read_header, server_key
+from pipelines.triton.backend.inputs import Inputs
+from pipelines.triton.backend.outputs import Tensors
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.responses import Outbox, TritonOutlet
-from pipelines.triton.backend.tensors import Inputs, Tensors
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.responder import Responder, unique_number
 
 CLOSE_TIMEOUT_S = 5.0  # for the last responses when the server shuts down
@@ -30,12 +32,19 @@ class TritonModel(ABC):
         backend: The module ``triton_python_backend_utils``.
         known_inputs: Names that a client may send.
         pinged: The thread that answers requests, and so pings; None if Triton's thread does.
+        tensors_of: Returns the tensors of a chunk; None for a model that sends tensors.
 
     Raises:
         ServerStartError: Triton was not started by the gateway, or the installed numpy is not for it.
     """
 
-    def __init__(self, backend: Any, known_inputs: Iterable[str], pinged: AsyncioThread | None) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        known_inputs: Iterable[str],
+        pinged: AsyncioThread | None,
+        tensors_of: Callable[[Chunk], Tensors] | None = None,
+    ) -> None:
         if int(np.__version__.split(".")[0]) >= 2:
             raise ServerStartError(
                 f"numpy {np.__version__} is installed, with which tensors of this Triton arrive empty",
@@ -44,8 +53,9 @@ class TritonModel(ABC):
         self._pb = backend
         self._known_inputs = tuple(known_inputs)
         self._pinged = pinged
+        self._tensors_of = tensors_of
         self._outbox = Outbox()
-        self._key = ServerKey()
+        self._key = server_key()
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests from Triton; does not wait for the answers."""
@@ -72,11 +82,6 @@ class TritonModel(ABC):
     @abstractmethod
     def _begin(self, header: Header, inputs: Inputs, responder: Responder[Any], number: str) -> None:
         """Start answering a request; ``number`` is its unique id."""
-
-    def _tensors_of(self, answer: Any) -> Tensors:
-        """Return the tensors of what ``_begin`` sends, and of the empty answer to a ping."""
-        tensors: Tensors = answer
-        return tensors
 
     def _show_life(self, responder: Responder[Tensors]) -> None:
         """Answer a ping where requests are answered, or directly while an engine step blocks that thread."""

@@ -1,12 +1,26 @@
-"""Turns a chunk into the tensors of a response (``wire/fields.json``)."""
+"""Turns a chunk into the tensors of a response, each with a batch dimension of 1 (``wire/fields.json``)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.triton.backend.tensors import Tensors, scalar_tensor, text_tensor
 from pipelines.wire.chunk import Chunk, TopLogProbs
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+def text_tensor(text: bytes | str) -> npt.NDArray[np.object_]:
+    """Return a string as BYTES [1, 1]."""
+    data = text.encode("utf-8") if isinstance(text, str) else text
+    return np.array([[data]], dtype=np.object_)
+
+
+def scalar_tensor(value: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a number as [1, 1]."""
+    return np.array([[value]], dtype=dtype)
 
 
 def engine_outputs(chunk: Chunk) -> Tensors:

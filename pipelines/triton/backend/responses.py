@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pipelines.errors import DraftproofError
-from pipelines.triton.backend.tensors import Tensors
+from pipelines.triton.backend.outputs import Tensors
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.responder import internal_error
 
 _LOG = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class TritonOutlet:
         request: Triton's request.
         outbox: The thread that sends them.
         request_id: Id of the request for errors and the log.
-        tensors_of: Returns the tensors of an answer; called on the thread of the outbox.
+        tensors_of: Returns the tensors of a chunk; called on the thread of the outbox.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class TritonOutlet:
         request: Any,
         outbox: Outbox,
         request_id: str,
-        tensors_of: Callable[[Any], Tensors],
+        tensors_of: Callable[[Chunk], Tensors] | None = None,
     ) -> None:
         self._pb = backend
         self._outbox = outbox
@@ -137,8 +138,10 @@ class TritonOutlet:
         if self._sender is None:
             return
         try:
-            outputs = self._tensors_of(answer).items()
-            tensors = [self._pb.Tensor(name, array) for name, array in outputs if name in self._wanted]
+            outputs = self._tensors_of(answer) if self._tensors_of and isinstance(answer, Chunk) else answer
+            tensors = [
+                self._pb.Tensor(name, array) for name, array in outputs.items() if name in self._wanted
+            ]
             flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
             self._sender.send(self._pb.InferenceResponse(tensors), flags=flags)
         except Exception:

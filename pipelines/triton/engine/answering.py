@@ -1,30 +1,40 @@
-"""Answers requests for tokens: from Triton, or from routers over a socket."""
+"""Answers requests for tokens: from Triton, or from routers over a socket.
+
+If the client disconnects or the server shuts down, the answer is cancelled and its KV blocks are freed.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.loop import EngineStream
 from pipelines.speculation.request import GenerationRequest
-from pipelines.text.guides import Guide
+from pipelines.text.guides import GUIDE_TYPES, Guide
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.triton.backend.gauges import Gauges
+from pipelines.text.words import WordKind, check_words
+from pipelines.triton.backend.gauges import TokenTimes
+from pipelines.triton.backend.header import Header
+from pipelines.triton.backend.inputs import Inputs, engine_request
+from pipelines.triton.backend.model import TritonModel
+from pipelines.triton.backend.outputs import engine_outputs
+from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.grammars import Grammars
-from pipelines.triton.engine.requests import generation_request, guide_of
+from pipelines.wire.calls import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder, unique_number
 
-# Seconds: from a cached prompt on a small engine to a long prompt on a busy one.
-_TTFT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-_ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5)
+MAX_STOP_TOKEN_IDS = 32
+MAX_PREDICTION_IDS = 1 << 20
 
 
 class Answerer(Protocol):
@@ -119,7 +129,7 @@ class Answering:
         responder.follow(self.loop.spawn(self._answer(asked, request, guide, responder)))
 
     def take(self, asked: EngineRequest, outlet: Outlet[Chunk]) -> None:
-        """Start answering a request from the socket (``wire.call_server.Begin``)."""
+        """Start answering a request from the socket (``wire.calls.Begin``)."""
         number = unique_number()
         responder = Responder(outlet, number)
         try:
@@ -144,37 +154,107 @@ class Answering:
                 note_time(chunk.sequence_length, is_final)
 
 
-class TokenTimes:
-    """Measures the time to first token and between later ones, when responses are handed on.
+class GenerationModel(TritonModel):
+    """Answers Triton's requests for tokens.
 
     Args:
-        gauges: Publishes the two histograms; must not be started yet.
-        clock: Monotonic time in seconds.
-        labels: Labels of the histograms; see ``Gauges.add_histogram``.
+        parameters: The model's settings.
+        backend: The module ``triton_python_backend_utils``.
+        services: Who answers, by the arm that the gateway adds, "" without one. All have the same loop,
+            which runs, and is stopped by ``close``.
+        sockets: Answer the calls of other models with the same engines; closed by ``close``.
+        on_close: Called at the end of ``close``.
     """
 
-    def __init__(self, gauges: Gauges, clock: Callable[[], float] = time.monotonic, **labels: str) -> None:
-        self._observe_ttft = gauges.add_histogram("draftproof_ttft_seconds", _TTFT_BUCKETS, **labels)
-        self._observe_itl = gauges.add_histogram("draftproof_itl_seconds", _ITL_BUCKETS, **labels)
-        self._clock = clock
+    def __init__(
+        self,
+        parameters: ModelParameters,
+        backend: Any,
+        services: Mapping[str, Answering],
+        sockets: Sequence[CallServer] = (),
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._loop = services[""].loop
+        super().__init__(backend, parameters.input_names, self._loop, engine_outputs)
+        self._services = services
+        self._sockets = sockets
+        self._on_close = on_close
 
-    def begin(self) -> Callable[[int, bool], None]:
-        """Record the arrival of a request.
+    def close(self) -> None:
+        """Cancel all running requests and send the last responses."""
+        self._loop.stop()
+        for socket in self._sockets:
+            socket.close()
+        super().close()
+        self._on_close()
 
-        Returns:
-            A function to call for each response with the output tokens so far and whether it is the last.
-        """
-        taken_s = self._clock()
-        first_s: float | None = None
-        num_first = 0
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder[Chunk], number: str) -> None:
+        if header.arm not in self._services:
+            raise InvalidRequestError(
+                f"this model has no arm {header.arm!r:.100}", "send the request to another model"
+            )
+        service = self._services[header.arm]
+        asked = engine_request(inputs, service.vocabulary, header.client_id, header.timeout_us)
+        service.begin(asked, responder, number)
 
-        def note(num_tokens: int, is_final: bool) -> None:
-            nonlocal first_s, num_first
-            now_s = self._clock()
-            if first_s is None and num_tokens:
-                first_s, num_first = now_s, num_tokens
-                self._observe_ttft(now_s - taken_s)
-            if is_final and first_s is not None and num_tokens > num_first:
-                self._observe_itl((now_s - first_s) / (num_tokens - 1))
 
-        return note
+def generation_request(
+    asked: EngineRequest, request_id: str, vocabulary: Vocabulary, end_ids: tuple[int, ...]
+) -> GenerationRequest:
+    """Return the request for the engines, without the grammar of its guide. Its time limit begins now.
+
+    Args:
+        asked: The request.
+        request_id: Id of the request inside the server.
+        vocabulary: Bytes of the tokens.
+        end_ids: End tokens of the engine. The request's own ``end_id`` replaces them.
+
+    Raises:
+        InvalidRequestError: A value is none that a request may have. Ranges that depend on the engine are
+            checked later.
+    """
+    if asked.end_id is not None:
+        end_ids = (asked.end_id,) if asked.end_id >= 0 else ()
+    _check_tokens("stop_token_ids", asked.stop_token_ids, MAX_STOP_TOKEN_IDS, vocabulary)
+    _check_tokens("prediction_ids", asked.prediction_ids, MAX_PREDICTION_IDS, vocabulary)
+    check_words(asked.stop, WordKind.STOP)
+    check_words(asked.bad_words, WordKind.BAD)
+    return GenerationRequest(
+        request_id=request_id,
+        input_ids=np.array(asked.input_ids, np.int32),
+        max_tokens=asked.max_tokens,
+        prompt_length=asked.prompt_length,
+        sampling=asked.sampling,
+        end_ids=(*end_ids, *asked.stop_token_ids),
+        stop_words=asked.stop,
+        bad_words=asked.bad_words,
+        num_log_probs=asked.num_log_probs,
+        prompt_log_probs=asked.return_prompt_log_probs,
+        deadline_s=time.monotonic() + asked.timeout_us / 1e6 if asked.timeout_us else None,
+    )
+
+
+def guide_of(asked: EngineRequest) -> Guide | None:
+    """Return what the output follows; None for nothing.
+
+    Raises:
+        InvalidRequestError: It has no type or no text.
+    """
+    if asked.guide is None:
+        return None
+    kind, text = asked.guide
+    if not kind or (not text and kind != "json"):
+        raise InvalidRequestError(
+            f"guided_decoding_guide_type={kind!r:.100} with a guide of {len(text)} characters",
+            f"send one of {', '.join(GUIDE_TYPES)} and a guide, without which only json has a meaning",
+        )
+    return Guide(kind, text)
+
+
+def _check_tokens(name: str, ids: Sequence[int], most: int, vocabulary: Vocabulary) -> None:
+    if len(ids) > most or (ids and not 0 <= min(ids) <= max(ids) < vocabulary.size):
+        raise InvalidRequestError(
+            f"{name} has {len(ids)} ids, {list(ids[:20])!r:.200}: at most {most} may be sent, each from 0 to "
+            f"{vocabulary.size - 1}",
+            "send tokens of the model's vocabulary",
+        )

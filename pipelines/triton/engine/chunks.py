@@ -12,8 +12,8 @@ from pipelines.speculation.loop import Round
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.token_ids import NO_TOKENS, Logits
 from pipelines.text.chunk_boundary import ChunkBoundary
-from pipelines.text.stop_words import cut_at_stop_word
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.text.words import cut_at_stop_word
 from pipelines.wire.chunk import Chunk, TopLogProbs
 
 CHUNK_INTERVAL_S = 0.02  # between two chunks of an answer (docs/explanation/architecture.md)

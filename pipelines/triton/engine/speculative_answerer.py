@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import math
-import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
 
+from pipelines.atomic_file import version_of
+from pipelines.errors import InvalidRequestError
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
 from pipelines.speculation.draft_length.rule import DraftLengths
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
-from pipelines.speculation.watched_draft import WatchedDraft
+from pipelines.speculation.watched_draft import AcceptanceAlarm, WatchedDraft
+from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.chunks import ChunkStream
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
 from pipelines.triton.engine.in_process_engines import InProcessEngines
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.wire.admission import Admission
@@ -28,11 +29,6 @@ from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.messages import EngineRequest
 
 _LOG = logging.getLogger(__name__)
-
-MEMORY_S = 60.0  # after which a token counts 1/e in the acceptance rate
-UNFIT_BELOW = 0.3
-FIT_ABOVE = 0.4  # the rate must exceed this before the alarm can be raised again
-LEAST_DRAFT_TOKENS = 500
 
 MAX_SESSIONS = 4096
 MAX_TOKENS = 4096
@@ -159,59 +155,6 @@ def counts_so_far(statistics: SpeculationStatistics) -> SpeculationCounts:
     )
 
 
-class AcceptanceAlarm:
-    """Watches the acceptance rate of about the last minute and warns when the draft does not fit the traffic.
-
-    The loop counts rounds while the thread that publishes gauges reads the rate.
-
-    Attributes:
-        is_unfit: Whether the alarm is raised.
-
-    Args:
-        clock: Monotonic time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.is_unfit = False
-        self._clock = clock
-        self._drafted_at_s = clock()
-        # Tokens of all rounds, of which older ones count less.
-        self._num_drafted = 0.0
-        self._num_accepted = 0.0
-
-    @property
-    def rate(self) -> float | None:
-        """Accepted over drafted tokens; None if nothing was drafted for a minute."""
-        if not self._num_drafted or self._clock() > self._drafted_at_s + MEMORY_S:
-            return None
-        return self._num_accepted / self._num_drafted
-
-    def add(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count one round."""
-        if not num_draft_tokens:
-            return
-        now_s = self._clock()
-        weight = math.exp((self._drafted_at_s - now_s) / MEMORY_S)
-        self._drafted_at_s = now_s
-        self._num_accepted = weight * self._num_accepted + num_accepted_tokens
-        self._num_drafted = weight * self._num_drafted + num_draft_tokens
-        if self._num_drafted >= LEAST_DRAFT_TOKENS:
-            self._judge(self._num_accepted / self._num_drafted)
-
-    def _judge(self, rate: float) -> None:
-        if rate > FIT_ABOVE:
-            self.is_unfit = False
-        elif rate < UNFIT_BELOW and not self.is_unfit:
-            self.is_unfit = True
-            _LOG.warning(
-                "the draft does not fit this traffic: about %.0f %% of its tokens of the last minute were "
-                "accepted; below %.0f %% drafting seldom pays. Train or choose a draft closer to the target, "
-                "or set num_draft_tokens: 0 in the recipe",
-                100 * rate,
-                100 * UNFIT_BELOW,
-            )
-
-
 class Sessions:
     """Keeps the latest answers of the sessions that were used most recently."""
 
@@ -230,3 +173,69 @@ class Sessions:
         self._answer_ids[session_id] = latest.copy()  # a view would keep all of the answer
         if len(self._answer_ids) > MAX_SESSIONS:
             self._answer_ids.popitem(last=False)
+
+
+class DraftLengthSetting:
+    """The draft length of requests that do not specify one: the recipe's, or that of a file.
+
+    The file holds JSON such as ``{"num_draft_tokens": 0}``; it need not exist.
+
+    Attributes:
+        max_draft_len: Upper limit for all requests, for which the engines were built.
+
+    Args:
+        parameters: Settings of the model.
+
+    Raises:
+        InvalidRequestError: The file is invalid at the start.
+    """
+
+    def __init__(self, parameters: ModelParameters) -> None:
+        self.max_draft_len = parameters.integer("max_draft_len")
+        is_adaptive = parameters.text("num_draft_tokens") == "adaptive"
+        self._of_recipe = None if is_adaptive else parameters.integer("num_draft_tokens")
+        self._path = parameters.path("draft_length_file")
+        self._seen = version_of(self._path)
+        self._current = self._of_recipe if self._seen is None else self._parse()
+
+    def read(self) -> int | None:
+        """Return the draft tokens per round: 0 for no speculation, None to adapt to acceptance and load.
+
+        An invalid file is logged once and ignored.
+        """
+        seen = version_of(self._path)
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._current = self._of_recipe if seen is None else self._parse()
+                _LOG.warning("num_draft_tokens is %s from now on", self._current)
+            except InvalidRequestError as error:
+                _LOG.error("the draft length stays the same: %s", error)
+        return self._current
+
+    def check(self, num_draft_tokens: int | None) -> None:
+        """Refuse a draft length that is out of range.
+
+        Raises:
+            InvalidRequestError: It is not between 0 and ``max_draft_len``.
+        """
+        if num_draft_tokens is not None and not 0 <= num_draft_tokens <= self.max_draft_len:
+            raise InvalidRequestError(
+                f"num_draft_tokens={num_draft_tokens} is not from 0 to max_draft_len={self.max_draft_len}",
+                "send 0 to disable speculation, or leave it out for the server's default",
+            )
+
+    def _parse(self) -> int | None:
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            length = document["num_draft_tokens"]
+            if len(document) > 1 or isinstance(length, bool) or not isinstance(length, int | None):
+                raise ValueError(f"unknown key or wrong type: {document}")
+            self.check(length)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidRequestError) as error:
+            raise InvalidRequestError(
+                f"{self._path} is invalid: {error!r:.200}",
+                "write it with 'draftproof draft-length', as a length from 0 to "
+                f"max_draft_len={self.max_draft_len}, or delete it to use the recipe's draft length",
+            ) from error
+        return length

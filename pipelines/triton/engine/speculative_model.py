@@ -8,17 +8,15 @@ from typing import Any
 from pipelines.executor.scheduler import Scheduler
 from pipelines.speculation.draft_length.rule import DraftLengths
 from pipelines.speculation.statistics import SpeculationStatistics
-from pipelines.triton.backend.gauges import Gauges
+from pipelines.triton.backend.gauges import Gauges, TokenTimes
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.answering import Answering, TokenTimes
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
+from pipelines.triton.engine.answering import Answering, GenerationModel
 from pipelines.triton.engine.in_process_engines import InProcessEngines
-from pipelines.triton.engine.model import GenerationModel
-from pipelines.triton.engine.speculative_answerer import SpeculativeAnswerer
+from pipelines.triton.engine.speculative_answerer import DraftLengthSetting, SpeculativeAnswerer
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.wire.admission import Admission
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 
 
 def load_speculative_model(parameters: ModelParameters, backend: Any) -> GenerationModel:

@@ -17,8 +17,7 @@ from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.triton.gateway.relay import CheckedRequest, Relay
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, parse
-from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of, status_of
-from pipelines.triton.supervision.supervisor import Supervisor
+from pipelines.triton.gateway.triton import KEY_HEADER, error_of, status_of
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -31,21 +30,11 @@ class GrpcServer:
     """Answers gRPC requests by asking Triton.
 
     Args:
-        triton: Connections to Triton.
-        supervisor: State of Triton and its models.
         relay: Sends requests to Triton.
         directory: Run directory whose model is described to front doors of several servers.
     """
 
-    def __init__(
-        self,
-        triton: Triton,
-        supervisor: Supervisor,
-        relay: Relay,
-        directory: Path,
-    ) -> None:
-        self._triton = triton
-        self._supervisor = supervisor
+    def __init__(self, relay: Relay, directory: Path) -> None:
         self._relay = relay
         self._directory = directory
 
@@ -87,21 +76,21 @@ class GrpcServer:
         return server
 
     async def _check_health(self, raw: bytes, context: Any) -> bytes:
-        return _SERVING if await self._supervisor.is_ready() else _NOT_SERVING
+        return _SERVING if await self._relay.supervisor.is_ready() else _NOT_SERVING
 
     async def _live(self, raw: bytes, context: Any) -> Any:
         return service_pb2.ServerLiveResponse(live=True)
 
     async def _ready(self, raw: bytes, context: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=await self._supervisor.is_ready())
+        return service_pb2.ServerReadyResponse(ready=await self._relay.supervisor.is_ready())
 
     async def _model_ready(self, raw: bytes, context: Any) -> Any:
         asked = parse(raw, service_pb2.ModelReadyRequest).name
-        is_ready = await self._supervisor.is_model_ready(self._relay.model_of(asked))
+        is_ready = await self._relay.supervisor.is_model_ready(self._relay.model_of(asked))
         return service_pb2.ModelReadyResponse(ready=is_ready)
 
     async def _describe_server(self, raw: bytes, context: Any) -> Any:
-        document = await self._triton.ask("ServerMetadata")
+        document = await self._relay.triton.ask("ServerMetadata")
         document.extensions.append((await asyncio.to_thread(ServerIdentity.read, self._directory)).extension)
         return document
 
@@ -168,7 +157,9 @@ class GrpcServer:
         return await self._relay.check(lambda: parse(raw), len(raw), is_operator=is_operator)
 
     def _is_operator(self, context: Any) -> bool:
-        return self._triton.is_server_key(str(dict(context.invocation_metadata() or ()).get(KEY_HEADER, "")))
+        return self._relay.triton.is_server_key(
+            str(dict(context.invocation_metadata() or ()).get(KEY_HEADER, ""))
+        )
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]

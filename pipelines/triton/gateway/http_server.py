@@ -21,8 +21,7 @@ from pipelines.triton.gateway.json_messages import (
 )
 from pipelines.triton.gateway.relay import CheckedRequest, Relay
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, quoted
-from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of, status_of
-from pipelines.triton.supervision.supervisor import Supervisor
+from pipelines.triton.gateway.triton import KEY_HEADER, error_of, status_of
 from pipelines.web_application import Handler, guarded_application
 
 _LOG = logging.getLogger(__name__)
@@ -36,14 +35,10 @@ class HttpServer:
     """Answers HTTP requests by asking Triton.
 
     Args:
-        triton: Connections to Triton.
-        supervisor: State of Triton and its models.
         relay: Sends requests to Triton.
     """
 
-    def __init__(self, triton: Triton, supervisor: Supervisor, relay: Relay) -> None:
-        self._triton = triton
-        self._supervisor = supervisor
+    def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
     def application(self, hosts: Collection[str] = ()) -> web.Application:
@@ -76,14 +71,14 @@ class HttpServer:
         return web.Response()
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if await self._supervisor.is_ready() else 503)
+        return web.Response(status=200 if await self._relay.supervisor.is_ready() else 503)
 
     async def _model_ready(self, request: web.Request) -> web.Response:
         model = self._relay.model_of(request.match_info["model"])
-        return web.Response(status=200 if await self._supervisor.is_model_ready(model) else 503)
+        return web.Response(status=200 if await self._relay.supervisor.is_model_ready(model) else 503)
 
     async def _describe_server(self, request: web.Request) -> web.Response:
-        reply = await self._triton.ask("ServerMetadata")
+        reply = await self._relay.triton.ask("ServerMetadata")
         return web.json_response({"name": reply.name, "version": reply.version, "extensions": []})
 
     async def _describe(self, request: web.Request) -> web.Response:
@@ -103,7 +98,7 @@ class HttpServer:
     async def _index(self, request: web.Request) -> web.Response:
         self._check_operator(request)
         await request.read()
-        return web.json_response(await self._triton.index())
+        return web.json_response(await self._relay.triton.index())
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         asked, body = await self._begin(request)
@@ -152,7 +147,7 @@ class HttpServer:
 
     async def _generate_request(self, request: web.Request) -> CheckedRequest:
         asked, body = await self._begin(request)
-        datatypes = await self._triton.datatypes(self._relay.model_of(asked))
+        datatypes = await self._relay.triton.datatypes(self._relay.model_of(asked))
 
         def read() -> Any:
             message = generate_message(asked, body, datatypes)
@@ -181,7 +176,7 @@ class HttpServer:
         return await self._relay.check(read, len(body), is_operator=self._is_operator(request))
 
     def _is_operator(self, request: web.Request) -> bool:
-        return self._triton.is_server_key(request.headers.get(KEY_HEADER, ""))
+        return self._relay.triton.is_server_key(request.headers.get(KEY_HEADER, ""))
 
     def _check_operator(self, request: web.Request) -> None:
         if not self._is_operator(request):

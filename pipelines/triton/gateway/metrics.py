@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from pipelines.triton.gateway.http_server import errors_in_json
 from pipelines.triton.gateway.open_calls import OpenCalls
-from pipelines.triton.gateway.triton import Triton
+from pipelines.triton.gateway.relay import Relay
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.supervisor import Supervisor
 from pipelines.web_application import guarded_application
@@ -21,26 +21,20 @@ _OF_A_MODEL = re.compile(rb'^(?:draftproof|spec_decode)_\w+\{[^}]*\bmodel="(?P<m
 
 
 def application(
-    triton: Triton,
-    supervisor: Supervisor,
-    calls: OpenCalls,
-    front_door: FrontDoorProcess | None,
-    hosts: Collection[str] = (),
+    relay: Relay, front_door: FrontDoorProcess | None, hosts: Collection[str] = ()
 ) -> web.Application:
     """Return the application for the metrics port.
 
     Args:
-        triton: Connections to Triton.
-        supervisor: State of Triton and its models.
-        calls: Tracks open requests.
+        relay: Whose requests and models are counted.
         front_door: None for a server without it.
         hosts: Names by which the server is asked besides its addresses.
     """
     registry = CollectorRegistry()
-    registry.register(GatewayMetrics(supervisor, calls, front_door))
+    registry.register(GatewayMetrics(relay.supervisor, relay.calls, front_door))
 
     async def answer(request: web.Request) -> web.Response:
-        published = without((await triton.metrics()).encode(), supervisor.unanswering)
+        published = without((await relay.triton.metrics()).encode(), relay.supervisor.unanswering)
         text = published + generate_latest(registry)
         return web.Response(body=text, headers={"Content-Type": "text/plain; charset=utf-8"})
 
@@ -82,20 +76,17 @@ class GatewayMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its current values."""
         supervisor, calls, front_door = self._supervisor, self._calls, self._front_door
+        is_up = "1 while the model's process is alive and answers"
+        answers = GaugeMetricFamily("draftproof_model_answers", is_up, labels=["model"])
         unanswering = supervisor.unanswering
-        answers = GaugeMetricFamily(
-            "draftproof_model_answers", "1 while the model's process is alive and answers", labels=["model"]
-        )
         for model in supervisor.models:
             answers.add_metric([model], float(model not in unanswering))
-        replaced = CounterMetricFamily(
-            "draftproof_model_replaced",
-            "Model processes replaced because they ended or hung",
-            labels=["model"],
-        )
+        yield answers
+        why = "Model processes replaced because they ended or hung"
+        replaced = CounterMetricFamily("draftproof_model_replaced", why, labels=["model"])
         for model, number in sorted(supervisor.num_replaced.items()):
             replaced.add_metric([model], number)
-        yield from (answers, replaced)
+        yield replaced
         yield CounterMetricFamily("draftproof_triton_restarts", "Restarts of Triton", supervisor.num_restarts)
         yield GaugeMetricFamily("draftproof_gateway_requests_open", "Open requests", calls.num_open)
         refused = "Requests refused because too many were open"

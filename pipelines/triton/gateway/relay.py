@@ -56,19 +56,24 @@ class CheckedRequest:
 class Relay:
     """Relays requests to Triton's models, and describes them under the names by which clients ask.
 
-    Args:
+    Attributes:
         triton: Connections to Triton.
         supervisor: State of Triton and its models.
         calls: Tracks open requests.
+
+    Args:
+        triton: See the attribute.
+        supervisor: See the attribute.
+        calls: See the attribute.
         repository: The model repository.
     """
 
     def __init__(self, triton: Triton, supervisor: Supervisor, calls: OpenCalls, repository: Path) -> None:
         models = {path.parent.name for path in repository.glob("*/config.pbtxt")}
         self._aliases = {name: served for name, served in _ALIASES.items() if name not in models}
-        self._triton = triton
-        self._supervisor = supervisor
-        self._calls = calls
+        self.triton = triton
+        self.supervisor = supervisor
+        self.calls = calls
 
     def model_of(self, asked: str) -> str:
         """Return Triton's model that answers requests to a name."""
@@ -82,7 +87,7 @@ class Relay:
             ServerUnavailableError: The model cannot answer now.
         """
         check_model(asked, is_operator=is_operator)
-        await self._supervisor.opened(self.model_of(asked))
+        await self.supervisor.opened(self.model_of(asked))
 
     async def metadata(self, asked: str, version: str = "", *, is_operator: bool) -> Any:
         """Return the ``ModelMetadataResponse`` of a model.
@@ -93,7 +98,7 @@ class Relay:
         """
         check_model(asked, is_operator=is_operator)
         model = self.model_of(asked)
-        document = await self._triton.ask("ModelMetadata", name=model, version=version)
+        document = await self.triton.ask("ModelMetadata", name=model, version=version)
         document.name = asked
         return document
 
@@ -101,7 +106,7 @@ class Relay:
         """Return the ``ModelConfigResponse`` of a model; see ``metadata``."""
         check_model(asked, is_operator=is_operator)
         model = self.model_of(asked)
-        document = await self._triton.ask("ModelConfig", name=model, version=version)
+        document = await self.triton.ask("ModelConfig", name=model, version=version)
         document.config.name = asked
         if not is_operator:
             document.config.ClearField("parameters")  # they contain paths of this machine
@@ -126,13 +131,13 @@ class Relay:
             check_request(message, is_operator=is_operator)
             asked = message.model_name
             message.model_name, arm = self._aliases.get(asked, (asked, ""))
-            message.parameters[KEY_PARAMETER].string_param = self._triton.server_key
+            message.parameters[KEY_PARAMETER].string_param = self.triton.server_key
             if arm:
                 message.parameters[ARM_PARAMETER].string_param = arm
             return CheckedRequest(asked, message)
 
         request = work() if num_bytes < LARGE_BODY_BYTES else await asyncio.to_thread(work)
-        await self._supervisor.opened(request.message.model_name)
+        await self.supervisor.opened(request.message.model_name)
         return request
 
     async def stream(self, request: CheckedRequest, take: Callable[[Any], Awaitable[None]]) -> None:
@@ -144,16 +149,16 @@ class Relay:
         model = request.message.model_name
 
         async def relay() -> None:
-            async with aclosing(self._triton.responses(request.message)) as arriving:
+            async with aclosing(self.triton.responses(request.message)) as arriving:
                 async for arrival in arriving:
                     if arrival.error_message:
                         raise error_behind(arrival.error_message)
-                    self._calls.hear(model)
+                    self.calls.hear(model)
                     arrival.infer_response.model_name = request.asked
                     await take(arrival.infer_response)
 
         try:
-            await self._calls.run(model, relay())
+            await self.calls.run(model, relay())
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -59,22 +60,26 @@ async def serve(
         logging.getLogger(logger).addFilter(_is_of_the_server)
     calls = OpenCalls()
     async with contextlib.aclosing(Triton(place)) as triton, contextlib.AsyncExitStack() as fronts:
-        supervisor = Supervisor(directory, endpoint, place, triton, calls, process, stopping, reloading)
-        relay = Relay(triton, supervisor, calls, directory / "model_repository")
+        repository, start = (
+            directory / "model_repository",
+            partial(TritonProcess.start, directory, place, endpoint),
+        )
+        supervisor = Supervisor(
+            repository, endpoint.drain_s, triton, calls, process, start, stopping, reloading
+        )
+        relay = Relay(triton, supervisor, calls, repository)
         ports, host = endpoint.ports, endpoint.address
         hosts = FrontDoorSettings.read(endpoint.front_door).hosts
         try:
-            await listen(fronts, HttpServer(triton, supervisor, relay).application(hosts), host, ports.http)
+            await listen(fronts, HttpServer(relay).application(hosts), host, ports.http)
             bracketed = f"[{host}]" if ":" in host else host
-            methods = GrpcServer(triton, supervisor, relay, directory)
-            grpc_server = await methods.start(f"{bracketed}:{ports.grpc}")
+            grpc_server = await GrpcServer(relay, directory).start(f"{bracketed}:{ports.grpc}")
             fronts.push_async_callback(grpc_server.stop, _SHUTDOWN_S)
             front_door = None
             if ports.openai:
                 front_door = FrontDoorProcess(directory, endpoint, place, stopping)
                 fronts.push_async_callback(front_door.close)
-            published = metrics.application(triton, supervisor, calls, front_door, hosts)
-            await listen(fronts, published, host, ports.metrics)
+            await listen(fronts, metrics.application(relay, front_door, hosts), host, ports.metrics)
         except (OSError, RuntimeError) as error:
             raise ServerStartError(
                 f"a port cannot be listened on: {host}, {ports}: {error}",

@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.deploy.ports import HOST, Endpoint
+from pipelines.deploy.ports import Endpoint, near
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.time_limit import within
@@ -60,11 +60,9 @@ class FrontDoorProcess:
         self._directory = directory
         self._environment = guarding(place.shared_memory_prefix)
         settings = FrontDoorSettings.read(endpoint.front_door)
-        is_wildcard = endpoint.address in ("0.0.0.0", "::")
-        near = ("::1" if ":" in endpoint.address else HOST) if is_wildcard else endpoint.address
-        host = f"[{near}]" if ":" in near else near
         self._url = f"{settings.url(endpoint.ports.openai)}/health"
-        self._options = ["--metrics", f"{host}:{endpoint.ports.metrics}", "--drain-s", str(endpoint.drain_s)]
+        self._options = ["--metrics", near(endpoint.address, endpoint.ports.metrics)]
+        self._options += ["--drain-s", str(endpoint.drain_s)]
         if endpoint.front_door is not None:
             self._options += ["--settings", str(endpoint.front_door)]
         self._listening = settings.listen(endpoint.ports.openai)

@@ -1,4 +1,6 @@
-"""Ends the processes of a gateway that was killed.
+"""Finds the processes of one Triton: Triton itself and one for each Python model; ends those a gateway left.
+
+The command line of each contains the unique prefix of that Triton's shared memory.
 
 A process whose standard input the gateway holds open notices the gateway's end in any case: the front door,
 or a guard of its own where there is no front door. Model processes cannot do this themselves: the Python
@@ -11,13 +13,37 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.deploy.triton.install import REPOSITORY_ROOT, TritonInstall
 from pipelines.deploy.triton.place import remove_shared_memory
-from pipelines.triton.supervision.model_processes import kill_processes
+from pipelines.process import ProcessIdentity, processes_with
 
 _TIMEOUT_S = 5.0
 _VARIABLE = "DRAFTPROOF_GUARDED"  # not an argument, so that a guard does not match its own search
+
+
+def find_model_processes(shared_memory_prefix: str) -> dict[str, ProcessIdentity]:
+    """Return the processes of one Triton's models by the models' names.
+
+    The backend starts ``triton_python_backend_stub <repository>/<model>/1/model.py <region> ...``.
+
+    Args:
+        shared_memory_prefix: Prefix of that Triton (``TritonPlace``).
+    """
+    return {
+        Path(os.fsdecode(command[1])).parents[1].name: identity
+        for identity, command in processes_with(shared_memory_prefix)
+        if command[0].endswith(TritonInstall.STUB.encode())
+    }
+
+
+def kill_processes(shared_memory_prefix: str) -> list[ProcessIdentity]:
+    """Kill a Triton and its model processes, and return them."""
+    found = [identity for identity, _ in processes_with(shared_memory_prefix)]
+    for identity in found:
+        identity.kill()
+    return found
 
 
 def guarding(shared_memory_prefix: str) -> dict[str, str]:

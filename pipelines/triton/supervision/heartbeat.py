@@ -39,7 +39,6 @@ class Heartbeat:
         self._calls = calls
         self._pings: dict[str, asyncio.Task[None]] = {}
         self._owes_since_s: dict[str, float] = {}
-        self._messages: dict[str, Any] = {}
         self._triton_ping: asyncio.Task[None] | None = None
         self._triton_heard_at_s = time.monotonic()
 
@@ -75,11 +74,9 @@ class Heartbeat:
 
     def forget(self, model: str) -> None:
         """Forget the state of a model."""
-        task = self._pings.pop(model, None)
-        if task is not None:
+        if task := self._pings.pop(model, None):
             task.cancel()
         self._owes_since_s.pop(model, None)
-        self._messages.pop(model, None)
 
     def _silence_s(self, model: str) -> float:
         if model not in self._owes_since_s:
@@ -94,12 +91,10 @@ class Heartbeat:
     async def _ping(self, model: str) -> None:
         is_silent = False
         try:
-            if model not in self._messages:
-                if not await self._triton.is_ready(model):
-                    return  # it is still loading
-                reply = await self._triton.ask("ModelConfig", name=model)
-                self._messages[model] = _message(reply.config, self._triton.server_key)
-            async for response in self._triton.responses(self._messages[model]):
+            if not await self._triton.is_ready(model):
+                return  # it is still loading
+            reply = await self._triton.ask("ModelConfig", name=model)
+            async for response in self._triton.responses(_message(reply.config, self._triton.server_key)):
                 is_silent = says_that_a_process_is_silent(response.error_message)
                 if not is_silent:
                     self._calls.hear(model)

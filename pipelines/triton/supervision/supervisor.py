@@ -13,12 +13,10 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.deploy.ports import Endpoint
-from pipelines.deploy.triton.command import triton_command
 from pipelines.deploy.triton.models import ModelDependencies, models_at_start
-from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
     DraftproofError,
     ProcessEndedError,
@@ -33,7 +31,6 @@ from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.triton import Triton, triton_unavailable
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.heartbeat import Heartbeat
-from pipelines.triton.supervision.model_processes import find_model_processes
 from pipelines.triton.supervision.triton_process import TritonProcess
 
 _LOG = logging.getLogger(__name__)
@@ -61,35 +58,35 @@ class Supervisor:
         num_replaced: Replaced processes by model.
 
     Args:
-        directory: ``.run/<recipe>`` with the rendered repository.
-        endpoint: Addresses of the server.
-        place: Sockets and files of Triton.
+        repository: The rendered repository.
+        drain_s: How long to wait for open requests at the end.
         triton: Connections to Triton.
         calls: Tracks open requests.
         process: The Triton that was just started.
+        start: Starts another one.
         stopping: Set to make ``run`` return.
         reloading: Set to make Triton start again with what the repository holds by then.
     """
 
     def __init__(
         self,
-        directory: Path,
-        endpoint: Endpoint,
-        place: TritonPlace,
+        repository: Path,
+        drain_s: int,
         triton: Triton,
         calls: OpenCalls,
         process: TritonProcess,
+        start: Callable[[], TritonProcess],
         stopping: asyncio.Event,
         reloading: asyncio.Event,
     ) -> None:
         self.num_restarts = 0
         self.num_replaced: dict[str, int] = {}
-        self._directory = directory
-        self._endpoint = endpoint
-        self._place = place
+        self._repository = repository
+        self._drain_s = drain_s
         self._triton = triton
         self._calls = calls
         self._process = process
+        self._new_process = start
         self._is_serving = False
         self._stopping = stopping
         self._reloading = reloading
@@ -97,8 +94,7 @@ class Supervisor:
         self._models: dict[str, ProcessIdentity] = {}
         self._replacing: dict[str, asyncio.Task[None]] = {}
         self._heartbeat = Heartbeat(triton, calls)
-        self._repository = directory / "model_repository"
-        self._dependencies = ModelDependencies(self._repository)
+        self._dependencies = ModelDependencies(repository)
 
     async def run(self, front_door: FrontDoorProcess | None = None) -> None:
         """Serve until ``stopping`` is set.
@@ -180,9 +176,6 @@ class Supervisor:
 
     def _can_answer(self, model: str) -> bool:
         return all(map(self._answers, self._dependencies.needed_by(model)))
-
-    def _new_process(self) -> TritonProcess:
-        return TritonProcess(triton_command(self._directory, self._place, self._endpoint), self._place)
 
     async def _reload(self) -> None:
         """Let requests finish while new ones wait, and start Triton again until it serves the repository.
@@ -277,14 +270,13 @@ class Supervisor:
         """Kill the processes for whose end Triton waits, so that it says what it could not load."""
         for model in self._process.given_up():
             _LOG.error("Triton gave up the process of model %s while it loaded; killing it", model)
-            if process := find_model_processes(self._place.shared_memory_prefix).get(model):
+            if process := self._process.find_models().get(model):
                 process.kill()
 
     def _search(self) -> None:
         """Find the processes of models that were loaded since the last search."""
-        found = find_model_processes(self._place.shared_memory_prefix)
+        found = self._process.find_models()
         self._models |= {model: found[model] for model in found.keys() - self._replacing.keys()}
-        self._place.close_shared_memory()
 
     async def _replace(self, model: str, reason: str) -> None:
         """Replace a model's process; its open requests end with an error first."""
@@ -343,7 +335,7 @@ class Supervisor:
 
     async def _drain(self, front_door: FrontDoorProcess | None = None) -> None:
         """Let requests finish, and the front door; what is left after a while gets an error."""
-        deadline_s = time.monotonic() + self._endpoint.drain_s
+        deadline_s = time.monotonic() + self._drain_s
 
         def is_asked() -> bool:
             return self._calls.num_open > 0 or (front_door is not None and front_door.is_running)
@@ -353,7 +345,7 @@ class Supervisor:
         self._calls.end_all(
             RequestCancelledError(
                 "the server shut down before the answer was complete: "
-                f"it waits {self._endpoint.drain_s} s for requests in flight",
+                f"it waits {self._drain_s} s for requests in flight",
                 "send the request to another server, or again when this one is back",
             )
         )

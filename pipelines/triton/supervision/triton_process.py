@@ -11,13 +11,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
-from pipelines.deploy.triton.command import ServerCommand
+from pipelines.deploy.ports import Endpoint
+from pipelines.deploy.triton.command import ServerCommand, triton_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.nvidia_triton import process_to_end
 from pipelines.deploy.triton.place import TritonPlace
+from pipelines.process import ProcessIdentity
 from pipelines.time_limit import within
-from pipelines.triton.supervision.model_processes import kill_processes
+from pipelines.triton.supervision.guard import find_model_processes, kill_processes
 
 _GONE_TIMEOUT_S = 5.0
 
@@ -60,10 +63,24 @@ class TritonProcess:
         self._forwarding.start()
         self.ended = asyncio.ensure_future(asyncio.to_thread(self._process.wait))
 
+    @classmethod
+    def start(cls, directory: Path, place: TritonPlace, endpoint: Endpoint) -> TritonProcess:
+        """Start Triton with the repository of a run directory.
+
+        Raises:
+            ServerStartError: A requirement is missing.
+        """
+        return cls(triton_command(directory, place, endpoint), place)
+
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended."""
         return self.ended.done()
+
+    def find_models(self) -> dict[str, ProcessIdentity]:
+        """Return the processes of the models by the models' names; their shared memory becomes private."""
+        self._place.close_shared_memory()
+        return find_model_processes(self._place.shared_memory_prefix)
 
     def given_up(self) -> list[str]:
         """Return the models that have loaded and that Triton will never report; each of them once."""

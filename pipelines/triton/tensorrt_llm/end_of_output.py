@@ -5,8 +5,8 @@ from __future__ import annotations
 from pipelines.errors import EngineFailedError
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.token_ids import TokenIds
-from pipelines.text.stop_words import StopWordMatcher
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.text.words import StopWordMatcher
 
 
 class OutputEnd:

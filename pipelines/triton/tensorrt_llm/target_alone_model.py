@@ -8,14 +8,13 @@ from typing import Any
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.triton.backend.gauges import Gauges
+from pipelines.triton.backend.gauges import Gauges, TokenTimes
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.answering import Answering, TargetAlone, TokenTimes
-from pipelines.triton.engine.model import GenerationModel
+from pipelines.triton.engine.answering import Answering, GenerationModel, TargetAlone
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.triton.tensorrt_llm.target import TensorRtLlmTarget
 from pipelines.wire.admission import Admission
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 
 
 def load_target_alone_model(parameters: ModelParameters, backend: Any) -> GenerationModel:

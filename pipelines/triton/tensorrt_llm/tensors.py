@@ -16,7 +16,7 @@ from pipelines.errors import EngineFailedError
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.token_ids import Logits, TokenIds
-from pipelines.triton.backend.tensors import scalar_tensor
+from pipelines.triton.backend.outputs import scalar_tensor
 from pipelines.triton.backend.word_list import pack_words
 
 Outputs = dict[str, npt.NDArray[Any]]

@@ -20,11 +20,11 @@ from pipelines.errors import ServerBusyError
 from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
 from pipelines.text.chunk_boundary import decode_chunk
 from pipelines.triton.backend.header import Header
+from pipelines.triton.backend.inputs import Inputs, completion_request
 from pipelines.triton.backend.model import TritonModel
+from pipelines.triton.backend.outputs import Tensors, scalar_tensor, text_tensor
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.tensors import Inputs, Tensors, scalar_tensor, text_tensor
 from pipelines.triton.backend.word_list import pack_words
-from pipelines.triton.text.inputs import completion_request
 from pipelines.wire.fields import TEXT_INPUTS
 from pipelines.wire.request import CompletionRequest
 from pipelines.wire.responder import Responder

@@ -16,11 +16,10 @@ from pipelines.router.arms import Arm
 from pipelines.router.router import Router
 from pipelines.triton.backend.gauges import Gauges
 from pipelines.triton.backend.header import Header
+from pipelines.triton.backend.inputs import Inputs, completion_request, read_scalar, refuse_choices
 from pipelines.triton.backend.model import CLOSE_TIMEOUT_S, TritonModel
 from pipelines.triton.backend.outputs import text_outputs
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.tensors import Inputs, Tensors, read_scalar
-from pipelines.triton.text.inputs import completion_request, refuse_choices
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 from pipelines.wire.responder import Responder
@@ -40,7 +39,7 @@ class TextModel(TritonModel):
 
     def __init__(self, parameters: ModelParameters, backend: Any) -> None:
         self._loop = AsyncioThread("requests")
-        super().__init__(backend, parameters.input_names, self._loop)
+        super().__init__(backend, parameters.input_names, self._loop, text_outputs)
         self._router = Router.of(parameters.text, parameters.preprocessing())
         self._loop.start()
         self._gauges = Gauges(backend, parameters.model_name)
@@ -74,9 +73,6 @@ class TextModel(TritonModel):
         async with aclosing(answered) as chunks:
             async for chunk in chunks:
                 responder.send(chunk, is_final=bool(chunk.finish_reason))
-
-    def _tensors_of(self, answer: Any) -> Tensors:
-        return text_outputs(answer) if isinstance(answer, Chunk) else answer
 
 
 def watch_router(gauges: Gauges, router: Router) -> None:

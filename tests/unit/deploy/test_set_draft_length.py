@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.deploy import __main__ as command_line
 from pipelines.deploy.__main__ import set_draft_length
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
+from pipelines.triton.engine.speculative_answerer import DraftLengthSetting
 
 
 @pytest.fixture
@@ -35,15 +34,6 @@ def test_an_invalid_length_is_refused_and_nothing_is_written(run_directory: Path
         set_draft_length(run_directory, wanted)
     assert repr(wanted) in caught.value.message and caught.value.remedy
     assert not (run_directory / "draft_length.json").exists()
-
-
-def test_the_command_says_what_would_be_right(
-    run_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command_line, "run_directory", lambda recipe: run_directory)
-    assert command_line.main(["draft-length", "--num-draft-tokens", "garbage"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and "garbage" in error and "0 to max_draft_len=6" in error
 
 
 def test_without_a_repository_there_is_nothing_to_set(tmp_path: Path) -> None:

@@ -169,10 +169,10 @@ async def running_gateway(directory: Path) -> AsyncIterator[Gateway]:
         supervisor: Any = gateway.health
         relay = Relay(connected, supervisor, gateway.calls, directory / "model_repository")
         grpc_port = Ports.free().grpc
-        methods = GrpcServer(connected, supervisor, relay, directory)
+        methods = GrpcServer(relay, directory)
         server = await methods.start(f"{HOST}:{grpc_port}")
         running.push_async_callback(server.stop, 0)
-        application = HttpServer(connected, supervisor, relay).application()
+        application = HttpServer(relay).application()
         await listen(running, application, HOST, gateway.port)
         channel = grpc.aio.insecure_channel(f"{HOST}:{grpc_port}")
         gateway.channel = await running.enter_async_context(channel)

@@ -180,8 +180,8 @@ async def _opened(asked: str, *, is_operator: bool) -> None:
 
 def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None:
     triton: Any = SimpleNamespace(is_server_key=lambda key: False)
-    relay: Any = SimpleNamespace(opened=_opened)
-    server = HttpServer(triton, relay, relay)
+    relay: Any = SimpleNamespace(opened=_opened, triton=triton)
+    server = HttpServer(relay)
 
     def begin(body: asyncio.Future[bytes]) -> Awaitable[Any]:
         request: Any = SimpleNamespace(match_info={"model": "generate"}, headers={}, read=lambda: body)

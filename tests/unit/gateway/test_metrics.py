@@ -74,7 +74,8 @@ def test_they_are_published_even_while_triton_is_silent() -> None:
             return published
 
         triton: Any = SimpleNamespace(metrics=metrics)
-        page = application(triton, supervised("speculative"), OpenCalls(), None)
+        relay: Any = SimpleNamespace(triton=triton, supervisor=supervised("speculative"), calls=OpenCalls())
+        page = application(relay, None)
         async with TestClient(TestServer(page)) as client:
             reply = await client.get("/metrics")
             assert (reply.status, reply.content_type) == (200, "text/plain")

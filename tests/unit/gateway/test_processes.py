@@ -17,8 +17,7 @@ from pipelines.deploy.triton.command import _NO_GPU, ServerCommand
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.process import ProcessIdentity
 from pipelines.triton.supervision import triton_process
-from pipelines.triton.supervision.guard import start_guard
-from pipelines.triton.supervision.model_processes import find_model_processes, kill_processes
+from pipelines.triton.supervision.guard import find_model_processes, kill_processes, start_guard
 from pipelines.triton.supervision.triton_process import TritonProcess
 
 SLEEP = "import time; time.sleep(60)"

@@ -13,7 +13,6 @@ from pipelines.errors import InvalidRequestError
 from pipelines.triton.gateway.request_checks import (
     DTYPE_BYTES,
     MAX_BODY_BYTES,
-    PUBLIC_MODELS,
     check_request,
     count_values,
     parse,
@@ -59,13 +58,6 @@ def test_clients_ask_public_models_alone(model: str) -> None:
     message.model_name = model
     assert "clients cannot use this model" in refused(message)
     check_request(message, is_operator=True)
-
-
-def test_public_models_are_asked_by_all() -> None:
-    for model in PUBLIC_MODELS:
-        message = request()
-        message.model_name = model
-        check_request(message, is_operator=False)
 
 
 @pytest.mark.parametrize("is_operator", [False, True])

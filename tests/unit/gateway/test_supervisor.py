@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from pipelines.deploy.ports import Endpoint, Ports
-from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
     DraftproofError,
     ProcessEndedError,
@@ -36,7 +34,8 @@ ENSEMBLE = 'platform: "ensemble"\nstep [{\n  model_name: "speculative"\n}]\n'
 class Process:
     """A process of Triton."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.is_silent = False
         self.met_its_race = False
@@ -49,6 +48,9 @@ class Process:
     def end(self, exit_code: int) -> None:
         if not self.ended.done():
             self.ended.set_result(exit_code)
+
+    def find_models(self) -> dict[str, ModelProcess]:
+        return dict(self._world.models)
 
     def given_up(self) -> list[str]:
         found, self.gives_up = self.gives_up, []
@@ -121,8 +123,8 @@ class World:
         """Answer a ping."""
         yield service_pb2.ModelStreamInferResponse()
 
-    def start(self, command: object, place: object) -> Process:
-        self.started.append(Process())
+    def start(self) -> Process:
+        self.started.append(Process(self))
         self.models = {model: ModelProcess() for model in self.models}
         if self.fails_to_start:
             self.started[-1].met_its_race = self.fails_to_start.pop(0) == "race"
@@ -158,15 +160,10 @@ async def supervised(
         (repository / name / "config.pbtxt").write_text(config)
     made = World(**world)
     monkeypatch.setattr(supervising, "LOOK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(supervising, "triton_command", lambda *arguments: None)
-    monkeypatch.setattr(supervising, "TritonProcess", made.start)
-    monkeypatch.setattr(supervising, "find_model_processes", lambda prefix: dict(made.models))
-    endpoint = Endpoint(Ports.free(), exit_timeout_s=0, drain_s=drain_s)
     triton: Any = made
-    process: Any = made.start(None, None)
+    start: Any = made.start
     made.supervisor = Supervisor(
-        *(directory, endpoint, TritonPlace.make(directory), triton, made.calls, process),
-        *(made.stopping, made.reloading),
+        *(repository, drain_s, triton, made.calls, start(), start, made.stopping, made.reloading)
     )
     made.running = asyncio.create_task(made.supervisor.run(front_door))
     try:

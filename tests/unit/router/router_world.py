@@ -20,7 +20,7 @@ from pipelines.router.observation_log import ObservationLog, read_observations
 from pipelines.router.router import Router
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder

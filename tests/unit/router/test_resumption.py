@@ -20,8 +20,9 @@ from pipelines.router.arms import Arm
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.suspects import Suspects
 from pipelines.speculation.sampling.params import SamplingParams
-from pipelines.triton.engine.answering import Answering, TargetAlone, TokenTimes
-from pipelines.wire.call_server import CallServer
+from pipelines.triton.backend.gauges import TokenTimes
+from pipelines.triton.engine.answering import Answering, TargetAlone
+from pipelines.wire.calls import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
 from tests.support.recorded_gauges import RecordedGauges

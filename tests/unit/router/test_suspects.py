@@ -14,7 +14,7 @@ from pipelines.errors import InvalidRequestError, ProcessEndedError
 from pipelines.router import suspects
 from pipelines.router.arms import LiveArms, pair_in_service
 from pipelines.router.suspects import REFUSED_FOR_S, Suspects
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder

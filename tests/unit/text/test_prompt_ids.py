@@ -12,9 +12,9 @@ from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.manifest import sha256_file
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.speculation.sampling.params import SamplingParams
+from pipelines.triton.backend.inputs import completion_request
+from pipelines.triton.backend.outputs import scalar_tensor, text_tensor
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.tensors import scalar_tensor, text_tensor
-from pipelines.triton.text.inputs import completion_request
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.request import CompletionRequest
 from tests.support.trained_tokenizers import byte_level

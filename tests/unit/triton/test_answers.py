@@ -22,9 +22,9 @@ from pipelines.errors import (
 )
 from pipelines.speculation.request import GenerationRequest
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.backend.gauges import TokenTimes
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.answering import Answering, TokenTimes
-from pipelines.triton.engine.model import GenerationModel
+from pipelines.triton.engine.answering import Answering, GenerationModel
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
 from tests.support.fake_triton import FakeRequest, engine_tensors, fake_backend

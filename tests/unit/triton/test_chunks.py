@@ -15,8 +15,8 @@ from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import Round
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
-from pipelines.text.stop_words import StopWordMatcher
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.text.words import StopWordMatcher
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.wire.chunk import Chunk

@@ -15,9 +15,9 @@ from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.text.words import WordKind
+from pipelines.triton.backend.inputs import engine_request
 from pipelines.triton.backend.word_list import pack_words, unpack_words
-from pipelines.triton.engine.inputs import engine_request
-from pipelines.triton.engine.requests import MAX_PREDICTION_IDS, generation_request
+from pipelines.triton.engine.answering import MAX_PREDICTION_IDS, generation_request
 from pipelines.wire.messages import EngineRequest
 from tests.support.fake_triton import engine_tensors
 

@@ -12,8 +12,8 @@ import pytest
 from pipelines.errors import InternalError, InvalidRequestError, ServerBusyError, from_wire
 from pipelines.manifest import sha256_file
 from pipelines.router import preprocessing
+from pipelines.triton.backend.outputs import scalar_tensor, text_tensor
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.tensors import scalar_tensor, text_tensor
 from pipelines.triton.text.ensemble_steps import EnsembleSteps
 from tests.support.fake_triton import FakeRequest, fake_backend
 from tests.support.tiny_engines import write_tokenizer

@@ -25,9 +25,9 @@ from pipelines.errors import (
 )
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
+from pipelines.triton.backend.gauges import TokenTimes
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.answering import Answering, TargetAlone, TokenTimes
-from pipelines.triton.engine.model import GenerationModel
+from pipelines.triton.engine.answering import Answering, GenerationModel, TargetAlone
 from pipelines.triton.text.model import TextModel
 from pipelines.wire.fields import ENGINE_INPUTS, TEXT_INPUTS
 from tests.support.examples import examples

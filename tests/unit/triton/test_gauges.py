@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.speculation.watched_draft import LEAST_DRAFT_TOKENS, MEMORY_S, AcceptanceAlarm
 from pipelines.triton.backend import gauges
-from pipelines.triton.backend.gauges import Gauges
-from pipelines.triton.engine.answering import TokenTimes
-from pipelines.triton.engine.speculative_answerer import LEAST_DRAFT_TOKENS, MEMORY_S, AcceptanceAlarm
+from pipelines.triton.backend.gauges import Gauges, TokenTimes
 from pipelines.triton.engine.speculative_model import watch_speculation
 from tests.support.recorded_gauges import RecordedGauges
 

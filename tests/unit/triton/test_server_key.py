@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,39 +11,37 @@ import pytest
 from pipelines.client.connection import FILE_VARIABLE, key_of_environment
 from pipelines.command_line.running_server import known_key
 from pipelines.errors import InvalidRequestError, ServerStartError
-from pipelines.triton.backend.header import ServerKey
-from tests.support.fake_triton import SERVER_KEY
+from pipelines.triton.backend.header import read_header, server_key
+from tests.support.fake_triton import SERVER_KEY, FakeRequest
 
 
 @pytest.mark.parametrize(
     "parameters",
     [
-        {},
         *({"draftproof_key": value} for value in ("", "guess", SERVER_KEY[:-1], SERVER_KEY + "x")),
         *({"draftproof_key": value} for value in (None, True, 1, [SERVER_KEY], "é", "\ud800")),
-        {"draftproof_ping": True},
+        {"draftproof_key": None, "draftproof_ping": True},
     ],
 )
 def test_models_refuse_a_request_without_the_key(parameters: dict[str, Any]) -> None:
+    request = FakeRequest({}, parameters=json.dumps(parameters))
     with pytest.raises(InvalidRequestError, match="did not come through the gateway") as refused:
-        ServerKey().check(parameters)
+        read_header(request, (), server_key())
     assert SERVER_KEY not in str(refused.value)
 
 
 def test_with_the_key_a_ping_is_told_from_a_request() -> None:
-    key = {"draftproof_key": SERVER_KEY}
-    assert ServerKey().check(key) is False
-    assert ServerKey().check({**key, "draftproof_ping": True}) is True
+    assert not read_header(FakeRequest({}), (), server_key()).is_ping
+    assert read_header(FakeRequest({}, parameters='{"draftproof_ping": true}'), (), server_key()).is_ping
 
 
 def test_a_model_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in (None, ""):
-        if value is None:
-            monkeypatch.delenv("DRAFTPROOF_KEY")
-        else:
-            monkeypatch.setenv("DRAFTPROOF_KEY", value)
-        with pytest.raises(ServerStartError, match="DRAFTPROOF_KEY is not set"):
-            ServerKey()
+    monkeypatch.setenv("DRAFTPROOF_KEY", "")
+    with pytest.raises(ServerStartError, match="DRAFTPROOF_KEY is not set"):
+        server_key()
+    monkeypatch.delenv("DRAFTPROOF_KEY")
+    with pytest.raises(ServerStartError, match="DRAFTPROOF_KEY is not set"):
+        server_key()
 
 
 def test_operators_name_the_file_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ import pytest
 from pipelines.errors import RequestCancelledError, RequestTimeoutError, from_wire
 from pipelines.manifest import sha256_file
 from pipelines.router import failover, preprocessing
+from pipelines.triton.backend.outputs import scalar_tensor, text_tensor
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.tensors import scalar_tensor, text_tensor
 from pipelines.triton.text.model import TextModel
-from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import CallServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.fields import TEXT_INPUTS
 from pipelines.wire.messages import EngineRequest

@@ -30,8 +30,7 @@ from pipelines.errors import (
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.wire import calls as local_calls
 from pipelines.wire import messages
-from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import stream
+from pipelines.wire.calls import CallServer, stream
 from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.messages import EngineRequest, Reply, decoded, encoded
 from pipelines.wire.request import MAX_ID_BYTES

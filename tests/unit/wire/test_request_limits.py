@@ -18,10 +18,11 @@ from pipelines.triton.backend.header import (
     MAX_PARAMETERS_BYTES,
     MAX_TIMEOUT_US,
     Header,
-    ServerKey,
     read_header,
+    server_key,
 )
-from pipelines.triton.backend.tensors import read_id, read_logit_bias, text_tensor
+from pipelines.triton.backend.inputs import read_id, read_logit_bias
+from pipelines.triton.backend.outputs import text_tensor
 from pipelines.triton.backend.word_list import unpack_words
 from pipelines.wire.admission import Admission
 from pipelines.wire.request import MAX_ID_BYTES
@@ -33,7 +34,7 @@ VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 def header_of(parameters: Any = None, request_id: str = "", timeout_us: int = 0) -> Header:
     text = json.dumps(parameters) if parameters is not None else ""
-    return read_header(FakeRequest({}, request_id, text, timeout_us=timeout_us), KNOWN, ServerKey())
+    return read_header(FakeRequest({}, request_id, text, timeout_us=timeout_us), KNOWN, server_key())
 
 
 def refused(*args: Any, **others: Any) -> str:
@@ -70,7 +71,7 @@ def test_parameters_are_bounded_together() -> None:
 )
 def test_a_timeout_that_is_none_is_refused(timeout: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no whole number of microseconds"):
-        read_header(FakeRequest({}, "", f'{{"timeout": {timeout}}}'), KNOWN, ServerKey())
+        read_header(FakeRequest({}, "", f'{{"timeout": {timeout}}}'), KNOWN, server_key())
 
 
 def test_a_negative_timeout_of_grpc_arrives_as_a_huge_one_and_is_refused() -> None:

@@ -21,10 +21,9 @@ from pipelines.errors import (
     RequestCancelledError,
     from_wire,
 )
+from pipelines.triton.backend.outputs import Tensors
 from pipelines.triton.backend.responses import Outbox, TritonOutlet
-from pipelines.triton.backend.tensors import Tensors
-from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import stream
+from pipelines.wire.calls import CallServer, stream
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder
