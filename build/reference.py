@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
 from build.checkpoints.settings import read_json
 from build.checkpoints.tensor_file import Float32Array
 from build.command_line import add_runtime, print_line, recipe_parser, run_command
 from build.hub.pinned import pin_recipe
-from build.hugging_face.config import family_of, read_form
+from build.hugging_face.config import family_of, read_config, read_form
 from build.hugging_face.families import ExpertNames
 from build.hugging_face.layers import text_prefix
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.quantized.mxfp4 import Mxfp4
 from build.hugging_face.weights import Weights
 from build.hugging_face.write import write_hugging_face
+from build.networks.source import open_network
 from build.recipe import EngineRecipe, Recipe, load_recipe
 from pipelines.errors import CheckpointError
 
@@ -44,7 +44,7 @@ def load_reference(engine: EngineRecipe) -> Any:
     directory = engine.checkpoint_directory()
     if "architecture" not in read_json(directory / "config.json"):
         return _loaded(directory, engine)
-    network = network_from_checkpoint(read_checkpoint(directory))
+    network = open_network(directory).read()
     with tempfile.TemporaryDirectory() as written:
         write_hugging_face(Path(written), network, directory / "tokenizer.json", (0,))
         return _loaded(Path(written), engine)
@@ -142,9 +142,8 @@ def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _is_rounded(recipe: Recipe) -> bool:
     target = recipe.target
-    path = target.checkpoint_directory() / "config.json"
-    raw = read_json(path)
-    stored = read_form(raw, path) or (raw.get("quantization") or {}).get("quant_algo")
+    directory = target.checkpoint_directory()
+    stored = read_form(read_config(directory), directory / "config.json")
     keeps = target.quantization == "none" or (target.quantization == "checkpoint" and not stored)
     cache = target.kv_cache.dtype if recipe.runtime == "embedded" else target.tensorrt_llm.kv_cache_dtype
     return not keeps or target.lm_head != "checkpoint" or cache in ("int8", "fp8")

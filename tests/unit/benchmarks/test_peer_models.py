@@ -14,7 +14,6 @@ import yaml
 
 from benchmarks.peer_models.__main__ import build_peer_models
 from benchmarks.peer_models.stateful_graph import build_stateful_graph
-from build.checkpoints.checkpoint import network_from_checkpoint
 from build.checkpoints.tensor_file import read_tensors
 from build.hugging_face.write import write_hugging_face
 from build.networks.network import Network
@@ -37,9 +36,7 @@ END_ID = 0
 
 def network_of(directory: Path, algo: str | None = None, **changes: Any) -> Network:
     # float32, so that quantized projections are dequantized exactly.
-    return network_from_checkpoint(
-        make_checkpoint(directory / "checkpoint", algo, dtype="float32", **changes)
-    )
+    return make_checkpoint(directory / "checkpoint", algo, dtype="float32", **changes)
 
 
 def stateful_logits(model: Any, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
