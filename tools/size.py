@@ -60,7 +60,6 @@ PARTS = (
             "build/tensorrt_llm/",
             "build/quantization/",
             "build/quantize.py",
-            "build/llm_api.py",
             "build/rendering/tensorrt_llm_repository.py",
             "pipelines/triton/tensorrt_llm/",
             "pipelines/deploy/gpu_doctor.py",

@@ -11,7 +11,6 @@ import numpy as np
 from build.checkpoints.tensor_file import AnyArray, Tensor
 from build.hugging_face.families import ExpertNames
 from build.hugging_face.quantized.form import Form
-from build.hugging_face.quantized.mxfp4 import Mxfp4
 from build.hugging_face.weights import Weights
 from build.networks.experts import ExpertSizes
 from build.networks.linear import Linear, stack
@@ -159,8 +158,9 @@ class StackedExpertReader:
         """Check a projection of all experts, and return the function that reads it."""
         count = self._sizes.count
         bias = self._weights.take(f"{name}_bias", (count, outputs))
-        if isinstance(self._form, Mxfp4) and not self._weights.has_floats(name):
-            read = self._form.read_experts(self._weights, name, count, outputs, inputs)
+        read_experts = None if self._form is None else self._form.read_experts
+        if read_experts is not None and not self._weights.has_floats(name):
+            read = read_experts(self._weights, name, count, outputs, inputs)
         else:
             read = self._by_input(self._weights.take(name, (count, inputs, outputs)))
         return lambda: replace(read(), bias=bias.to_float32().ravel())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from build.checkpoints.settings import Settings
 from build.checkpoints.tensor_file import FLOATS, AnyArray, Tensor
+from build.hugging_face.quantized.form import Form
 from build.hugging_face.weights import Weights
 from build.networks.linear import InputQuantization, Linear
 
@@ -41,43 +43,27 @@ _ALGORITHMS: Mapping[str, _Algorithm] = {
 """By ``quantization.quant_algo``."""
 
 
-@dataclass(frozen=True)
-class TensorRtLlm:
-    """A quantization of TensorRT-LLM. Of W8A16, weights may be floating point, to be rounded on load.
-
-    Attributes:
-        name: Its ``quant_algo``.
-        group_size: Inputs that share a scale of four-bit integers; 1 for others.
-    """
-
-    name: str
-    group_size: int
-    rounds_activations = False
-
-    @property
-    def bits(self) -> int | None:
-        """Return the bits of its integers; None for FP8."""
-        return _ALGORITHMS[self.name].bits
-
-    def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """See ``Form``."""
-        algorithm, rows = _ALGORITHMS[self.name], outputs
-        scale_shapes: tuple[tuple[int, ...], ...] = ((outputs,),) if algorithm.bits else ((1,), ())
-        if algorithm.bits == 4:
-            if inputs % self.group_size:
-                raise weights.fail(f"{name} has {inputs} inputs, not groups of group_size={self.group_size}")
-            rows, scale_shapes = outputs // 2, ((outputs, inputs // self.group_size),)
-        tensors = {
-            "weight": weights.take(f"{name}.weight", (rows, inputs), dtypes=(algorithm.dtype,)),
-            "weights_scaling_factor": weights.take(f"{name}.weights_scaling_factor", *scale_shapes),
-        }
-        if algorithm.input_dtype is not None:
-            factor = "activation_scaling_factor"
-            tensors[factor] = weights.take(f"{name}.{factor}", (1,), ())
-        if algorithm.scales_input:
-            factor = "prequant_scaling_factor"
-            tensors[factor] = weights.take(f"{name}.{factor}", (inputs,))
-        return lambda: linear_of(tensors, self.name)
+def _read(
+    algo: str, group_size: int, weights: Weights, name: str, outputs: int, inputs: int
+) -> Callable[[], Linear]:
+    """See ``form.Read``. Of W8A16, weights may be floating point, to be rounded on load."""
+    algorithm, rows = _ALGORITHMS[algo], outputs
+    scale_shapes: tuple[tuple[int, ...], ...] = ((outputs,),) if algorithm.bits else ((1,), ())
+    if algorithm.bits == 4:
+        if inputs % group_size:
+            raise weights.fail(f"{name} has {inputs} inputs, not groups of group_size={group_size}")
+        rows, scale_shapes = outputs // 2, ((outputs, inputs // group_size),)
+    tensors = {
+        "weight": weights.take(f"{name}.weight", (rows, inputs), dtypes=(algorithm.dtype,)),
+        "weights_scaling_factor": weights.take(f"{name}.weights_scaling_factor", *scale_shapes),
+    }
+    if algorithm.input_dtype is not None:
+        factor = "activation_scaling_factor"
+        tensors[factor] = weights.take(f"{name}.{factor}", (1,), ())
+    if algorithm.scales_input:
+        factor = "prequant_scaling_factor"
+        tensors[factor] = weights.take(f"{name}.{factor}", (inputs,))
+    return lambda: linear_of(tensors, algo)
 
 
 def linear_of(tensors: Mapping[str, Tensor], quant_algo: str | None) -> Linear:
@@ -115,7 +101,7 @@ def unpack_int4(packed: AnyArray) -> AnyArray:
     return values
 
 
-def read_tensorrt_llm(settings: Settings) -> TensorRtLlm:
+def read_tensorrt_llm(settings: Settings) -> Form:
     """Parse ``quantization`` of a TensorRT-LLM checkpoint.
 
     Raises:
@@ -127,5 +113,6 @@ def read_tensorrt_llm(settings: Settings) -> TensorRtLlm:
             f"quant_algo={algo!r:.80}; supported: {', '.join(_ALGORITHMS)}",
             "export with one of these, or without quantization and set quantization: int8 in the recipe",
         )
-    is_grouped = _ALGORITHMS[algo].bits == 4
-    return TensorRtLlm(algo, settings.integer("group_size") if is_grouped else 1)
+    bits = _ALGORITHMS[algo].bits
+    group_size = settings.integer("group_size") if bits == 4 else 1
+    return Form(algo, partial(_read, algo, group_size), bits, group_size)
