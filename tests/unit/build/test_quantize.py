@@ -16,7 +16,6 @@ from build.checkpoints.tensor_file import Tensor, read_tensors
 from build.checkpoints.tensorrt_llm import EMBEDDING, WEIGHTS
 from build.networks.network import Rotary
 from build.networks.source import open_network
-from build.networks.weight_only import quantize_int8
 from build.quantization.checks import LARGEST_ERRORS, compare, join_qkv
 from build.quantization.source import read_checkpoint_source
 from pipelines.manifest import checked_engine
@@ -177,24 +176,6 @@ def test_an_export_leaves_the_model_as_it_was(source: Path, tmp_path: Path) -> N
     assert first == second
 
 
-def test_our_int8_is_modelopts(source: Path, tmp_path: Path) -> None:
-    """The acceptance predicted for weight-only INT8 is therefore also that of ModelOpt's rounding."""
-    module = worker()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = module.mtq.quantize(module.load_model(source), module.mtq.INT8_WEIGHT_ONLY_CFG, None)
-        module.export(model, "llama", tmp_path / "w8a16", 1, 1)
-    theirs = open_network(tmp_path / "w8a16").read().layer(1)
-    ours = open_network(made(tmp_path, source, "none")[0]).read().layer(1)
-    for mine, other in zip(ours.linears(), theirs.linears(), strict=True):
-        rounded = quantize_int8(mine.to_float32())
-        assert rounded.scale is not None and other.scale is not None
-        assert np.allclose(rounded.scale, other.scale, rtol=1e-6, atol=0)
-        # A quotient on a rounding border may fall to either side.
-        difference = np.abs(rounded.weight.data.astype(int) - other.weight.data)
-        assert difference.max() <= 1 and difference.mean() < 0.02
-
-
 def test_a_padded_vocabulary_has_rows_that_never_win(source: Path, tmp_path: Path) -> None:
     section = {"checkpoint": str(source), "quantization": "fp8", "pad_vocab_size_to": 2112}
     recipe = pair_recipe(tmp_path, section, section)
@@ -212,13 +193,6 @@ def test_a_padded_vocabulary_has_rows_that_never_win(source: Path, tmp_path: Pat
     assert np.allclose(head[2048:], head[:2048].mean(axis=0), rtol=0.005, atol=1e-6)  # rounded to bfloat16
     logits = head @ np.random.default_rng(0).standard_normal((256, 500)).astype(np.float32)
     assert logits.argmax(axis=0).max() < 2048
-
-
-def test_mistral_is_llama(tmp_path: Path) -> None:
-    source = make_hugging_face(tmp_path / "mistral", "mistral")
-    directory, _ = made(tmp_path, source, "fp8")
-    assert config_of(directory)["architecture"] == "MistralForCausalLM"
-    open_network(directory).read().layer(0)
 
 
 def test_qwen2_keeps_its_biases_and_says_what_it_is(tmp_path: Path) -> None:
