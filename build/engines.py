@@ -176,18 +176,10 @@ class _Job:
             EngineSettings(
                 role=plan.role,
                 recipe=recipe.name,
-                quantization=engine.quantization,
-                kv_cache_dtype=engine.kv_cache.dtype,
-                num_threads=engine.num_threads or available_cores(),
-                thread_placement=engine.thread_placement,
-                attention=engine.attention,
-                linear=engine.linear,
+                engine=engine,
                 end_ids=source.end_ids,
                 texts=source.texts,
                 fingerprint=plan.fingerprint,
-                # Like a GPU, do not round activations unless the checkpoint is made for it.
-                dynamic_quantization=engine.rounding in ("int8", "int4")
-                or (engine.rounding == "checkpoint" and source.network.config.rounds_activations),
                 origin={
                     "recipe": recipe.name,
                     "recipe_sha256": sha256_file(recipe.path),

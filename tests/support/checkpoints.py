@@ -19,6 +19,7 @@ from build.networks.network import Layer, Network
 from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
+from build.recipe import EngineRecipe, KvCache
 from tests.support.tiny_engines import random_weights, tiny_config, write_checkpoint, write_tokenizer
 
 Float64Array = npt.NDArray[np.float64]
@@ -252,8 +253,7 @@ def build_checkpoint_engine(
     """Build an engine from a random checkpoint."""
     checkpoint = make_checkpoint(directory / "checkpoint", algo, **changes)
     network = apply_quantization(checkpoint, "checkpoint", lm_head)
-    settings = EngineSettings(
-        "target", "test", "checkpoint", kv, 2, (0,), "f" * 64, {}, dynamic_quantization=False
-    )
+    recipe = EngineRecipe("", "checkpoint", num_threads=2, kv_cache=KvCache(kv))
+    settings = EngineSettings("target", "test", recipe, (0,), "f" * 64)
     write_engine(directory / "engine", network, directory / "checkpoint" / "tokenizer.json", settings)
     return directory / "engine"

@@ -24,7 +24,7 @@ from build.networks.recurrent import CONVOLUTION_TAPS, RecurrentSizes, Recurrent
 from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
-from build.recipe import Growth
+from build.recipe import EngineRecipe, Growth, KvCache
 from pipelines.manifest import sha256_file, sha256_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -329,7 +329,6 @@ def build_tiny_engine(
     kv_cache_dtype: str = "float32",
     attention: str = "openvino",
     linear: str = "openvino",
-    dynamic_quantization: bool = True,
     growth: Growth | None = None,
     change: Callable[[Network], Network] | None = None,
 ) -> Path:
@@ -344,7 +343,7 @@ def build_tiny_engine(
         network = change(network)
     lm_head = "int8" if quantization == "int8" else "checkpoint"
     engine, engine_tokenizer = directory / role, checkpoint_directory / "tokenizer.json"
-    recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, dynamic_quantization, str(growth)]
+    recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, str(growth)]
     recipe += [
         list(network.config.feature_layers),
         *map(str, (network.config.recurrence, network.config.experts, network.config.has_sinks)),
@@ -354,17 +353,18 @@ def build_tiny_engine(
         apply_quantization(network, quantization, lm_head),
         engine_tokenizer,
         EngineSettings(
-            role=role,
-            recipe="tiny",
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            attention=attention,
-            linear=linear,
-            num_threads=num_threads,
+            role,
+            "tiny",
+            EngineRecipe(
+                *("", quantization),
+                num_threads=num_threads,
+                attention=attention,
+                linear=linear,
+                kv_cache=KvCache(kv_cache_dtype),
+            ),
             end_ids=(config["end_id"],),
             fingerprint=sha256_json([sha256_file(checkpoint_directory / "rank0.safetensors"), role, recipe]),
             origin={"tokenizer_identity_sha256": read_tokenizer(engine_tokenizer).sha256},
-            dynamic_quantization=dynamic_quantization,
         ),
     )
     return engine

@@ -18,6 +18,7 @@ from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.openvino import operations
 from build.openvino.engine import EngineSettings, write_engine
+from build.recipe import EngineRecipe, KvCache
 from pipelines.errors import EngineBuildError
 from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.step import Chunk, pack
@@ -60,12 +61,11 @@ def engine_of(
 ) -> Engine:
     tokenizer = directory / "tokenizer.json"
     tokenizer.write_text("{}", encoding="utf-8")
-    settings = EngineSettings(
-        *("target", "test", "none", kv, 2, (0,), "f" * 64, {}),
-        dynamic_quantization=dynamic,
-        attention=attention,
-        linear=linear,
+    quantization = "int8" if dynamic else "none"  # which rounds activations, or does not
+    recipe = EngineRecipe(
+        "", quantization, num_threads=2, attention=attention, linear=linear, kv_cache=KvCache(kv)
     )
+    settings = EngineSettings("target", "test", recipe, (0,), "f" * 64)
     write_engine(directory / "engine", network, tokenizer, settings)
     return load_engine(EngineFiles(directory / "engine"), num_blocks=16)
 
@@ -251,7 +251,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     def failing(index: int) -> Any:
         raise OSError(28, "No space left on device")
 
-    settings = EngineSettings("draft", "test", "none", "float32", 2, (0,), "f" * 64, {})
+    settings = EngineSettings("draft", "test", EngineRecipe("", num_threads=2), (0,), "f" * 64)
     with pytest.raises(EngineBuildError, match="No space left"):
         write_engine(
             tmp_path / "engines" / "draft-1",
