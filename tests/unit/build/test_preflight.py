@@ -219,14 +219,6 @@ def test_unreadable_tokenizer(content: bytes | None, tmp_path: Path) -> None:
         check_recipe(recipe_of(tmp_path))
 
 
-def test_nothing_says_which_token_ends_a_text(tmp_path: Path) -> None:
-    make_pair(tmp_path, {"end_id": None}, end_id=None)
-    for role in ("draft", "target"):
-        change_tokenizer(tmp_path / role, lambda document: document["added_tokens"].clear())
-    with pytest.raises(CheckpointError, match="no valid end tokens"):
-        check_recipe(recipe_of(tmp_path))
-
-
 def test_absent_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(DraftproofError, match="cannot be read"):
         check_recipe(recipe_of(tmp_path))
