@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from build.checkpoints.tensor_file import Float32Array
-from build.hugging_face.experts import ExpertReader, StackedExpertReader
+from build.hugging_face.experts import read_experts, read_stacked_experts
 from build.hugging_face.families import QUERY_KEY_NORMS, Family
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.weights import Weights
@@ -119,8 +119,8 @@ class LayerReader:
         assert sizes is not None and names is not None
         layer, hidden = f"{self.prefix}{self.layer_name(index)}", self._config.hidden_size
         if names.are_stacked:
-            return StackedExpertReader(self._weights, sizes, hidden, self._form).read(layer)
-        return ExpertReader(self._weights, names, sizes, hidden, self.linear).read(layer)
+            return read_stacked_experts(self._weights, sizes, hidden, self._form, layer)
+        return read_experts(self._weights, names, sizes, hidden, self.linear, layer)
 
     def _recurrence(self, index: int) -> Callable[[], RecurrentWeights]:
         """Check what only a recurrent layer has, and return the function that reads it."""
