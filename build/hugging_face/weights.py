@@ -101,10 +101,14 @@ class Weights:
         files = weight_files(directory)
         if files[0].name.startswith(GGUF_LINK):
             self._tensors = tensors_of(open_gguf(files[0]))
+        elif files[0].name == RANK:
+            stored = read_tensors(files[0])
+            self._tensors = {translated_name(name): tensor for name, tensor in stored.items()}
+            if len(self._tensors) < len(stored):
+                raise self.fail("a tensor is there under two names")
         else:
             for shard in files:
-                found = read_tensors(shard)
-                self._tensors.update({translated_name(name): tensor for name, tensor in found.items()})
+                self._tensors.update(read_tensors(shard))
         self._unread = set(self._tensors)
 
     def __contains__(self, name: str) -> bool:
