@@ -27,7 +27,7 @@ class Form:
     """A way to store quantized projections.
 
     Attributes:
-        name: ``quant_method``.
+        name: ``quant_method``, or ``quant_algo`` of TensorRT-LLM.
         read: Reads a projection.
         bits: Bits of its integers, the most if there are several; None for FP8.
         group_size: Inputs that share a scale, the least if there are several; 1 for all of them.
