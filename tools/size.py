@@ -52,10 +52,10 @@ PARTS = (
     Part("deploy", 1_790, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     Part("command line", 1_175, ("pipelines/command_line/", "pipelines/demo/")),
     Part("shared modules", 1_215, ("pipelines/",)),
-    Part("build", 7_670, ("build/",)),
+    Part("build", 7_150, ("build/",)),
     Part(
         "GPU track",
-        3_300,
+        3_250,
         (
             "build/tensorrt_llm/",
             "build/quantization/",
@@ -67,7 +67,7 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_540, ("benchmarks/",)),
+    Part("benchmarks", 2_380, ("benchmarks/",)),
     Part("docs generators", 370, ("docs/",)),
     Part("tools", 1_095, ("tools/",)),
     Part("C++ operators", 2_160, ("build/operators/",), (".cpp", ".h")),
