@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from build.engines import build_engines
-from build.recipe import parse_recipe
 from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import make_checkpoint
+from tests.support.hugging_face_checkpoints import pair_recipe
 from tests.support.partly_shared import share_part
 
 
@@ -28,16 +27,9 @@ def built(
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Path]:
     """Build the engines of two checkpoints in a folder; return their directories."""
-    raw: dict[str, Any] = {
-        "name": "shared",
-        "target": {"checkpoint": str(target), "quantization": quantization},
-        "draft": {"checkpoint": str(draft), "quantization": quantization},
-        "serving": {"max_seq_len": 256},
-    }
-    path = folder / "shared.yaml"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
-    found = build_engines(parse_recipe(raw, path), folder / "engines", report)
+    folder.mkdir(exist_ok=True)
+    sections = ({"checkpoint": str(each), "quantization": quantization} for each in (draft, target))
+    found = build_engines(pair_recipe(folder, *sections), folder / "engines", report)
     return {role: Path(found[role]) for role in ("draft", "target")}
 
 
