@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from build.quantization.corpus import load_corpus
 from pipelines.atomic_file import write_whole
 from pipelines.bench.blocks import CONFIDENCE, Interval
 from pipelines.bench.measuring import Measurement
@@ -26,7 +24,6 @@ from pipelines.command_line.options import add_prompts_option
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
-from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
 
 _RESAMPLES = 10_000
@@ -172,30 +169,6 @@ def drawn_prompts(options: argparse.Namespace, count: int) -> tuple[Prompts, Pro
     check_chats(prompts, None)
     (prompt_set,) = make_prompt_sets(prompts, tuple(prompts.sets), count, 0.0).values()
     return prompts, prompt_set
-
-
-def held_out_code(tokenizer: Tokenizer, num_texts: int, length: int) -> list[str]:
-    """Return the beginnings of equal parts of the standard library's held-out modules.
-
-    Args:
-        tokenizer: Counts tokens.
-        num_texts: Number of parts.
-        length: Tokens of each beginning.
-
-    Raises:
-        InvalidRequestError: The modules are too short.
-    """
-    text = "\n\n".join(document.text for document in load_corpus().held_out)
-    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
-    if num_texts * length > len(token_ids):
-        raise InvalidRequestError(
-            f"{num_texts} texts of {length:,} tokens are more than the {len(token_ids):,} of held-out code",
-            "use fewer or shorter texts",
-        )
-    starts = [index * (len(token_ids) // num_texts) for index in range(num_texts)]
-    return [
-        tokenizer.decode(token_ids[start : start + length], skip_special_tokens=False) for start in starts
-    ]
 
 
 def median_interval(values: Sequence[float]) -> Interval:

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 
 from build.checkpoints.engine_texts import read_engine_texts, write_engine_texts
 from build.engines import build_engines
-from build.fetch import fetch_checkpoints
 from build.hub.pinned import pin_recipe
 from build.recipe import REPOSITORY_ROOT, Recipe
 from build.tensorrt_llm.memory_plan import MemoryPlan, plan_memory
@@ -50,7 +49,6 @@ def build_pair(recipe: Recipe, report: Callable[[str], None]) -> BuiltPair:
     """
     recipe = pin_recipe(recipe)
     check_prompts(recipe)
-    recipe = fetch_checkpoints(recipe, report)
     engines = build_engines(recipe, ENGINES, report)
     if "bundle" in engines:
         raise RecipeError(

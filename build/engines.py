@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from build.bundle import build_bundle, check_bundle
 from build.checkpoints.engine_texts import engine_text_digests
+from build.checkpoints.token_map import TokenMap
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.digests import file_digests
 from build.fetch import fetch_checkpoints
@@ -33,6 +34,7 @@ from build.openvino.engine import FORMAT_VERSION, EngineSettings, openvino_versi
 from build.operators.library import COMPILER, check_compiler, has_compiler, source_digest
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.tensorrt_llm.bundle import build_bundle, check_bundle
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
 from build.tensorrt_llm.versions import serves_checkpoints
 from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
@@ -122,11 +124,7 @@ def engine_identity(
         "openvino_version": openvino_version(),
         **({"operators_sha256": source_digest()} if is_ours else {}),
         **_features_identity(source.network, digests),
-        **(
-            {}
-            if source.token_map is None
-            else {"token_map": sha256_json([source.token_map.to_json(), source.token_map.equal_ids.tolist()])}
-        ),
+        **_token_map_identity(source.token_map),
     }
 
 
@@ -140,53 +138,58 @@ def _features_identity(network: NetworkSource, digests: Mapping[Path, str]) -> d
     return found
 
 
-def _build(
-    recipe: Recipe,
-    plan: EnginePlan,
-    engine: EngineRecipe,
-    source: EngineSource,
-    vocab_size: int,
-    report: Callable[[str], None],
-) -> None:
-    network, token_map = source.network.read(), source.token_map
+def _token_map_identity(token_map: TokenMap | None) -> dict[str, Any]:
     if token_map is None:
-        network = fit_vocabulary(network, vocab_size)
-    if engine.growth is not None:
-        network = grow(network, engine.growth)
-    if token_map is not None:
-        network = dataclasses.replace(network, logit_rows=token_map.equal_ids)
-    if engine.lm_head_rows is not None:  # before its rows, which are quantized one by one
-        network = shorten_head(network, engine.lm_head_rows, _special_ids(source.tokenizer_path))
-    network = _made_ahead(apply_quantization(network, engine.rounding, engine.lm_head))
-    write_engine(
-        plan.directory,
-        _with_progress(network, plan.role, report),
-        source.tokenizer_path,
-        EngineSettings(
-            role=plan.role,
-            recipe=recipe.name,
-            quantization=engine.quantization,
-            kv_cache_dtype=engine.kv_cache.dtype,
-            num_threads=engine.num_threads or available_cores(),
-            thread_placement=engine.thread_placement,
-            attention=engine.attention,
-            linear=engine.linear,
-            end_ids=source.end_ids,
-            texts=source.texts,
-            fingerprint=plan.fingerprint,
-            # Like a GPU, do not round activations unless the checkpoint is made for it.
-            dynamic_quantization=engine.rounding in ("int8", "int4")
-            or (engine.rounding == "checkpoint" and source.network.config.rounds_activations),
-            origin={
-                "recipe": recipe.name,
-                "recipe_sha256": sha256_file(recipe.path),
-                "checkpoint": engine.checkpoint,
-                "tokenizer_identity_sha256": source.tokenizer.sha256,
-                "identity": plan.identity,
-            },
-        ),
-        None if token_map is None else token_map.to_json(),
-    )
+        return {}
+    return {"token_map": sha256_json([token_map.to_json(), token_map.equal_ids.tolist()])}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """An engine that exists or is going to be built, with what a recipe leaves open chosen."""
+
+    engine: EngineRecipe
+    source: EngineSource
+    plan: EnginePlan
+
+    def check_compiler(self) -> None:
+        """Check that there is a compiler if this engine cannot do without."""
+        if self.engine.attention == "draftproof" or self.source.network.config.experts is not None:
+            check_compiler()
+
+    def build(self, recipe: Recipe, vocab_size: int, report: Callable[[str], None]) -> None:
+        engine, source, plan = self.engine, self.source, self.plan
+        network, token_map = source.network.read(), source.token_map
+        if token_map is None:
+            network = fit_vocabulary(network, vocab_size)
+        if engine.growth is not None:
+            network = grow(network, engine.growth)
+        if token_map is not None:
+            network = dataclasses.replace(network, logit_rows=token_map.equal_ids)
+        if engine.lm_head_rows is not None:  # before its rows, which are quantized one by one
+            network = shorten_head(network, engine.lm_head_rows, _special_ids(source.tokenizer_path))
+        network = _made_ahead(apply_quantization(network, engine.rounding, engine.lm_head))
+        write_engine(
+            plan.directory,
+            _with_progress(network, plan.role, report),
+            source.tokenizer_path,
+            EngineSettings(
+                role=plan.role,
+                recipe=recipe.name,
+                engine=engine,
+                end_ids=source.end_ids,
+                texts=source.texts,
+                fingerprint=plan.fingerprint,
+                origin={
+                    "recipe": recipe.name,
+                    "recipe_sha256": sha256_file(recipe.path),
+                    "checkpoint": engine.checkpoint,
+                    "tokenizer_identity_sha256": source.tokenizer.sha256,
+                    "identity": plan.identity,
+                },
+            ),
+            None if token_map is None else token_map.to_json(),
+        )
 
 
 def _special_ids(tokenizer: Path) -> list[int]:
@@ -224,7 +227,7 @@ def _for_this_machine(
     source: EngineSource,
     plan_of: Callable[[EngineRecipe], EnginePlan],
     report: Callable[[str], None],
-) -> tuple[EngineRecipe, EnginePlan]:
+) -> _Job:
     """Choose the threads that a recipe leaves open, and the faster products that can be had here."""
     engine = dataclasses.replace(engine, num_threads=engine.num_threads or available_cores())
     if engine.linear == "openvino" and source.network.config.experts is not None:
@@ -233,18 +236,18 @@ def _for_this_machine(
             "leave 'linear' out of the recipe",
         )
     if engine.linear != "auto":
-        return engine, plan_of(engine)
+        return _Job(engine, source, plan_of(engine))
     if gains_from_own_products(engine, source.network.config):
         own = dataclasses.replace(engine, linear="draftproof")
         planned = plan_of(own)
         if planned.is_built() or has_compiler():
-            return own, planned
+            return _Job(own, source, planned)
         report(
             "warning: on this processor products of our own are faster than OpenVINO's; they need a compiler "
             f"where engines are built (Debian: apt install {COMPILER})"
         )
     theirs = dataclasses.replace(engine, linear="openvino")
-    return theirs, plan_of(theirs)
+    return _Job(theirs, source, plan_of(theirs))
 
 
 def build_engines(
@@ -269,31 +272,26 @@ def build_engines(
     if recipe.runtime == "tensorrt_llm":
         bundled = serves_checkpoints(recipe.tensorrt_llm.version)
         return (build_bundle if bundled else build_tensorrt_llm_engines)(recipe, engines, report)
-    started = time.monotonic()
+    started, folder = time.monotonic(), engines / recipe.name
     sources = dict(zip(("draft", "target"), check_recipe(recipe, engines), strict=True))
     vocab_size = sources["target"].network.config.vocab_size  # whose tokens the draft proposes
     if sources["draft"].token_map is not None:
         report(sources["draft"].token_map.notice)
-    result: dict[str, Any] = {}
-    built = []
     digests = checkpoint_digests(sources.values(), report)
-    chosen, plans = dict[str, EngineRecipe](), dict[str, EnginePlan]()
 
     def planned(role: str, engine: EngineRecipe) -> EnginePlan:
-        identity = engine_identity(role, engine, sources[role], vocab_size, digests)
-        return plan_engine(engines / recipe.name, role, identity)
+        return plan_engine(folder, role, engine_identity(role, engine, sources[role], vocab_size, digests))
 
-    for role, source in sources.items():
-        plan_of = partial(planned, role)
-        chosen[role], plans[role] = _for_this_machine(getattr(recipe, role), source, plan_of, report)
-    recipe = dataclasses.replace(recipe, draft=chosen["draft"], target=chosen["target"])
-    missing = [role for role, plan in plans.items() if not plan.is_built()]
-    has_experts = {role: source.network.config.experts is not None for role, source in sources.items()}
-    if any(chosen[role].attention == "draftproof" or has_experts[role] for role in missing):
-        check_compiler()
+    jobs = [
+        _for_this_machine(getattr(recipe, role), source, partial(planned, role), report)
+        for role, source in sources.items()
+    ]
+    missing = [job for job in jobs if not job.plan.is_built()]
+    for job in missing:
+        job.check_compiler()
     check_space(
-        Need(f"the {role}'s engine", engines, engine_memory(getattr(recipe, role), sources[role]).weights)
-        for role in missing
+        Need(f"the {job.plan.role}'s engine", engines, engine_memory(job.engine, job.source).weights)
+        for job in missing
     )
     if missing:
         try:
@@ -303,27 +301,27 @@ def build_engines(
         else:
             for line in memory.lines():
                 report(line)
-    for role, source in sources.items():
-        engine: EngineRecipe = getattr(recipe, role)
-        plan = plans[role]
-        result[role] = str(plan.directory)
+    built = []
+    for job in jobs:
+        plan = job.plan
         if plan.is_built():
-            report(f"{role}: {plan.directory.name} is up to date")
+            report(f"{plan.role}: {plan.directory.name} is up to date")
             continue
-        with exclusive(engines / recipe.name):  # locked only to build: checking must not write anything
+        with exclusive(folder):  # locked only to build: checking must not write anything
             if plan.is_built():
                 continue  # another process has built it meanwhile
-            report(f"{role}: building {plan.directory.name} from {engine.checkpoint}")
+            report(f"{plan.role}: building {plan.directory.name} from {job.engine.checkpoint}")
             before = time.monotonic()
-            _build(recipe, plan, engine, source, vocab_size, report)
+            job.build(recipe, vocab_size, report)
             description = json.loads((plan.directory / "engine.json").read_text(encoding="utf-8"))
             report(
-                f"{role}: {description['num_parameters'] / 1e6:.1f} M parameters, "
+                f"{plan.role}: {description['num_parameters'] / 1e6:.1f} M parameters, "
                 f"{description['weight_bytes_per_step'] / 1e6:.1f} MB of weights per step, "
                 f"{time.monotonic() - before:.1f} s"
             )
-            built.append(role)
-    return {**result, "built": built, "seconds": round(time.monotonic() - started, 2)}
+            built.append(plan.role)
+    directories = {job.plan.role: str(job.plan.directory) for job in jobs}
+    return {**directories, "built": built, "seconds": round(time.monotonic() - started, 2)}
 
 
 def check_engines(

@@ -167,9 +167,8 @@ def weight_bytes(config: NetworkConfig, engine: EngineRecipe) -> float:
 def _projection_bytes(config: NetworkConfig, quantization: str) -> float:
     """Return the bytes of a weight with its share of scale and zero point."""
     bits, group = _BITS.get(quantization, _FLOAT_BITS), 1
-    stored = config.quant_bits or {"W4": 4, "W8": 8}.get((config.quant_algo or "")[:2])
-    if quantization != "none" and stored is not None and stored <= bits:
-        bits, group = stored, config.group_size
+    if quantization != "none" and config.quant_bits is not None and config.quant_bits <= bits:
+        bits, group = config.quant_bits, config.group_size
     return bits / 8 + ((_SCALE_BYTES + bits / 8) / group if group > 1 else 0.0)
 
 

@@ -112,14 +112,16 @@ def write_recipe(
         )
     most = min(config.max_position_embeddings for config in configs)
     length = min(max_seq_len or _LEAST_CONTEXT, most)
-    document = _document(name or _name(target), checkpoints, _quantizations(configs, quantization), length)
+    quantizations = _quantizations(configs, quantization)
+    document: dict[str, Any] = {
+        "name": name or _name(target),
+        "runtime": "embedded",
+        "target": _section("target", checkpoints[0], configs[0], quantizations[0]),
+        "draft": _section("draft", checkpoints[1], configs[1], quantizations[1]),
+        "serving": {"max_seq_len": length},
+    }
     if recommended := _recommended(target, directories[0]):
         document["serving"]["default_sampling"] = dict(recommended)
-    if configs[1].head_rows is not None or configs[1].vocab_size <= _DRAFT_TOKENS:  # is short already
-        document["draft"].pop("lm_head_rows", None)
-    for role, config in zip(("target", "draft"), configs, strict=True):
-        if config.own_attention_reason is not None:
-            document[role]["attention"] = "draftproof"
     if prompts is not None:
         document["prompts"] = str(prompts.resolve())
     if _is_written(path, document, any_context=max_seq_len is None, any_name=name is None):
@@ -204,28 +206,20 @@ def _quantizations(configs: Sequence[NetworkConfig], quantization: str) -> list[
     return [quantization, "int4" if gains else "auto"]
 
 
-def _document(
-    name: str, checkpoints: Sequence[str], quantizations: Sequence[str], max_seq_len: int
-) -> dict[str, Any]:
-    roles = {
-        role: {
-            "checkpoint": checkpoint,
-            "quantization": quantization,
-            "lm_head": heads.get(quantization, "checkpoint"),
-            "num_threads": available_cores(),
-        }
-        for role, checkpoint, quantization, heads in zip(
-            ("target", "draft"), checkpoints, quantizations, (_TARGET_HEADS, _DRAFT_HEADS), strict=True
-        )
+def _section(role: str, checkpoint: str, config: NetworkConfig, quantization: str) -> dict[str, Any]:
+    heads = _TARGET_HEADS if role == "target" else _DRAFT_HEADS
+    section = {
+        "checkpoint": checkpoint,
+        "quantization": quantization,
+        "lm_head": heads.get(quantization, "checkpoint"),
+        "num_threads": available_cores(),
     }
-    if quantizations[1] == "int4":
-        roles["draft"]["lm_head_rows"] = _DRAFT_TOKENS
-    return {
-        "name": name,
-        "runtime": "embedded",
-        **roles,
-        "serving": {"max_seq_len": max_seq_len},
-    }
+    is_long = config.head_rows is None and config.vocab_size > _DRAFT_TOKENS
+    if role == "draft" and quantization == "int4" and is_long:
+        section["lm_head_rows"] = _DRAFT_TOKENS
+    if config.own_attention_reason is not None:
+        section["attention"] = "draftproof"
+    return section
 
 
 def _with_context(document: dict[str, Any], most: int, plan: MemoryPlan) -> dict[str, Any]:

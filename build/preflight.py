@@ -22,10 +22,9 @@ from build.hugging_face.mtp import is_mtp
 from build.memory import EngineMemory, MemoryPlan, plan_memory
 from build.networks.growth import check_growth, grown_config
 from build.networks.network import NetworkConfig
-from build.networks.rotary import stretched
 from build.networks.source import NetworkSource, open_network, open_settings
 from build.quantization.quantized_checkpoint import checkpoint_for
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, Yarn, load_recipe
+from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
 from pipelines.available_resources import available_bytes
 from pipelines.engine_memory import MAX_LOGGED_ROWS
@@ -71,13 +70,11 @@ def read_source(
 
     Raises:
         CheckpointError: One of them is invalid, or the tokenizer has more tokens than the network.
-        RecipeError: The network cannot be grown to the sizes in the recipe, or its positions not scaled.
+        RecipeError: The network cannot be grown to the sizes in the recipe.
     """
     network = opened(directory, max_seq_len, None if target is None else target.network)
     if network.config.reads_features and target is not None:
         return replace(target, network=network)
-    if engine.yarn is not None:
-        network = _stretched(network, engine.yarn)
     path = directory / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     vocab_size = network.config.vocab_size
@@ -96,10 +93,6 @@ def read_source(
         find_end_ids(published, tokenizer, vocab_size),
         read_engine_texts(published),
     )
-
-
-def _stretched(source: NetworkSource, yarn: Yarn) -> NetworkSource:
-    return source.with_config(stretched(source.config, yarn))
 
 
 def _with_tokens_of(target: EngineSource, draft: EngineSource, recipe: Recipe) -> EngineSource:
@@ -190,7 +183,7 @@ def check_recurrence(recipe: Recipe, draft: EngineSource, target: EngineSource) 
 
 def _check_head_settings(recipe: Recipe, config: NetworkConfig) -> None:
     """Refuse settings that change what a trained head was trained with."""
-    names = [("draft", "growth"), ("draft", "yarn"), ("draft", "pad_vocab_size_to"), ("target", "growth")]
+    names = [("draft", "growth"), ("draft", "pad_vocab_size_to"), ("target", "growth")]
     if not is_mtp(config):
         names.append(("draft", "lm_head_rows"))
     given = [f"{role}.{name}" for role, name in names if getattr(getattr(recipe, role), name) is not None]

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
 from build.checkpoints.tokenizer_file import find_end_ids, read_tokenizer
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.fetch import fetch_checkpoints
 from build.files import exclusive, write_manifest
 from build.hugging_face.write import write_hugging_face
+from build.networks.source import open_network
 from build.preflight import check_settings
 from build.quantization.calibration_text import read_calibration_text
 from build.quantization.checks import check_finite, compare, finished_config
@@ -192,7 +192,7 @@ def _as_hugging_face(source: CheckpointSource, directory: Path, end_ids: Sequenc
     """Return the source as a Hugging Face checkpoint, converted into ``directory`` if necessary."""
     if source.is_hugging_face:
         return source
-    network = network_from_checkpoint(read_checkpoint(source.directory))
+    network = open_network(source.directory).read()
     write_hugging_face(directory, network, source.directory / "tokenizer.json", end_ids)
     return read_checkpoint_source(directory)
 

@@ -60,19 +60,6 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Yarn:
-    """Scaling of positions, for longer contexts than those of the training (``build/networks/rotary.py``).
-
-    Attributes:
-        factor: Ratio of the longest context to the original one.
-        original_max_position_embeddings: Context of the training, tokens.
-    """
-
-    factor: Annotated[float, Field(gt=1)]
-    original_max_position_embeddings: PositiveInt
-
-
-@dataclass(frozen=True)
 class KvCache:
     """The embedded runtime's paged KV cache.
 
@@ -114,7 +101,6 @@ class EngineRecipe:
             g++; embedded only.
         kv_cache: KV cache; embedded only.
         growth: Sizes to grow to, or None; embedded only.
-        yarn: Scaling of positions, for a checkpoint whose ``config.json`` has none, or None; embedded only.
         pad_vocab_size_to: Rows that ModelOpt's quantization pads embedding and output head to, or None; for a
             draft whose vocabulary has less padding than the target's.
         tensorrt_llm: Settings that only TensorRT-LLM has.
@@ -130,7 +116,6 @@ class EngineRecipe:
     linear: Literal["auto", "openvino", "draftproof"] = "auto"
     kv_cache: KvCache = KvCache()
     growth: Growth | None = None
-    yarn: Yarn | None = None
     pad_vocab_size_to: PositiveInt | None = None
     tensorrt_llm: TensorRtLlmEngine = dataclasses.field(default_factory=TensorRtLlmEngine)
 

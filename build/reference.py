@@ -11,24 +11,22 @@ import json
 import re
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
 from build.checkpoints.settings import read_json
 from build.checkpoints.tensor_file import Float32Array
 from build.command_line import add_runtime, print_line, recipe_parser, run_command
 from build.hub.pinned import pin_recipe
-from build.hugging_face.config import family_of, read_form
+from build.hugging_face.config import family_of, read_config, read_form
 from build.hugging_face.families import ExpertNames
 from build.hugging_face.layers import text_prefix
 from build.hugging_face.quantized.form import Form
-from build.hugging_face.quantized.mxfp4 import Mxfp4
 from build.hugging_face.weights import Weights
 from build.hugging_face.write import write_hugging_face
+from build.networks.source import open_network
 from build.recipe import EngineRecipe, Recipe, load_recipe
 from pipelines.errors import CheckpointError
 
@@ -43,14 +41,14 @@ def load_reference(engine: EngineRecipe) -> Any:
     """
     directory = engine.checkpoint_directory()
     if "architecture" not in read_json(directory / "config.json"):
-        return _loaded(directory, engine)
-    network = network_from_checkpoint(read_checkpoint(directory))
+        return _loaded(directory)
+    network = open_network(directory).read()
     with tempfile.TemporaryDirectory() as written:
         write_hugging_face(Path(written), network, directory / "tokenizer.json", (0,))
-        return _loaded(Path(written), engine)
+        return _loaded(Path(written))
 
 
-def _loaded(directory: Path, engine: EngineRecipe) -> Any:
+def _loaded(directory: Path) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -58,8 +56,6 @@ def _loaded(directory: Path, engine: EngineRecipe) -> Any:
     raw = read_json(path)
     form = read_form(raw, path)
     config = AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
-    if engine.yarn is not None:
-        config.rope_parameters = {**config.rope_parameters, "rope_type": "yarn", **asdict(engine.yarn)}
     options = {"config": config, "dtype": torch.float32, "attn_implementation": "eager"}
     if form is None and "text_config" not in raw:
         return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **options).eval()
@@ -95,7 +91,7 @@ def _of_experts(name: str, shape: tuple[int, ...], experts: ExpertNames) -> list
 def _values(weights: Weights, form: Form | None, name: str, shape: tuple[int, ...]) -> Float32Array:
     if form is None or weights.has_floats(name):
         return weights.take(name, shape).to_float32()
-    if isinstance(form, Mxfp4):  # transformers has [experts, inputs, outputs]
+    if form.read_experts is not None:  # transformers has [experts, inputs, outputs]
         count, inputs, outputs = shape
         values = form.read_experts(weights, name, count, outputs, inputs)().to_float32()
         return values.reshape(count, outputs, inputs).swapaxes(1, 2)
@@ -142,9 +138,8 @@ def compute(recipe: Recipe, texts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _is_rounded(recipe: Recipe) -> bool:
     target = recipe.target
-    path = target.checkpoint_directory() / "config.json"
-    raw = read_json(path)
-    stored = read_form(raw, path) or (raw.get("quantization") or {}).get("quant_algo")
+    directory = target.checkpoint_directory()
+    stored = read_form(read_config(directory), directory / "config.json")
     keeps = target.quantization == "none" or (target.quantization == "checkpoint" and not stored)
     cache = target.kv_cache.dtype if recipe.runtime == "embedded" else target.tensorrt_llm.kv_cache_dtype
     return not keeps or target.lm_head != "checkpoint" or cache in ("int8", "fp8")

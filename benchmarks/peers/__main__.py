@@ -29,6 +29,7 @@ from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import running_server
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
 
+_TIMEOUT_S = 1200.0  # for one answer of an engine
 _METHOD = (
     "greedy, not streamed; our server over gRPC, the others in their own process; except for first tokens, "
     "prompts are in the prefix caches of all engines"
@@ -48,7 +49,7 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         for peer in PEERS
         if (peer.name in options.peers if options.peers else models.has_weights_for(peer))
     ]
-    prompts = _prompts(options, models, num_requests(most))
+    prompts = _prompts(options, num_requests(most))
     plan = Plan(
         prompts={name: models.tokenized(of_set) for name, of_set in prompts.sets.items()},
         concurrency=options.concurrency,
@@ -57,12 +58,12 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     )
     with ExitStack() as stack:
         ours: dict[Arm, Runner] = {}
-        beside = [(options.beside, "", options.beside)] if options.beside else []
-        for engine, address, recipe in [*beside, (OURS, options.url, options.recipe)]:
-            url = stack.enter_context(running_server(address, recipe))
+        beside = [(options.beside, options.beside)] if options.beside else []
+        for engine, recipe in [*beside, (OURS, options.recipe)]:
+            url = stack.enter_context(running_server("", recipe))
             workers = stack.enter_context(Workers.connect(url, most, streaming=False))
             ours |= {Arm(engine, length): ServerRunner(workers, length) for length in (0, None)}
-        running = stack.enter_context(running_peers(peers, models, most, options.timeout_s, say))
+        running = stack.enter_context(running_peers(peers, models, most, _TIMEOUT_S, say))
         loaded = {peer: running.loaded[peer.name] for peer in peers if peer.name in running.loaded}
         described = {peer.name: {"title": peer.title, **asdict(each)} for peer, each in loaded.items()}
         about = server_conditions(
@@ -111,10 +112,8 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     return Result("\n".join(lines), document, exit_code)
 
 
-def _prompts(options: argparse.Namespace, models: PeerModels, count: int) -> Prompts:
+def _prompts(options: argparse.Namespace, count: int) -> Prompts:
     """Return ``count`` prompts of each set; raises InvalidRequestError if there are fewer."""
-    if options.context is not None:
-        return models.code(count, options.context)
     prompts = choose_prompts(options.prompts, options.recipe)
     check_chats(prompts, None)
     names = options.prompt_sets or tuple(prompts.sets)
@@ -145,21 +144,14 @@ def _names(known: Sequence[str] = ()) -> Any:
 def _parser() -> argparse.ArgumentParser:
     peers = tuple(peer.name for peer in PEERS)
     parser = parser_of("benchmarks.peers", "Compare our server with other engines.", "demo-large")
-    parser.add_argument("--url", default="", help="running server, grpc://host:port (default: start one)")
     parser.add_argument("--beside", help="another recipe of ours with the same target, measured in turn too")
     parser.add_argument(
         "--peers", type=_names(peers), help=f"of {','.join(peers)} (default: those that read the weights)"
     )
     parser.add_argument("--prompt-sets", type=_names(), help="names of files of the prompts (default: all)")
-    parser.add_argument(
-        "--context", type=whole_number(1), help="instead of prompts: held-out code of this many tokens each"
-    )
     parser.add_argument("--concurrency", type=whole_numbers(1), default=(1, 8), help="default: 1,8")
     parser.add_argument("--max-tokens", type=whole_number(2), default=128, help="per answer (%(default)s)")
     parser.add_argument("--repetitions", type=whole_number(1), default=3, help="of each arm (%(default)s)")
-    parser.add_argument(
-        "--timeout-s", type=float, default=1200.0, help="for one answer of an engine (%(default)s)"
-    )
     return parser
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.harness import held_out_code
 from benchmarks.peers.measuring import TokenizedPrompt
 from benchmarks.peers.peers import Arm, Peer
 from benchmarks.peers.protocol import LoadRequest
-from pipelines.command_line.prompts import Prompt, Prompts
+from pipelines.command_line.prompts import Prompt
 from pipelines.deploy.server import run_directory
 from pipelines.errors import PeerError
 
@@ -81,20 +80,10 @@ class PeerModels:
             compile_properties=self.content["compile_properties"],
         )
 
-    def code(self, num_texts: int, length: int) -> Prompts:
-        """Return prompts of held-out code of this many tokens each."""
-        texts = held_out_code(self._tokenizer(), num_texts, length)
-        code = tuple(Prompt(f"code-{index}", text, length) for index, text in enumerate(texts))
-        return Prompts("held-out modules of the standard library", {"code": code})
-
     def tokenized(self, prompts: Sequence[Prompt]) -> tuple[TokenizedPrompt, ...]:
         """Return prompts with their tokens."""
-        tokenizer = self._tokenizer()
+        folder = self.folder / self.content["target"]["hugging_face"]
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         return tuple(
             TokenizedPrompt(prompt.text, tuple(tokenizer.encode(prompt.text).ids)) for prompt in prompts
-        )
-
-    def _tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_file(
-            str(self.folder / self.content["target"]["hugging_face"] / "tokenizer.json")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from build.networks.network import Network, NetworkConfig
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
+from build.recipe import EngineRecipe, KvCache
 from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
@@ -49,19 +51,10 @@ def compile_network(
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_text("{}", encoding="utf-8")
     is_rounded = quantization in ("int8", "int4")
-    settings = EngineSettings(
-        role="target",
-        recipe="families",
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        num_threads=2,
-        end_ids=(0,),
-        fingerprint="0" * 64,
-        origin={},
-        dynamic_quantization=is_rounded,
-        attention=attention,
-        linear=linear,
-    )
+    chosen: dict[str, Any] = {"quantization": quantization, "attention": attention, "linear": linear}
+    cache: Any = kv_cache_dtype
+    engine = EngineRecipe("none", num_threads=2, kv_cache=KvCache(cache), **chosen)
+    settings = EngineSettings("target", "families", engine, (0,), "0" * 64)
     network = apply_quantization(network, quantization, "int8" if is_rounded else "checkpoint")
     write_engine(folder / "engine", network, tokenizer, settings)
     return load_engine(EngineFiles(folder / "engine"), NUM_BLOCKS)

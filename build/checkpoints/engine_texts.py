@@ -12,6 +12,7 @@ as defaults of requests (https://docs.vllm.ai/en/latest/serving/openai_compatibl
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,18 +20,12 @@ from typing import Any
 
 from build.checkpoints.settings import parse_object, read_json
 from build.checkpoints.tokenizer_file import GENERATION_CONFIG, MOST_TOKENIZER_BYTES
-from pipelines.errors import CheckpointError
+from build.recipe import DefaultSampling
+from pipelines import configuration
+from pipelines.errors import CheckpointError, RecipeError
 from pipelines.manifest import sha256_bytes
 
 _SPECIAL_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-_LEAST_POSITIVE = 0.01  # of values that must not be 0
-_RANGES = {
-    "temperature": (0.0, 100.0),
-    "top_k": (0, 2**31 - 1),
-    "top_p": (_LEAST_POSITIVE, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (_LEAST_POSITIVE, 100.0),
-}
 
 
 def read_engine_texts(directory: Path) -> dict[str, str]:
@@ -133,13 +128,13 @@ def read_sampling_defaults(directory: Path) -> str | None:
     if not path.is_file():
         return None
     document = read_json(path)
-    found = {name: document[name] for name in _RANGES if document.get(name) is not None}
-    for name, value in found.items():
-        least, most = _RANGES[name]
-        kinds = (int,) if name == "top_k" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-            raise CheckpointError(
-                f"{path} recommends {name}={value!r:.80}, which is not a number from {least} to {most}",
-                "download the file again, or correct the key",
-            )
+    names = (field.name for field in dataclasses.fields(DefaultSampling))
+    found = {name: document[name] for name in names if document.get(name) is not None}
+    remedy = "download the file again, or correct the key"
+    try:
+        configuration.parse(DefaultSampling, found, RecipeError, remedy).check()
+    except RecipeError as error:
+        raise CheckpointError(
+            f"{path} recommends what no request may send: {error.message:.200}", remedy
+        ) from None
     return json.dumps(found, indent=2, sort_keys=True) + "\n" if found else None

@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from build.checkpoints.checkpoint_config import head_sizes
-from build.checkpoints.settings import Settings
+from build.checkpoints.settings import Settings, read_json
+from build.checkpoints.tensorrt_llm import translated_config
 from build.hugging_face.families import FAMILIES, REFUSED, ExpertNames, Family
 from build.hugging_face.quantized.compressed_tensors import read_compressed_tensors
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.quantized.fp8 import read_fp8
 from build.hugging_face.quantized.gguf import read_gguf
 from build.hugging_face.quantized.mxfp4 import read_mxfp4
+from build.hugging_face.quantized.tensorrt_llm import read_tensorrt_llm
 from build.hugging_face.quantized.words import read_awq, read_gptq
 from build.hugging_face.rope import max_positions, rotary_of
 from build.networks.experts import ExpertSizes
@@ -35,6 +36,17 @@ _DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
 }
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read ``config.json`` of a checkpoint; that of TensorRT-LLM is translated.
+
+    Raises:
+        CheckpointError: It cannot be read, or not be translated.
+    """
+    path = directory / "config.json"
+    raw = read_json(path)
+    return translated_config(raw, path) if "architecture" in raw else raw
 
 
 def family_of(raw: Mapping[str, Any], path: Path) -> Family:
@@ -86,7 +98,14 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         settings.refuse_unless("attn_logit_softcapping")
     settings.refuse_unless("use_bidirectional_attention", False)
     settings.refuse_unless("rope_interleaved", False)
-    heads, kv_heads, hidden, head_size = head_sizes(settings, "head_dim")
+    heads, hidden = settings.integer("num_attention_heads"), settings.integer("hidden_size")
+    kv_heads = settings.integer("num_key_value_heads", heads)
+    if heads % kv_heads or (settings.get("head_dim") is None and hidden % heads):
+        raise settings.fail(
+            f"num_attention_heads={heads} must be a multiple of num_key_value_heads={kv_heads}, and divide "
+            f"hidden_size={hidden} unless head_dim is set"
+        )
+    head_size = settings.integer("head_dim", hidden // heads)
     attention_scale = settings.number("query_pre_attn_scalar", head_size) ** -0.5
     rotary = rotary_of(settings, "full_attention", head_size, max_seq_len)
     return NetworkConfig(
@@ -248,6 +267,7 @@ _FORMS: Mapping[str, Callable[[Settings], Form]] = {
     "gguf": read_gguf,
     "gptq": read_gptq,
     "mxfp4": read_mxfp4,
+    "tensorrt_llm": read_tensorrt_llm,
 }
 
 

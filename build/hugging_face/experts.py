@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,18 @@ import numpy as np
 from build.checkpoints.tensor_file import AnyArray, Tensor
 from build.hugging_face.families import ExpertNames
 from build.hugging_face.quantized.form import Form
-from build.hugging_face.quantized.mxfp4 import Mxfp4
 from build.hugging_face.weights import Weights
 from build.networks.experts import ExpertSizes
 from build.networks.linear import Linear, stack
 
 _Read = Callable[[], Linear]
+_Linears = Callable[[str, int, int], _Read]
 
 
-class ExpertReader:
-    """Reads experts of one family.
+def read_experts(
+    weights: Weights, names: ExpertNames, sizes: ExpertSizes, hidden: int, linear: _Linears, layer: str
+) -> Callable[[], dict[str, Any]]:
+    """Check the tensors of a layer's experts, and return the function that reads them.
 
     Args:
         weights: Tensors of the checkpoint.
@@ -28,99 +31,77 @@ class ExpertReader:
         sizes: Sizes of the experts.
         hidden: Features that they read and write.
         linear: Checks the tensors of a projection by name, outputs and inputs; returns what reads them.
+        layer: What the names of the layer's tensors begin with.
+
+    Returns:
+        Attributes of ``network.Layer``.
+
+    Raises:
+        CheckpointError: A tensor is missing or does not fit the settings; from that function, experts are
+            stored in several forms.
     """
+    block = f"{layer}{names.block}."
 
-    def __init__(
-        self,
-        weights: Weights,
-        names: ExpertNames,
-        sizes: ExpertSizes,
-        hidden: int,
-        linear: Callable[[str, int, int], _Read],
-    ) -> None:
-        self._weights, self._names, self._sizes = weights, names, sizes
-        self._hidden, self._linear = hidden, linear
+    def projection(attribute: str, name: str, inner: int) -> _Read:
+        shape = (hidden, inner) if attribute == "proj" else (inner, hidden)
+        return linear(f"{block}{name}", *shape)
 
-    def read(self, layer: str) -> Callable[[], dict[str, Any]]:
-        """Check the tensors of a layer's experts, and return the function that reads them.
-
-        Args:
-            layer: What the names of the layer's tensors begin with.
-
-        Returns:
-            Attributes of ``network.Layer``.
-
-        Raises:
-            CheckpointError: A tensor is missing or does not fit the settings; from that function, experts are
-                stored in several forms.
-        """
-        block = f"{layer}{self._names.block}."
-        router, experts, shared = self._router(block), self._experts(block), self._shared(block)
-        return lambda: {**experts(), "router": Linear(router), "shared": tuple(read() for read in shared)}
-
-    def _router(self, block: str) -> Tensor:
-        router = self._weights.take(f"{block}gate.weight", (self._sizes.count, self._hidden))
-        if not self._names.has_shared:
-            return router
-        of_shared = self._weights.take(f"{block}shared_expert_gate.weight", (1, self._hidden))
-        return Tensor.from_float32(np.concatenate([router.to_float32(), of_shared.to_float32()]), "F32")
-
-    def _shared(self, block: str) -> list[_Read]:
-        if not self._names.has_shared:
-            return []
-        return [
-            self._linear(f"{block}shared_expert.{name}", *self._shape(attribute, self._sizes.shared_size))
-            for attribute, name in self._names.projections.items()
+    router = weights.take(f"{block}gate.weight", (sizes.count, hidden))
+    shared: list[_Read] = []
+    if names.has_shared:
+        gate = weights.take(f"{block}shared_expert_gate.weight", (1, hidden))
+        router = Tensor.from_float32(np.concatenate([router.to_float32(), gate.to_float32()]), "F32")
+        shared = [
+            projection(attribute, f"shared_expert.{name}", sizes.shared_size)
+            for attribute, name in names.projections.items()
         ]
-
-    def _experts(self, block: str) -> Callable[[], dict[str, Linear]]:
-        if f"{block}experts.gate_up_proj" in self._weights:
-            return self._of_two_tensors(f"{block}experts.")
+    if f"{block}experts.gate_up_proj" in weights:
+        experts = _of_two_tensors(weights, sizes, hidden, f"{block}experts.")
+    else:
         reads = {
             attribute: [
-                self._linear(
-                    f"{block}experts.{index}.{name}", *self._shape(attribute, self._sizes.intermediate_size)
-                )
-                for index in range(self._sizes.count)
+                projection(attribute, f"experts.{index}.{name}", sizes.intermediate_size)
+                for index in range(sizes.count)
             ]
-            for attribute, name in self._names.projections.items()
-        }
-        return lambda: {
-            attribute: self._stacked(block, [read() for read in each]) for attribute, each in reads.items()
+            for attribute, name in names.projections.items()
         }
 
-    def _of_two_tensors(self, experts: str) -> Callable[[], dict[str, Linear]]:
-        """Read experts that are stacked already, gate and up projection of each in one."""
-        count, inner, hidden = self._sizes.count, self._sizes.intermediate_size, self._hidden
-        gate_up = self._weights.take(f"{experts}gate_up_proj", (count, 2 * inner, hidden))
-        down = self._weights.take(f"{experts}down_proj", (count, hidden, inner))
+        def experts() -> dict[str, Linear]:
+            return {key: _stacked(weights, block, [read() for read in each]) for key, each in reads.items()}
 
-        def stacked(tensor: Tensor, data: AnyArray) -> Linear:
-            flat = np.ascontiguousarray(data).reshape(-1, data.shape[2])
-            return Linear(Tensor(tensor.dtype, flat.shape, flat))
-
-        def read() -> dict[str, Linear]:
-            gate, up = np.split(gate_up.data, 2, axis=1)
-            return {
-                "fc": stacked(gate_up, gate),
-                "gate": stacked(gate_up, up),
-                "proj": stacked(down, down.data),
-            }
-
-        return read
-
-    def _shape(self, attribute: str, inner: int) -> tuple[int, int]:
-        return (self._hidden, inner) if attribute == "proj" else (inner, self._hidden)
-
-    def _stacked(self, block: str, experts: list[Linear]) -> Linear:
-        stacked = stack(experts)
-        if len(stacked) > 1:
-            raise self._weights.fail(f"{block}experts have {len(stacked)} forms, not one for all")
-        return stacked[0]
+    return lambda: {**experts(), "router": Linear(router), "shared": tuple(read() for read in shared)}
 
 
-class StackedExpertReader:
-    """Reads experts of gpt-oss: a layer has one tensor for each projection of all of them, and biases.
+def _of_two_tensors(
+    weights: Weights, sizes: ExpertSizes, hidden: int, experts: str
+) -> Callable[[], dict[str, Linear]]:
+    """Read experts that are stacked already, gate and up projection of each in one."""
+    count, inner = sizes.count, sizes.intermediate_size
+    gate_up = weights.take(f"{experts}gate_up_proj", (count, 2 * inner, hidden))
+    down = weights.take(f"{experts}down_proj", (count, hidden, inner))
+
+    def stacked(tensor: Tensor, data: AnyArray) -> Linear:
+        flat = np.ascontiguousarray(data).reshape(-1, data.shape[2])
+        return Linear(Tensor(tensor.dtype, flat.shape, flat))
+
+    def read() -> dict[str, Linear]:
+        gate, up = np.split(gate_up.data, 2, axis=1)
+        return {"fc": stacked(gate_up, gate), "gate": stacked(gate_up, up), "proj": stacked(down, down.data)}
+
+    return read
+
+
+def _stacked(weights: Weights, block: str, experts: list[Linear]) -> Linear:
+    stacked = stack(experts)
+    if len(stacked) > 1:
+        raise weights.fail(f"{block}experts have {len(stacked)} forms, not one for all")
+    return stacked[0]
+
+
+def read_stacked_experts(
+    weights: Weights, sizes: ExpertSizes, hidden: int, form: Form | None, layer: str
+) -> Callable[[], dict[str, Any]]:
+    """Do the same with experts of gpt-oss: a layer has one tensor for each projection of all, and biases.
 
     Columns of gate and up projection alternate. Weights in floating point are stored by input, those of MXFP4
     by output.
@@ -130,41 +111,36 @@ class StackedExpertReader:
         sizes: Sizes of the experts.
         hidden: Features that they read and write.
         form: Form of the checkpoint's quantized projections; None if it has none.
+        layer: What the names of the layer's tensors begin with.
     """
+    block, count, inner = f"{layer}mlp.", sizes.count, sizes.intermediate_size
 
-    def __init__(self, weights: Weights, sizes: ExpertSizes, hidden: int, form: Form | None) -> None:
-        self._weights, self._sizes, self._hidden, self._form = weights, sizes, hidden, form
-
-    def read(self, layer: str) -> Callable[[], dict[str, Any]]:
-        """See ``ExpertReader.read``."""
-        block, count, hidden = f"{layer}mlp.", self._sizes.count, self._hidden
-        inner = self._sizes.intermediate_size
-        router = self._weights.take(f"{block}router.weight", (count, hidden))
-        router_bias = self._weights.take(f"{block}router.bias", (count,))
-        gate_and_up = self._projection(f"{block}experts.gate_up_proj", 2 * inner, hidden)
-        down = self._projection(f"{block}experts.down_proj", hidden, inner)
-
-        def experts() -> dict[str, Any]:
-            both, columns = gate_and_up(), np.arange(2 * inner * count)
-            return {
-                "router": Linear(router, bias=router_bias.to_float32()),
-                "fc": both.rows(columns[::2]),
-                "gate": both.rows(columns[1::2]),
-                "proj": down(),
-            }
-
-        return experts
-
-    def _projection(self, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """Check a projection of all experts, and return the function that reads it."""
-        count = self._sizes.count
-        bias = self._weights.take(f"{name}_bias", (count, outputs))
-        if isinstance(self._form, Mxfp4) and not self._weights.has_floats(name):
-            read = self._form.read_experts(self._weights, name, count, outputs, inputs)
+    def projection(name: str, outputs: int, inputs: int) -> _Read:
+        name = f"{block}experts.{name}"
+        bias = weights.take(f"{name}_bias", (count, outputs))
+        if form is not None and form.read_experts is not None and not weights.has_floats(name):
+            read = form.read_experts(weights, name, count, outputs, inputs)
         else:
-            read = self._by_input(self._weights.take(name, (count, inputs, outputs)))
+            read = partial(_by_output, weights.take(name, (count, inputs, outputs)))
         return lambda: replace(read(), bias=bias.to_float32().ravel())
 
-    def _by_input(self, weight: Tensor) -> Callable[[], Linear]:
-        shape = (weight.shape[0] * weight.shape[2], weight.shape[1])
-        return lambda: Linear(Tensor(weight.dtype, shape, weight.data.swapaxes(1, 2).reshape(shape)))
+    router = weights.take(f"{block}router.weight", (count, hidden))
+    router_bias = weights.take(f"{block}router.bias", (count,))
+    gate_and_up = projection("gate_up_proj", 2 * inner, hidden)
+    down = projection("down_proj", hidden, inner)
+
+    def experts() -> dict[str, Any]:
+        both, columns = gate_and_up(), np.arange(2 * inner * count)
+        return {
+            "router": Linear(router, bias=router_bias.to_float32()),
+            "fc": both.rows(columns[::2]),
+            "gate": both.rows(columns[1::2]),
+            "proj": down(),
+        }
+
+    return experts
+
+
+def _by_output(weight: Tensor) -> Linear:
+    shape = (weight.shape[0] * weight.shape[2], weight.shape[1])
+    return Linear(Tensor(weight.dtype, shape, weight.data.swapaxes(1, 2).reshape(shape)))

@@ -52,7 +52,6 @@ class Family:
         norms_all_heads: Whether queries and keys are normed over all heads together.
         biases: Projections that always have a bias, under the names of ``Layer``; if empty,
             ``attention_bias`` and ``mlp_bias`` in ``config.json`` decide.
-        has_stacked_projections: Whether q, k and v are one tensor, and gate and up projection another.
         activation: Only supported value of ``hidden_act`` (``hidden_activation``).
         clamps: Whether it is clamped, as the limits of gpt-oss say.
         windows: Layers that attend to ``sliding_window`` positions unless ``layer_types`` names them:
@@ -76,7 +75,6 @@ class Family:
     norm_offset: float = 0.0
     norms_all_heads: bool = False
     biases: tuple[str, ...] = ()
-    has_stacked_projections: bool = False
     activation: str = "silu"
     clamps: bool = False
     windows: str = "none"
@@ -229,7 +227,6 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi3": Family(
         ("Phi3ForCausalLM",),
-        has_stacked_projections=True,
         windows="all",
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from build.checkpoints.tensor_file import Float32Array
-from build.hugging_face.experts import ExpertReader, StackedExpertReader
+from build.hugging_face.experts import read_experts, read_stacked_experts
 from build.hugging_face.families import QUERY_KEY_NORMS, Family
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.weights import Weights
@@ -90,7 +90,7 @@ class LayerReader:
             mlp = self._experts(index)()
         else:
             mlp = {name: parts[name][0] for name in ("fc", "gate", "proj") if name in parts}
-            if self._family.has_stacked_projections:
+            if "gate" not in mlp:  # gate and up projection are one tensor
                 mlp["fc"], mlp["gate"] = mlp["fc"].split([self._config.intermediate_size] * 2)
         is_recurrent = kind.is_recurrent
         if self._config.gates_attention and not is_recurrent:
@@ -119,8 +119,8 @@ class LayerReader:
         assert sizes is not None and names is not None
         layer, hidden = f"{self.prefix}{self.layer_name(index)}", self._config.hidden_size
         if names.are_stacked:
-            return StackedExpertReader(self._weights, sizes, hidden, self._form).read(layer)
-        return ExpertReader(self._weights, names, sizes, hidden, self.linear).read(layer)
+            return read_stacked_experts(self._weights, sizes, hidden, self._form, layer)
+        return read_experts(self._weights, names, sizes, hidden, self.linear, layer)
 
     def _recurrence(self, index: int) -> Callable[[], RecurrentWeights]:
         """Check what only a recurrent layer has, and return the function that reads it."""
@@ -148,7 +148,7 @@ class LayerReader:
 
     def _of_mlp(self, mlp: str) -> Iterator[_Projection]:
         hidden, inner = self._config.hidden_size, self._config.intermediate_size
-        if self._family.has_stacked_projections:
+        if self._weights.has_any(f"{self.prefix}{mlp}gate_up_proj."):
             yield _Projection("fc", f"{mlp}gate_up_proj", 2 * inner, hidden)
         else:
             yield _Projection("fc", f"{mlp}gate_proj", inner, hidden)
@@ -159,7 +159,7 @@ class LayerReader:
         config, hidden = self._config, self._config.hidden_size
         heads = config.num_attention_heads * config.head_size
         kv_heads = config.num_key_value_heads * config.head_size
-        if self._family.has_stacked_projections:
+        if self._weights.has_any(f"{self.prefix}{attention}qkv_proj."):
             yield _Projection("qkv", f"{attention}qkv_proj", heads + 2 * kv_heads, hidden)
         else:
             queries = 2 * heads if config.gates_attention else heads

@@ -12,7 +12,6 @@ import math
 
 import numpy as np
 
-from build.checkpoints.checkpoint_config import llama3_scaling
 from build.checkpoints.settings import Settings
 from build.networks.network import Rotary, RotaryScaling
 from build.networks.rotary import rotary_frequencies
@@ -101,7 +100,10 @@ def _scaling(settings: Settings, rope: Settings, max_seq_len: int) -> RotaryScal
         return RotaryScaling("linear", rope.number("factor"))
     original = _original_length(settings, rope)
     if kind == "llama3":
-        return llama3_scaling(rope, original)
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if low >= high:
+            raise rope.fail(f"high_freq_factor={high:g} must be above low_freq_factor={low:g}")
+        return RotaryScaling("llama3", rope.number("factor"), low, high, original)
     factor = rope.number("factor", settings.integer("max_position_embeddings") / original)
     magnitude = None if rope.get("attention_factor") is None else rope.number("attention_factor")
     if kind in ("longrope", "su") or "short_factor" in rope.names:  # Phi-3 has called it su and yarn

@@ -1,4 +1,4 @@
-"""Find the safetensors files of a Hugging Face checkpoint, or the GGUF file, and its tensors."""
+"""Find the files of a checkpoint's weights, and their tensors under the names of transformers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from build.checkpoints.settings import Settings, read_json
 from build.checkpoints.tensor_file import FLOATS, Tensor, read_tensors
+from build.checkpoints.tensorrt_llm import WEIGHTS as RANK
+from build.checkpoints.tensorrt_llm import translated_name
 from build.gguf.file import open_gguf
 from build.gguf.network import tensors_of
 from pipelines.errors import CheckpointError
@@ -16,8 +18,9 @@ GGUF_LINK = "gguf-weights"
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth")
-# Buffers of old versions of transformers, which are computed and not stored today.
-_IGNORED = (".rotary_emb.inv_freq",)
+# Buffers of old versions of transformers, which are computed and not stored today; scales of a cache that is
+# quantized, and of ModelOpt's integers for kernels that fold them into FP8.
+_IGNORED = (".rotary_emb.inv_freq", "_cache_scaling_factor", ".weights_scaling_factor_2")
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -45,8 +48,9 @@ def weight_names(directory: Path, where: str, present: Collection[str]) -> tuple
     """
     if _INDEX in present:
         return _indexed(directory / _INDEX, where, present)
-    if _WHOLE in present:
-        return (_WHOLE,)
+    for whole in (_WHOLE, RANK):
+        if whole in present:
+            return (whole,)
     pickles = sorted(name for name in present if name.endswith(_PICKLES))
     if pickles:
         raise CheckpointError(
@@ -84,7 +88,8 @@ class Weights:
     """The tensors of a checkpoint by name, memory-mapped; those of a GGUF file are read when they are used.
 
     Args:
-        directory: Directory with ``model.safetensors``, shards and their index, or links to a GGUF file.
+        directory: Directory with ``model.safetensors``, shards and their index, a file of TensorRT-LLM, or
+            links to a GGUF file.
 
     Raises:
         CheckpointError: A file is missing or damaged, or a shard lacks a tensor.
@@ -96,6 +101,11 @@ class Weights:
         files = weight_files(directory)
         if files[0].name.startswith(GGUF_LINK):
             self._tensors = tensors_of(open_gguf(files[0]))
+        elif files[0].name == RANK:
+            stored = read_tensors(files[0])
+            self._tensors = {translated_name(name): tensor for name, tensor in stored.items()}
+            if len(self._tensors) < len(stored):
+                raise self.fail("a tensor is there under two names")
         else:
             for shard in files:
                 self._tensors.update(read_tensors(shard))

@@ -92,8 +92,8 @@ class NetworkConfig:
         share_embedding_table: Whether the output head is the embedding.
         quant_algo: Stored form of the projections, under TensorRT-LLM's name or that of ``quant_method`` in
             Hugging Face's; None for floating point.
-        quant_bits: Bits of the integers in a quantized Hugging Face checkpoint, at most, or of a weight of a
-            GGUF file in an engine, on average; None for floating point, FP8 included.
+        quant_bits: Bits of the integers in a quantized checkpoint, at most, or of a weight of a GGUF file in
+            an engine, on average; None for floating point, FP8 included.
         group_size: Inputs that share a scale; 1 for formats without groups.
         rounds_activations: Whether the checkpoint is made for activations that are rounded to INT8 as they
             come.

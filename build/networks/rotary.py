@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from build.checkpoints.tensor_file import Float32Array
-from build.networks.network import LayerConfig, NetworkConfig, Rotary, RotaryScaling
-from build.recipe import Yarn
-from pipelines.errors import RecipeError
-
-_BETA_SLOW, _BETA_FAST = 1.0, 32.0  # those of transformers and vLLM, if a checkpoint does not set them
+from build.networks.network import Rotary, RotaryScaling
 
 
 def rotary_frequencies(rotary: Rotary) -> Float32Array:
@@ -57,38 +52,3 @@ def _yarn_share(rotary: Rotary, scaling: RotaryScaling) -> npt.NDArray[np.float6
     if low == high:
         high += 0.001
     return np.clip((np.arange(rotary.size // 2) - low) / (high - low), 0.0, 1.0)
-
-
-def stretched(config: NetworkConfig, yarn: Yarn) -> NetworkConfig:
-    """Return the settings of a network whose positions are scaled with YaRN (arXiv:2309.00071).
-
-    Args:
-        config: The network, whose own settings ask for no scaling.
-        yarn: The factor, and the context of the training.
-
-    Raises:
-        RecipeError: It has a scaling of its own, or layers with a window.
-    """
-    original = yarn.original_max_position_embeddings
-    scaling = RotaryScaling(
-        "yarn",
-        yarn.factor,
-        _BETA_SLOW,
-        _BETA_FAST,
-        original,
-        magnitude=0.1 * math.log(yarn.factor) + 1.0,
-    )
-    return replace(
-        config,
-        layers=tuple(_stretched_layer(layer, scaling) for layer in config.layers),
-        max_position_embeddings=int(original * yarn.factor),
-    )
-
-
-def _stretched_layer(layer: LayerConfig, scaling: RotaryScaling) -> LayerConfig:
-    if layer.rotary is None or layer.rotary.scaling is not None or layer.window is not None:
-        raise RecipeError(
-            f"yarn: positions of a layer cannot be scaled: rotary={layer.rotary}, window={layer.window}",
-            "remove yarn from the recipe; what config.json says of scaling is followed without it",
-        )
-    return replace(layer, rotary=replace(layer.rotary, scaling=scaling))

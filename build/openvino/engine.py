@@ -25,6 +25,7 @@ from build.openvino.operations import openvino_product
 from build.openvino.own_operators import KV_BLOCK_SIZE, OwnAttention, own_product
 from build.openvino.own_recurrence import recurrence_entries
 from build.operators.library import compiled_library
+from build.recipe import EngineRecipe
 from pipelines.errors import EngineBuildError
 from pipelines.manifest import sha256_file
 
@@ -49,31 +50,20 @@ class EngineSettings:
     Attributes:
         role: ``draft`` or ``target``.
         recipe: Name of the recipe.
-        quantization: As in the recipe: ``none``, ``int8``, ``int4`` or ``checkpoint``.
-        kv_cache_dtype: A key of ``KV_PROPERTIES``.
-        attention: ``openvino`` or ``draftproof``.
-        linear: ``openvino`` or ``draftproof``; experts are multiplied by ours in any case.
-        num_threads: Threads of the engine; results are bitwise equal only for the same number of threads.
-        thread_placement: ``pinned`` to cores or ``free``.
-        texts: Content of further files by name, such as ``chat.json``.
+        engine: Section of the recipe, with threads and products chosen. Results are bitwise equal only for
+            the same number of threads.
         end_ids: Tokens that end a text.
         fingerprint: Hash that identifies the engine's content, hexadecimal.
         origin: Further entries of the manifest.
-        dynamic_quantization: Whether integer projections round their activations too.
+        texts: Content of further files by name, such as ``chat.json``.
     """
 
     role: str
     recipe: str
-    quantization: str
-    kv_cache_dtype: str
-    num_threads: int
+    engine: EngineRecipe
     end_ids: tuple[int, ...]
     fingerprint: str
-    origin: Mapping[str, Any]
-    dynamic_quantization: bool = True
-    thread_placement: str = "pinned"
-    attention: str = "openvino"
-    linear: str = "openvino"
+    origin: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -119,21 +109,25 @@ class _Meter:
             self.rounding_group = min(self.rounding_group or DYNAMIC_QUANTIZATION_GROUP_SIZE, group)
 
 
-def _compile_properties(settings: EngineSettings, rounding_group: int) -> dict[str, str]:
-    group = rounding_group if settings.dynamic_quantization else 0
+def _compile_properties(engine: EngineRecipe, config: NetworkConfig, rounding_group: int) -> dict[str, str]:
+    # Like a GPU, do not round activations unless the checkpoint is made for it.
+    of_checkpoint = engine.rounding == "checkpoint" and config.rounds_activations
+    group = rounding_group if engine.rounding in ("int8", "int4") or of_checkpoint else 0
     return {
         "INFERENCE_PRECISION_HINT": "f32",
-        **KV_PROPERTIES[settings.kv_cache_dtype],
+        **KV_PROPERTIES[engine.kv_cache.dtype],
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group),
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
-        "ENABLE_CPU_PINNING": "YES" if settings.thread_placement == "pinned" else "NO",
+        "ENABLE_CPU_PINNING": "YES" if engine.thread_placement == "pinned" else "NO",
     }
 
 
-def engine_description(network: Network, settings: EngineSettings, meter: _Meter) -> dict[str, Any]:
+def engine_description(
+    network: Network, settings: EngineSettings, linear: str, meter: _Meter
+) -> dict[str, Any]:
     """Return the content of ``engine.json``."""
-    config = network.config
+    config, engine = network.config, settings.engine
     return {
         "format_version": FORMAT_VERSION,
         "role": settings.role,
@@ -149,14 +143,14 @@ def engine_description(network: Network, settings: EngineSettings, meter: _Meter
         "max_position_embeddings": config.max_position_embeddings,
         "end_ids": list(settings.end_ids),
         "kv_block_size": KV_BLOCK_SIZE,
-        "kv_cache_dtype": settings.kv_cache_dtype,
-        "attention": settings.attention,
-        "linear": settings.linear,
-        "num_threads": settings.num_threads,
-        "compile_properties": _compile_properties(settings, meter.rounding_group),
+        "kv_cache_dtype": engine.kv_cache.dtype,
+        "attention": engine.attention,
+        "linear": linear,
+        "num_threads": engine.num_threads,
+        "compile_properties": _compile_properties(engine, config, meter.rounding_group),
         "num_parameters": int(meter.parameters),
         "weight_bytes_per_step": int(meter.step_bytes),
-        "quantization": settings.quantization,
+        "quantization": engine.quantization,
         **_feature_entries(config),
         **recurrence_entries(config),
     }
@@ -199,10 +193,10 @@ def write_engine(
         EngineBuildError: OpenVINO rejected the network, there is no compiler for operators of our own, or the
             disk is full.
     """
-    meter = _Meter(network)
-    is_own = settings.attention == "draftproof"
-    attention = OwnAttention(network.config, settings.kv_cache_dtype) if is_own else None
-    product = own_product if settings.linear == "draftproof" else openvino_product
+    meter, engine = _Meter(network), settings.engine
+    is_own = engine.attention == "draftproof"
+    attention = OwnAttention(network.config, engine.kv_cache.dtype) if is_own else None
+    product = own_product if engine.linear == "draftproof" else openvino_product
 
     def metered(index: int) -> Layer:
         layer = network.layer(index)
@@ -221,8 +215,7 @@ def write_engine(
             write_engine_texts(work, settings.texts)
             # Weights in floating point are OpenVINO's, whatever the recipe says; experts never are.
             linear = "draftproof" if own_operations & {"Linear", "ExpertLinear"} else "openvino"
-            described = engine_description(network, replace(settings, linear=linear), meter)
-            description = json.dumps(described, indent=2)
+            description = json.dumps(engine_description(network, settings, linear, meter), indent=2)
             (work / "engine.json").write_text(description + "\n", encoding="utf-8")
             if token_map is not None:
                 (work / "token_map.json").write_text(token_map, encoding="utf-8")

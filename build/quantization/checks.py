@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoints.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD
-from build.checkpoints.stored_linear import read_linear
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor, read_tensors
+from build.checkpoints.tensorrt_llm import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD
+from build.hugging_face.quantized.tensorrt_llm import linear_of
 from build.networks.linear import Linear
 from build.quantization.source import CheckpointSource, tensors_of
 from pipelines.errors import CheckpointError
@@ -292,7 +292,7 @@ def _pairs(
     """
     for layer, prefix, holders in _layers(ranks, config):
         for name in LINEARS:
-            linears = [read_linear(rank, f"{prefix}{name}", algo) for rank in holders]
+            linears = [linear_of(_under(rank, f"{prefix}{name}."), algo) for rank in holders]
             parts = [linear.stored_values() for linear in linears]
             if name == "attention.qkv":
                 stored = join_qkv(parts, _widths(config))
@@ -301,6 +301,10 @@ def _pairs(
             wanted = _taken(original, layer, name, "weight")
             prequant = _prequant(name, linears)
             yield f"layer {layer} {name}", stored, wanted if prequant is None else wanted / prequant
+
+
+def _under(rank: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): rank[name] for name in rank if name.startswith(prefix)}
 
 
 def _prequant(name: str, linears: Sequence[Linear]) -> Float32Array | None:

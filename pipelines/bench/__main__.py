@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.atomic_file import write_whole
+from pipelines.bench.comparisons import Results
 from pipelines.bench.figures import figures_of
 from pipelines.bench.measuring import Measurement, measure, num_different_answers, warm_up
 from pipelines.bench.options import Size, make_parser, size_of
@@ -29,7 +30,6 @@ from pipelines.bench.prompt_sets import (
 )
 from pipelines.bench.report import as_document, as_text
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
-from pipelines.bench.verdicts import Results
 from pipelines.bench.workers import Workers
 from pipelines.client import Client
 from pipelines.command_line.prompt_choice import choose_prompts

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from pipelines.bench.blocks import METHOD, Interval
+from pipelines.bench.comparisons import NEVER_BELOW, Results, comparisons
 from pipelines.bench.figures import ArmFigures, CellFigures, Percentiles, Spread
-from pipelines.bench.verdicts import NEVER_BELOW, Results, joint_word, verdicts
+from pipelines.bench.reporting.section import joint_verdict
 
 _HEAD = (
     f"{'prompts, load':<28} {'arm':<12} {'output tokens/s':>22} {'to target alone':>20} {'TTFT ms':>13} "
@@ -40,16 +41,17 @@ def _row(figures: CellFigures, entry: ArmFigures) -> str:
 
 
 def _conclusion(results: Results) -> str:
-    judged = verdicts(results.cells)
-    words = Counter(verdict.word for verdict in judged)
+    judged = comparisons(results.cells)
+    counts = Counter(each.verdict for each in judged)
     lines = [
-        f"{joint_word(judged).upper()}: adaptive at least {NEVER_BELOW} times the target alone and the best "
-        f"fixed length: {words['pass']} pass, {words['inconclusive']} inconclusive, {words['fail']} fail"
+        f"{joint_verdict(judged).upper()}: adaptive at least {NEVER_BELOW} times the target alone and the "
+        f"best fixed length: {counts['pass']} pass, {counts['inconclusive']} inconclusive, "
+        f"{counts['fail']} fail"
     ]
     lines += [
-        f"  {verdict.word}: {verdict.figures.cell}: {_interval(verdict.ratio)} times {verdict.other}"
-        for verdict in judged
-        if verdict.word != "pass"
+        f"  {each.verdict}: {each.figures.cell}: {_interval(each.ratio)} times {each.other}"
+        for each in judged
+        if each.verdict != "pass"
     ]
     return "\n".join(lines)
 
@@ -84,7 +86,7 @@ def as_document(results: Results) -> dict[str, Any]:
         "draft_lengths": plan.draft_lengths,
         "ratio_method": METHOD,
         "cells": [_cell(figures) for figures in results.cells],
-        "verdict": joint_word(verdicts(results.cells)),
+        "verdict": joint_verdict(comparisons(results.cells)),
         "answers_that_differ": results.num_different,
         "was_stopped": results.was_stopped,
         "conditions": results.conditions,
@@ -99,8 +101,13 @@ def _cell(figures: CellFigures) -> dict[str, Any]:
         "concurrency": figures.cell.load.num_at_once,
         "arms": [_arm(entry) for entry in figures.arms],
         "adaptive_compared": [
-            {"to": str(each.other), "ratio": asdict(each.ratio), "limit": NEVER_BELOW, "verdict": each.word}
-            for each in verdicts([figures])
+            {
+                "to": str(each.other),
+                "ratio": asdict(each.ratio),
+                "limit": NEVER_BELOW,
+                "verdict": each.verdict,
+            }
+            for each in comparisons([figures])
         ],
     }
 

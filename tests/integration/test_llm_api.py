@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from build.llm_api import write_llm_api
 from build.recipe import load_recipe
+from build.tensorrt_llm.llm_api import write_llm_api
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.install import TritonInstall
 from tests.support.bare_triton import Ask, options, running

@@ -12,19 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from build.checkpoints.checkpoint import (
-    LINEARS,
-    Checkpoint,
-    network_from_checkpoint,
-    read_checkpoint,
-    write_checkpoint,
-)
 from build.checkpoints.tensor_file import Float32Array, Tensor, e4m3_values
+from build.checkpoints.tensorrt_llm import LINEARS
 from build.networks.linear import InputQuantization, Linear
 from build.networks.network import Layer, Network
+from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
-from tests.support.tiny_engines import random_weights, tiny_config, write_tokenizer
+from build.recipe import EngineRecipe, KvCache
+from tests.support.tiny_engines import random_weights, tiny_config, write_checkpoint, write_tokenizer
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -120,7 +116,7 @@ def quantize_tensors(tensors: dict[str, Tensor], algo: str) -> dict[str, Tensor]
     quantized = dict(tensors)
     for name, tensor in tensors.items():
         prefix = name.removesuffix(".weight")
-        if prefix.endswith(LINEARS):
+        if prefix.endswith((*LINEARS,)):
             for part, made in QUANTIZERS[algo](tensor.to_float32(), rng).items():
                 quantized[f"{prefix}.{part}"] = made
     return quantized
@@ -133,7 +129,7 @@ def mapping_of(ranks: int) -> dict[str, int]:
 
 def make_checkpoint(
     directory: Path, algo: str | None = None, *, seed: int = 0, weights_dtype: str = "BF16", **changes: Any
-) -> Checkpoint:
+) -> Network:
     """Write and read back a random checkpoint.
 
     Args:
@@ -148,7 +144,7 @@ def make_checkpoint(
     tensors = random_weights(config, seed, weights_dtype)
     write_checkpoint(directory, config, tensors if algo is None else quantize_tensors(tensors, algo))
     write_tokenizer(directory / "tokenizer.json", config["vocab_size"])
-    return read_checkpoint(directory)
+    return open_network(directory).read()
 
 
 def _norm(x: Float64Array, gain: npt.NDArray[np.float32] | None, epsilon: float) -> Float64Array:
@@ -225,9 +221,8 @@ def _attention(x: Float64Array, layer: Layer, network: Network, angles: Float64A
     return project(outputs.reshape(length, -1), layer.dense)
 
 
-def reference_logits(source: Checkpoint | Network, token_ids: npt.NDArray[Any]) -> Float64Array:
+def reference_logits(network: Network, token_ids: npt.NDArray[Any]) -> Float64Array:
     """Return logits [n, vocab] of n tokens in float64; weights and inputs are rounded as stored."""
-    network = network_from_checkpoint(source) if isinstance(source, Checkpoint) else source
     epsilon = network.config.norm_epsilon
     x = network.embedding.to_float32()[token_ids].astype(np.float64)
     angles = _angles(network, len(token_ids))
@@ -257,9 +252,8 @@ def build_checkpoint_engine(
 ) -> Path:
     """Build an engine from a random checkpoint."""
     checkpoint = make_checkpoint(directory / "checkpoint", algo, **changes)
-    network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", lm_head)
-    settings = EngineSettings(
-        "target", "test", "checkpoint", kv, 2, (0,), "f" * 64, {}, dynamic_quantization=False
-    )
+    network = apply_quantization(checkpoint, "checkpoint", lm_head)
+    recipe = EngineRecipe("", "checkpoint", num_threads=2, kv_cache=KvCache(kv))
+    settings = EngineSettings("target", "test", recipe, (0,), "f" * 64)
     write_engine(directory / "engine", network, directory / "checkpoint" / "tokenizer.json", settings)
     return directory / "engine"

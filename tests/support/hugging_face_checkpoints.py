@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoints.checkpoint import network_from_checkpoint
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.write import write_hugging_face
 from build.recipe import Recipe, parse_recipe
@@ -29,7 +28,7 @@ def make_hugging_face(directory: Path, model_type: str = "llama", *, seed: int =
     if model_type == "qwen2":
         sizes.update(architecture="Qwen2ForCausalLM", attn_bias=True)
     made = directory.parent / f"{directory.name}-made"
-    network = network_from_checkpoint(make_checkpoint(made, seed=seed, **sizes))
+    network = make_checkpoint(made, seed=seed, **sizes)
     write_hugging_face(directory, network, made / "tokenizer.json", end_ids=[0, 7])
     change_config(directory, model_type=model_type, architectures=[ARCHITECTURES[model_type]])
     if model_type == "qwen3":

@@ -1,10 +1,9 @@
 """Lists the arguments of TensorRT-LLM's LLM API that we write.
 
 Sources are files of the public repository NVIDIA/TensorRT-LLM: ``llmapi/llm_args.py`` and
-``commands/serve.py`` at 00043967 and 00209af1; for 1.2 ``DecodingBaseConfig.from_dict`` of late 2025, whose
-commit is not known; for 1.3 also a copy of 1.3.0rc3; for 1.4 the names in its guide and in #17701. They were
-read, not imported: the package needs CUDA, and its wheel comes from an index of NVIDIA's own. The classes of
-upstream refuse unknown keys (``StrictBaseModel``), so this table does too.
+``commands/serve.py`` at 00043967 and 00209af1; for 1.3 also a copy of 1.3.0rc3; for 1.4 the names in its
+guide and in #17701. They were read, not imported: the package needs CUDA, and its wheel comes from an index
+of NVIDIA's own. The classes of upstream refuse unknown keys (``StrictBaseModel``), so this table does too.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ def _arguments(decoding_type: str, *switches: str) -> Mapping[str, Any]:
 
 
 LLM_ARGUMENTS = {
-    "1.2": _arguments("DraftTarget"),
     "1.3": _arguments("Draft_Target", "allow_advanced_sampling"),
     "1.4": _arguments("Draft_Target", "allow_advanced_sampling", "enable_penalty"),
 }

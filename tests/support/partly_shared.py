@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from build.checkpoints.checkpoint import EMBEDDING, LM_HEAD, write_checkpoint
 from build.checkpoints.settings import read_json
 from build.checkpoints.tensor_file import read_tensors
+from build.checkpoints.tensorrt_llm import EMBEDDING, LM_HEAD
+from tests.support.tiny_engines import write_checkpoint
 
 
 def share_part(source: Path, destination: Path, num_tokens: int, seed: int = 0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,27 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from build.checkpoints.checkpoint import (
-    EMBEDDING,
-    FINAL_NORM,
-    LINEARS,
-    LM_HEAD,
-    linear_shape,
-    network_from_checkpoint,
-    read_checkpoint,
-    write_checkpoint,
-)
-from build.checkpoints.checkpoint_config import parse_config
-from build.checkpoints.tensor_file import Tensor
+from build.checkpoints.tensor_file import Tensor, write_tensors
+from build.checkpoints.tensorrt_llm import EMBEDDING, FINAL_NORM, LM_HEAD, translated_config
 from build.checkpoints.tokenizer_file import read_tokenizer
+from build.hugging_face.config import parse_network_config
 from build.networks.experts import ExpertSizes
 from build.networks.growth import grow
 from build.networks.linear import Linear
 from build.networks.network import Fusion, Layer, LayerConfig, Network
 from build.networks.recurrent import CONVOLUTION_TAPS, RecurrentSizes, RecurrentWeights
+from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
-from build.recipe import Growth
+from build.recipe import EngineRecipe, Growth, KvCache
 from pipelines.manifest import sha256_file, sha256_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +59,13 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
     return {**config, **changes}
 
 
+def write_checkpoint(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a TensorRT-LLM checkpoint without its tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tensors(directory / "rank0.safetensors", tensors)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
 def random_weights(
     config: dict[str, Any], seed: int = 0, dtype: str = "BF16", scale: float = 1.0
 ) -> dict[str, Tensor]:
@@ -78,8 +77,14 @@ def random_weights(
 @lru_cache(maxsize=32)  # most tests ask for the same
 def _random_weights(document: str, seed: int, dtype: str, scale: float) -> dict[str, Tensor]:
     rng = np.random.default_rng(seed)
-    parsed = parse_config(json.loads(document), Path("config.json"))
-    hidden = parsed.hidden_size
+    path = Path("config.json")
+    parsed = parse_network_config(translated_config(json.loads(document), path), path)
+    hidden, heads = parsed.hidden_size, parsed.num_attention_heads * parsed.head_size
+    inner, of_kv = parsed.intermediate_size, parsed.num_key_value_heads * parsed.head_size
+    shapes = {
+        **{"attention.qkv": (heads + 2 * of_kv, hidden), "attention.dense": (hidden, heads)},
+        **{"mlp.fc": (inner, hidden), "mlp.gate": (inner, hidden), "mlp.proj": (hidden, inner)},
+    }
 
     def normal(shape: tuple[int, ...], deviation: float) -> Tensor:
         return Tensor.from_float32(
@@ -98,11 +103,9 @@ def _random_weights(document: str, seed: int, dtype: str, scale: float) -> dict[
         tensors[f"{prefix}input_layernorm.weight"] = gain()
         tensors[f"{prefix}post_layernorm.weight"] = gain()
         if "qkv" in parsed.biases:
-            rows, _ = linear_shape(parsed, "attention.qkv")
-            bias = rng.standard_normal(rows, dtype=np.float32)
+            bias = rng.standard_normal(heads + 2 * of_kv, dtype=np.float32)
             tensors[f"{prefix}attention.qkv.bias"] = Tensor.from_float32(bias, dtype)
-        for name in LINEARS:
-            shape = linear_shape(parsed, name)
+        for name, shape in shapes.items():
             tensors[f"{prefix}{name}.weight"] = normal(shape, 1.5 * scale / shape[1] ** 0.5)
     for tensor in tensors.values():
         tensor.data.flags.writeable = False  # others get them, too
@@ -326,7 +329,6 @@ def build_tiny_engine(
     kv_cache_dtype: str = "float32",
     attention: str = "openvino",
     linear: str = "openvino",
-    dynamic_quantization: bool = True,
     growth: Growth | None = None,
     change: Callable[[Network], Network] | None = None,
 ) -> Path:
@@ -334,14 +336,14 @@ def build_tiny_engine(
     checkpoint_directory = directory / f"{role}_checkpoint"
     write_checkpoint(checkpoint_directory, config, tensors)
     write_tokenizer(checkpoint_directory / "tokenizer.json", config["vocab_size"])
-    network = network_from_checkpoint(read_checkpoint(checkpoint_directory))
+    network = open_network(checkpoint_directory).read()
     if growth is not None:
         network = grow(network, growth)
     if change is not None:
         network = change(network)
     lm_head = "int8" if quantization == "int8" else "checkpoint"
     engine, engine_tokenizer = directory / role, checkpoint_directory / "tokenizer.json"
-    recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, dynamic_quantization, str(growth)]
+    recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, str(growth)]
     recipe += [
         list(network.config.feature_layers),
         *map(str, (network.config.recurrence, network.config.experts, network.config.has_sinks)),
@@ -351,17 +353,18 @@ def build_tiny_engine(
         apply_quantization(network, quantization, lm_head),
         engine_tokenizer,
         EngineSettings(
-            role=role,
-            recipe="tiny",
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            attention=attention,
-            linear=linear,
-            num_threads=num_threads,
+            role,
+            "tiny",
+            EngineRecipe(
+                *("", quantization),
+                num_threads=num_threads,
+                attention=attention,
+                linear=linear,
+                kv_cache=KvCache(kv_cache_dtype),
+            ),
             end_ids=(config["end_id"],),
             fingerprint=sha256_json([sha256_file(checkpoint_directory / "rank0.safetensors"), role, recipe]),
             origin={"tokenizer_identity_sha256": read_tokenizer(engine_tokenizer).sha256},
-            dynamic_quantization=dynamic_quantization,
         ),
     )
     return engine

@@ -7,6 +7,7 @@ models train together, the draft is an early exit of the target: its first layer
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from build.checkpoints.checkpoint import Tensor, write_checkpoint
+from build.checkpoints.tensor_file import Tensor, write_tensors
+from build.checkpoints.tensorrt_llm import WEIGHTS
 
 Weights = dict[str, torch.Tensor]
 """Weights by TensorRT-LLM's names."""
@@ -204,11 +206,10 @@ def checkpoint_config(config: ModelConfig) -> dict[str, Any]:
 
 def export_model(directory: Path, config: ModelConfig, weights: Weights, tokenizer_json: str) -> None:
     """Write ``config.json``, ``rank0.safetensors`` (bfloat16) and ``tokenizer.json`` into ``directory``."""
-    write_checkpoint(
-        directory,
-        checkpoint_config(config),
-        {name: _bfloat16(tensor) for name, tensor in sorted(weights.items())},
-    )
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tensors(directory / WEIGHTS, {name: _bfloat16(tensor) for name, tensor in sorted(weights.items())})
+    document = json.dumps(checkpoint_config(config), indent=2) + "\n"
+    (directory / "config.json").write_text(document, encoding="utf-8")
     (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
 
 

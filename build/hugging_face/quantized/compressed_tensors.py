@@ -6,7 +6,7 @@ Source: compressed-tensors 0.20.0, ``compressors/pack_quantized``, ``compressors
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import Split
 
 from build.checkpoints.settings import Settings
 from build.checkpoints.tensor_file import Tensor
-from build.hugging_face.quantized.form import Blocks, read_blocks, read_groups, signed, unpack, unsigned
+from build.hugging_face.quantized.form import Blocks, Form, read_blocks, read_groups, signed, unpack, unsigned
 from build.hugging_face.quantized.fp8 import input_scale
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
@@ -62,7 +62,7 @@ class Scheme:
         )
 
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """See ``Form``."""
+        """See ``form.Read``."""
         scale = self.blocks.take(weights, f"{name}.weight_scale", outputs, inputs)
         rounding = None
         if self.activations == "static":
@@ -136,40 +136,15 @@ def _begins(weights: Weights, name: str, pattern: str) -> bool:
         raise weights.fail(f"a target re:{pattern:.80} takes too long for {name}: {error!s:.200}") from None
 
 
-@dataclass(frozen=True)
-class CompressedTensors:
-    """compressed-tensors.
-
-    Attributes:
-        schemes: The groups; names come before classes, as in ``match_targets``.
-    """
-
-    schemes: tuple[Scheme, ...]
-    name = "compressed-tensors"
-
-    @property
-    def bits(self) -> int | None:
-        """Return the bits of the integers, the most if there are several; None if one is FP8."""
-        bits = [scheme.bits for scheme in self.schemes]
-        return None if None in bits else max(each for each in bits if each is not None)
-
-    @property
-    def group_size(self) -> int:
-        """Return the inputs that share a scale, the least if there are several; 1 for all."""
-        return min((scheme.blocks.columns for scheme in self.schemes if scheme.blocks.columns), default=1)
-
-    @property
-    def rounds_activations(self) -> bool:
-        """Return whether all its projections are made for activations rounded to INT8 as they come."""
-        return all(scheme.bits == 8 and scheme.activations == "dynamic" for scheme in self.schemes)
-
-    def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """See ``Form``."""
-        for by_class in (False, True):
-            for scheme in self.schemes:
-                if scheme.matches(weights, name, by_class=by_class):
-                    return scheme.read(weights, name, outputs, inputs)
-        raise weights.fail(f"{name} is quantized, and no target of config_groups names it")
+def _read(
+    schemes: Sequence[Scheme], weights: Weights, name: str, outputs: int, inputs: int
+) -> Callable[[], Linear]:
+    """See ``form.Read``. Names come before classes, as in ``match_targets``."""
+    for by_class in (False, True):
+        for scheme in schemes:
+            if scheme.matches(weights, name, by_class=by_class):
+                return scheme.read(weights, name, outputs, inputs)
+    raise weights.fail(f"{name} is quantized, and no target of config_groups names it")
 
 
 def _refuse_others(settings: Settings, *known: str) -> None:
@@ -247,7 +222,7 @@ def _scheme(group: Settings, layout: str | None) -> Scheme:
     )
 
 
-def read_compressed_tensors(settings: Settings) -> CompressedTensors:
+def read_compressed_tensors(settings: Settings) -> Form:
     """Parse ``quantization_config``.
 
     Raises:
@@ -267,4 +242,11 @@ def read_compressed_tensors(settings: Settings) -> CompressedTensors:
         if group is None:
             raise groups.fail(f"{key}={groups.get(key)!r:.80} must be an object with targets and weights")
         schemes.append(_scheme(group, settings.get("format")))
-    return CompressedTensors(tuple(schemes))
+    bits = [scheme.bits for scheme in schemes]
+    return Form(
+        "compressed-tensors",
+        partial(_read, schemes),
+        None if None in bits else max(each for each in bits if each is not None),
+        min((scheme.blocks.columns for scheme in schemes if scheme.blocks.columns), default=1),
+        all(scheme.bits == 8 and scheme.activations == "dynamic" for scheme in schemes),
+    )

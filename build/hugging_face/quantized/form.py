@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,38 +14,34 @@ from build.checkpoints.tensor_file import FLOATS, AnyArray, Tensor
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
 
+Read = Callable[[Weights, str, int, int], Callable[[], Linear]]
+"""Takes weights and a projection: its name, such as ``model.layers.0.mlp.up_proj``, its outputs and inputs.
 
-class Form(Protocol):
-    """A way to store quantized projections."""
+Checks its tensors, and returns the function that reads them. Both raise CheckpointError for a tensor that is
+missing or does not fit.
+"""
 
-    @property
-    def name(self) -> str:
-        """Return ``quant_method``."""
 
-    @property
-    def bits(self) -> float | None:
-        """Return the bits of its integers, the most if there are several; None for FP8."""
+@dataclass(frozen=True)
+class Form:
+    """A way to store quantized projections.
 
-    @property
-    def group_size(self) -> int:
-        """Return the inputs that share a scale, the least if there are several; 1 for all of them."""
+    Attributes:
+        name: ``quant_method``, or ``quant_algo`` of TensorRT-LLM.
+        read: Reads a projection.
+        bits: Bits of its integers, the most if there are several; None for FP8.
+        group_size: Inputs that share a scale, the least if there are several; 1 for all of them.
+        rounds_activations: Whether it is made for activations that are rounded to INT8 as they come.
+        read_experts: Reads a projection of all experts, whose number comes before outputs and inputs; None
+            where each expert has tensors of its own.
+    """
 
-    @property
-    def rounds_activations(self) -> bool:
-        """Return whether it is made for activations that are rounded to INT8 as they come."""
-
-    def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """Check the tensors of a projection, and return the function that reads them.
-
-        Args:
-            weights: Tensors of the checkpoint.
-            name: Name of the projection, such as ``model.layers.0.mlp.up_proj``.
-            outputs: Its outputs.
-            inputs: Its inputs.
-
-        Raises:
-            CheckpointError: A tensor is missing or does not fit the settings; also from that function.
-        """
+    name: str
+    read: Read
+    bits: float | None
+    group_size: int = 1
+    rounds_activations: bool = False
+    read_experts: Callable[[Weights, str, int, int, int], Callable[[], Linear]] | None = None
 
 
 class Blocks(NamedTuple):
@@ -57,6 +54,11 @@ class Blocks(NamedTuple):
 
     rows: int | None = None
     columns: int | None = None
+
+    @property
+    def group_size(self) -> int:
+        """Return the inputs that share a scale; 1 for all."""
+        return self.columns or 1
 
     def num_groups(self, inputs: int) -> int:
         """Return the blocks beside each other in a matrix of so many inputs."""

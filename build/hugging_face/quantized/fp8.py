@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from build.checkpoints.settings import Settings
-from build.hugging_face.quantized.form import Blocks, read_blocks
+from build.hugging_face.quantized.form import Blocks, Form, read_blocks
 from build.hugging_face.weights import Weights
 from build.networks.linear import InputQuantization, Linear
 
@@ -30,17 +30,9 @@ class Fp8:
 
     blocks: Blocks
     has_input_scale: bool
-    name = "fp8"
-    bits = None
-    rounds_activations = False
-
-    @property
-    def group_size(self) -> int:
-        """Return the inputs that share a scale; 1 for all."""
-        return self.blocks.columns or 1
 
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """See ``Form``. W = weight * scale: ``weight_scale_inv`` is the factor, too."""
+        """See ``form.Read``. W = weight * scale: ``weight_scale_inv`` is the factor, too."""
         weight = weights.take(f"{name}.weight", (outputs, inputs), dtypes=("F8_E4M3",))
         blocks, suffix = self.blocks, "weight_scale_inv"
         if f"{name}.weight_scale" in weights:
@@ -70,7 +62,7 @@ def input_scale(weights: Weights, name: str, dtype: str) -> InputQuantization:
     return InputQuantization(dtype, value)
 
 
-def read_fp8(settings: Settings) -> Fp8:
+def read_fp8(settings: Settings) -> Form:
     """Parse ``quantization_config``.
 
     Raises:
@@ -83,4 +75,5 @@ def read_fp8(settings: Settings) -> Fp8:
     if "weight_block_size" in settings.names:
         is_null = settings.get("weight_block_size") is None
         blocks = Blocks() if is_null else read_blocks(settings, "weight_block_size")
-    return Fp8(blocks, settings.get("activation_scheme") == "static")
+    fp8 = Fp8(blocks, settings.get("activation_scheme") == "static")
+    return Form("fp8", fp8.read, None, blocks.group_size)

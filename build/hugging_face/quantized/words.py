@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from build.checkpoints.settings import Settings
 from build.checkpoints.tensor_file import AnyArray, Tensor
-from build.hugging_face.quantized.form import Blocks, read_groups, signed, unpack
+from build.hugging_face.quantized.form import Blocks, Form, read_groups, signed, unpack
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
 
@@ -47,19 +48,12 @@ class Gptq:
     has_order: bool
     zeros_less_one: bool
     borrows: bool
-    name = "gptq"
-    rounds_activations = False
-
-    @property
-    def group_size(self) -> int:
-        """Return the inputs that share a scale; 1 for all."""
-        return self.groups.columns or 1
 
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """See ``Form``. W[j, i] = (qweight[i, j] - qzeros[group of i, j]) * scales[group of i, j]."""
+        """See ``form.Read``. W[j, i] = (qweight[i, j] - qzeros[group of i, j]) * scales[group of i, j]."""
         groups = self.groups.num_groups(inputs)
         per_word = 32 // self.bits
-        if inputs % (self.groups.columns or 1) or inputs % per_word or outputs % per_word:
+        if inputs % self.groups.group_size or inputs % per_word or outputs % per_word:
             raise weights.fail(f"{name} is [{outputs}, {inputs}], not whole groups of inputs and whole words")
         words = weights.take(f"{name}.qweight", (inputs // per_word, outputs), dtypes=("I32",))
         zeros = weights.take(f"{name}.qzeros", (groups, outputs // per_word), dtypes=("I32",))
@@ -119,7 +113,7 @@ class Gptq:
         return order
 
 
-def read_gptq(settings: Settings) -> Gptq:
+def read_gptq(settings: Settings) -> Form:
     """Parse ``quantization_config``.
 
     Raises:
@@ -136,7 +130,7 @@ def read_gptq(settings: Settings) -> Gptq:
     if dynamic is not None and any(not key.startswith("-:") for key in dynamic.names):
         raise settings.fail(f"dynamic={settings.get('dynamic')!r:.200} may only leave modules out (-:)")
     meta = settings.part("meta")
-    return Gptq(
+    gptq = Gptq(
         bits=settings.integer("bits"),
         groups=read_groups(settings, "group_size", 128),
         is_symmetric=settings.flag("sym", default=True),
@@ -144,45 +138,28 @@ def read_gptq(settings: Settings) -> Gptq:
         zeros_less_one=settings.get("checkpoint_format", settings.get("format", "gptq")) == "gptq",
         borrows=meta is not None and "gptqmodel" in str(meta.get("quantizer")),
     )
+    return Form("gptq", gptq.read, gptq.bits, gptq.groups.group_size)
 
 
-@dataclass(frozen=True)
-class Awq:
-    """AWQ in the layout of its GEMM kernel.
+def _read_awq(groups: Blocks, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
+    """See ``form.Read``. W[j, i] = (qweight[i, j] - qzeros[group of i, j]) * scales[group of i, j]."""
+    num_groups = groups.num_groups(inputs)
+    if inputs % groups.group_size or outputs % 8:
+        raise weights.fail(f"{name} is [{outputs}, {inputs}], not whole groups of inputs and whole words")
+    words = weights.take(f"{name}.qweight", (inputs, outputs // 8), dtypes=("I32",))
+    zeros = weights.take(f"{name}.qzeros", (num_groups, outputs // 8), dtypes=("I32",))
+    scales = weights.take(f"{name}.scales", (num_groups, outputs))
 
-    Attributes:
-        groups: Weights that share scale and zero point.
-    """
+    def linear() -> Linear:
+        values = _unpacked(words.data)
+        return Linear(
+            Tensor("U8", values.shape, values),
+            np.ascontiguousarray(scales.to_float32().T),
+            zero_point=_unpacked(zeros.data),
+            bits=4,
+        )
 
-    groups: Blocks
-    name = "awq"
-    bits = 4
-    rounds_activations = False
-
-    @property
-    def group_size(self) -> int:
-        """Return the inputs that share a scale; 1 for all."""
-        return self.groups.columns or 1
-
-    def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
-        """See ``Form``. W[j, i] = (qweight[i, j] - qzeros[group of i, j]) * scales[group of i, j]."""
-        groups = self.groups.num_groups(inputs)
-        if inputs % (self.groups.columns or 1) or outputs % 8:
-            raise weights.fail(f"{name} is [{outputs}, {inputs}], not whole groups of inputs and whole words")
-        words = weights.take(f"{name}.qweight", (inputs, outputs // 8), dtypes=("I32",))
-        zeros = weights.take(f"{name}.qzeros", (groups, outputs // 8), dtypes=("I32",))
-        scales = weights.take(f"{name}.scales", (groups, outputs))
-
-        def linear() -> Linear:
-            values = _unpacked(words.data)
-            return Linear(
-                Tensor("U8", values.shape, values),
-                np.ascontiguousarray(scales.to_float32().T),
-                zero_point=_unpacked(zeros.data),
-                bits=4,
-            )
-
-        return linear
+    return linear
 
 
 def _unpacked(words: AnyArray) -> AnyArray:
@@ -191,7 +168,7 @@ def _unpacked(words: AnyArray) -> AnyArray:
     return np.ascontiguousarray(values.reshape(len(words), -1).T)
 
 
-def read_awq(settings: Settings) -> Awq:
+def read_awq(settings: Settings) -> Form:
     """Parse ``quantization_config``.
 
     Raises:
@@ -205,4 +182,5 @@ def read_awq(settings: Settings) -> Awq:
     settings.refuse_unless("dynamic", {})
     for key in ("version", "format", "checkpoint_format"):
         settings.refuse_unless(key, "gemm", "GEMM")
-    return Awq(read_groups(settings, "group_size", 128))
+    groups = read_groups(settings, "group_size", 128)
+    return Form("awq", partial(_read_awq, groups), 4, groups.group_size)

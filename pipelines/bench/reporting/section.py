@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Verdict = Literal["pass", "fail", "inconclusive", "info"]
 """``info`` is for figures that are not judged."""
+
+
+class Judged(Protocol):
+    """What has a verdict."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +77,13 @@ class Section:
     document: dict[str, Any] = field(default_factory=dict)
 
 
-def joint_verdict(sections: Sequence[Section]) -> Verdict:
+def joint_verdict(judged: Sequence[Judged]) -> Verdict:
     """Combine verdicts: ``fail`` overrides ``inconclusive``, which overrides ``pass``.
 
     Returns:
-        The joint verdict; ``fail`` if no section has one, because a report without tests must not pass.
+        The joint verdict; ``fail`` if nothing has one, because a report without tests must not pass.
     """
-    verdicts = {section.verdict for section in sections}
+    verdicts = {each.verdict for each in judged}
     if "fail" in verdicts:
         return "fail"
     if "inconclusive" in verdicts:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from pipelines.bench.blocks import Blocks, Interval
+from pipelines.bench.comparisons import comparisons
 from pipelines.bench.figures import figures_of, percentiles, pooled, spread
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Cell, ClosedLoop
+from pipelines.bench.reporting.section import joint_verdict
 from pipelines.bench.reporting.slo import Slo
-from pipelines.bench.verdicts import joint_word, verdicts
 from pipelines.errors import VerificationError
 from tests.unit.bench.answers import ARMS, CODE, K2, K4, answer, cells_with_ratios, measured
 
@@ -140,18 +141,18 @@ def test_measurements_without_output_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "noise", "word"),
+    ("ratio", "noise", "verdict"),
     [(1.3, 0.0, "pass"), (0.97, 0.0, "pass"), (0.96, 0.0, "fail"), (1.0, 0.2, "inconclusive")],
 )
-def test_a_verdict_needs_the_whole_interval_on_one_side(ratio: float, noise: float, word: str) -> None:
+def test_a_verdict_needs_the_whole_interval_on_one_side(ratio: float, noise: float, verdict: str) -> None:
     cells = cells_with_ratios({1: {K2: 0.5, K4: 0.5, ADAPTIVE: ratio + 1e-9}}, noise)
-    to_target, _ = verdicts(cells)
-    assert (to_target.other, to_target.word) == (TARGET_ALONE, word)
-    assert joint_word([to_target]) == word
+    to_target, _ = comparisons(cells)
+    assert (to_target.other, to_target.verdict) == (TARGET_ALONE, verdict)
+    assert joint_verdict([to_target]) == verdict
 
 
 def test_the_best_fixed_draft_length_is_chosen_per_cell() -> None:
     cells = cells_with_ratios({1: {K2: 2.0, K4: 3.0, ADAPTIVE: 2.8}, 8: {K2: 0.9, K4: 0.6, ADAPTIVE: 1.0}})
-    found = [(each.other, each.word) for each in verdicts(cells)]
+    found = [(each.other, each.verdict) for each in comparisons(cells)]
     assert found == [(TARGET_ALONE, "pass"), (K4, "fail"), (TARGET_ALONE, "pass"), (K2, "pass")]
-    assert joint_word(verdicts(cells)) == "fail", "one that fails decides"
+    assert joint_verdict(comparisons(cells)) == "fail", "one that fails decides"

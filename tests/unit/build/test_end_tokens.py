@@ -10,11 +10,11 @@ import pytest
 
 from build.checkpoints.tokenizer_file import find_end_ids, read_tokenizer
 from build.engines import build_engines
-from build.recipe import load_recipe
 from pipelines.errors import CheckpointError
 from pipelines.executor.engine_config import EngineConfig
 from pipelines.manifest import EngineFiles, checked_engine
 from tests.support.checkpoints import make_checkpoint
+from tests.support.hugging_face_checkpoints import pair_recipe
 from tests.support.tiny_engines import added_token
 
 # Those of meta-llama/Llama-3.1-8B-Instruct, renumbered for a small tokenizer.
@@ -109,12 +109,10 @@ def test_a_special_token_with_the_highest_id_ends_a_text_if_the_network_has_it(t
 def test_other_end_tokens_make_another_engine(tmp_path: Path) -> None:
     for role in ("draft", "target"):
         make_checkpoint(tmp_path / role, num_hidden_layers=1)
-    raw = {role: {"checkpoint": str(tmp_path / role)} for role in ("draft", "target")}
-    path = tmp_path / "tiny.yaml"
-    path.write_text(json.dumps({"name": "tiny", "serving": {}, **raw}), encoding="utf-8")
+    recipe = pair_recipe(tmp_path, *({"checkpoint": str(tmp_path / role)} for role in ("draft", "target")))
 
     def built() -> Path:
-        return Path(build_engines(load_recipe(str(path)), tmp_path / "engines", lambda line: None)["target"])
+        return Path(build_engines(recipe, tmp_path / "engines", lambda line: None)["target"])
 
     before = built()
     (tmp_path / "target" / "generation_config.json").write_text('{"eos_token_id": [0, 7, 9]}')

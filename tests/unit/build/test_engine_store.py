@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from build.engines import main
 from build.files import new_engine
@@ -19,6 +18,7 @@ from pipelines.manifest import EngineFiles, checked_engine, engine_digest
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.checkpoints import make_checkpoint
 from tests.support.damaged_engines import AS_OWNER, flip_a_bit
+from tests.support.hugging_face_checkpoints import pair_recipe
 
 
 @pytest.fixture
@@ -26,10 +26,8 @@ def arguments(tmp_path: Path) -> list[str]:
     """Return arguments of ``build.engines`` for a tiny pair."""
     make_checkpoint(tmp_path / "target")
     make_checkpoint(tmp_path / "draft", num_hidden_layers=1)
-    sections: dict[str, Any] = {role: {"checkpoint": str(tmp_path / role)} for role in ("draft", "target")}
-    recipe = tmp_path / "tiny.yaml"
-    recipe.write_text(yaml.safe_dump({"name": "tiny", "serving": {}, **sections}))
-    return ["--recipe", str(recipe), "--engines", str(tmp_path / "engines")]
+    recipe = pair_recipe(tmp_path, *({"checkpoint": str(tmp_path / role)} for role in ("draft", "target")))
+    return ["--recipe", str(recipe.path), "--engines", str(tmp_path / "engines")]
 
 
 def result_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -52,18 +50,6 @@ def test_what_was_built_cannot_be_written_by_accident(
     assert modes.pop(target.name) == 0o555
     assert modes.keys() >= {"engine.bin", "engine.json", "engine.xml", "manifest.json", "tokenizer.json"}
     assert set(modes.values()) == {0o444}
-    program = """
-import sys
-from pathlib import Path
-target = Path(sys.argv[1])
-for name, mode in (("engine.bin", "r+b"), ("engine.bin", "wb"), ("new", "wb")):
-    try:
-        (target / name).open(mode)
-    except PermissionError:
-        continue
-    sys.exit(f"{name} could be opened: {mode}")
-"""
-    run_as_owner(program, str(target))
 
 
 # Damages the built engines in a way that a build notices, then builds again.

@@ -191,18 +191,6 @@ def test_concurrent_builds_do_not_interfere(tmp_path: Path, raw: dict[str, Any])
     assert results[0]["target"] == results[1]["target"]
 
 
-def test_bad_pairs_build_nothing(
-    tmp_path: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_checkpoint(tmp_path / "draft", num_hidden_layers=1, end_id=7)
-    arguments = ["--recipe", str(write_recipe(tmp_path, raw)), "--engines", str(tmp_path / "engines")]
-    assert main(arguments) == 1
-    captured = capsys.readouterr()
-    assert "no end token in common" in captured.err
-    assert captured.out == ""
-    assert not (tmp_path / "engines").exists()
-
-
 def test_engines_that_are_there_are_named_without_writing_anything(
     tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

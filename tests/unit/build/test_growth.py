@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build.checkpoints.checkpoint import network_from_checkpoint
 from build.networks.growth import check_growth, grow, head_slots, layer_slots
 from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
@@ -24,7 +23,7 @@ GROWTH = Growth(hidden_size=256, num_layers=5, intermediate_size=640, num_heads=
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Network:
     tied = request.param == "tied"
     directory = tmp_path_factory.mktemp("small")
-    return network_from_checkpoint(make_checkpoint(directory, share_embedding_table=tied))
+    return make_checkpoint(directory, share_embedding_table=tied)
 
 
 def test_grown_network_is_the_same_function_in_float64(small: Network) -> None:
@@ -103,7 +102,7 @@ def test_sizes_that_would_change_the_function_are_refused(
 
 
 def test_quantized_checkpoint_is_not_grown(tmp_path: Path) -> None:
-    network = network_from_checkpoint(make_checkpoint(tmp_path, "W8A16"))
+    network = make_checkpoint(tmp_path, "W8A16")
     with pytest.raises(RecipeError, match="quantized"):
         grow(network, GROWTH)
 
@@ -112,9 +111,7 @@ def test_quantized_checkpoint_is_not_grown(tmp_path: Path) -> None:
 def test_recipes_grow_the_demo_target_to_their_claimed_size(name: str, millions: int, tmp_path: Path) -> None:
     growth = load_recipe(name).target.growth
     assert growth is not None
-    config = network_from_checkpoint(
-        make_checkpoint(tmp_path, hidden_size=256, num_hidden_layers=1, intermediate_size=768)
-    ).config
+    config = make_checkpoint(tmp_path, hidden_size=256, num_hidden_layers=1, intermediate_size=768).config
     check_growth(replace(config, layers=config.layers * 8), growth)
     heads = growth.num_heads + growth.num_kv_heads
     layer = growth.hidden_size * (2 * heads * config.head_size + 3 * growth.intermediate_size)

@@ -217,6 +217,28 @@ def test_the_older_spelling_of_rotary_settings() -> None:
     assert parse_network_config(older, path) == parse_network_config(settings_of("gemma3_text"), path)
 
 
+SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 512}
+GPT_OSS = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_attention_heads": 8}
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.parametrize(
+    ("class_name", "ours"),
+    [
+        ("Gemma2ForCausalLM", {"model_type": "gemma2", **SIZES}),
+        (
+            "GptOssForCausalLM",
+            {"model_type": "gpt_oss", **SIZES, **GPT_OSS, "max_position_embeddings": 131072},
+        ),
+    ],
+)
+def test_what_the_settings_leave_out_is_as_in_transformers(class_name: str, ours: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    path, theirs = Path("config.json"), transformers.AutoConfig.for_model(**ours).to_dict()
+    config = parse_network_config(ours, path)
+    assert config == parse_network_config({**theirs, "architectures": [class_name]}, path)
+
+
 def test_mistral_attends_to_4096_positions_unless_its_file_says_none() -> None:
     config = settings_of("mistral")
     del config["sliding_window"]

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from benchmarks.quality.engines import compile_network
 from build.memory import EngineMemory, num_parameters, plan_memory
 from build.networks.source import open_network
-from build.own_pair import write_recipe
 from build.preflight import check_recipe
 from build.recipe import Recipe, Serving
 from pipelines.engine_memory import MAX_LOGGED_ROWS, read_sizes, states_bytes
@@ -64,16 +62,6 @@ def test_openvinos_attention_is_refused_and_try_writes_ours(tmp_path: Path) -> N
         check_recipe(replace(recipe, target=replace(recipe.target, attention="openvino")))
     with pytest.raises(EngineBuildError, match="recurrent layers"):
         compile_network(tmp_path / "engine", open_network(tmp_path / "target").read(), "none", "openvino")
-
-
-@needs_compiler
-def test_a_recipe_that_is_written_has_attention_of_ours_for_the_target(tmp_path: Path) -> None:
-    recipe, lines = hybrid_recipe(tmp_path), list[str]()
-    checkpoints = (str(each.checkpoint_directory()) for each in (recipe.target, recipe.draft))
-    path = write_recipe(*checkpoints, tmp_path / "pair.yaml", "int8", 256, 20e9, lines.append)
-    written = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert written["target"]["attention"] == "draftproof" and "attention" not in written["draft"]
-    assert any("is set for recurrent layers" in line for line in lines)
 
 
 @needs_compiler

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +10,16 @@ import numpy as np
 import pytest
 
 from build.checkpoints.tensor_file import Float32Array, Tensor
-from build.engines import build_engines
 from build.preflight import check_recipe, check_settings
 from build.recipe import Recipe
-from pipelines.errors import CheckpointError, RecipeError
-from pipelines.executor.executor import Executor
-from pipelines.executor.limits import ExecutorLimits
-from pipelines.speculation.loop import Round
+from pipelines.errors import CheckpointError, DraftproofError, RecipeError
 from tests.golden.families import config_of, save_family, weights_of
-from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import (
     change_config,
     change_weights,
     make_hugging_face,
     pair_recipe,
 )
-from tests.support.recording_engine import request, rounds_of, tokens_of
-from tests.support.recording_engine import run as run_loop
 from tests.unit.build.test_openvino_engine import engine_of
 from tests.unit.build.test_trained_head import NUM_KNOWN, NUM_TOKENS, run
 
@@ -109,27 +100,6 @@ def test_it_returns_what_its_layer_does_in_transformers(tmp_path: Path) -> None:
         assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
-@needs_compiler
-def test_the_output_with_it_is_that_of_the_target_alone(tmp_path: Path) -> None:
-    recipe = mtp_recipe(tmp_path)
-    short = replace(recipe, draft=replace(recipe.draft, lm_head_rows=100))
-    limits = ExecutorLimits(
-        max_batch_size=4, max_num_tokens=64, max_seq_len=128, max_queue_size=8, num_kv_blocks=64
-    )
-    asked = [request(list(range(3, 5 + 9 * number)), 20) for number in range(1, 4)]
-    for each in (recipe, short):
-        built = build_engines(each, tmp_path / "engines", lambda line: None)
-        folders = Path(built["draft"]), Path(built["target"])
-        draft, target, cold = (Executor.load(folder, limits) for folder in (*folders, folders[1]))
-
-        async def answered(draft: Executor = draft, target: Executor = target) -> list[list[Round]]:
-            return await asyncio.gather(*(rounds_of(one, draft.complete, target, 3) for one in asked))
-
-        for one, found in zip(asked, run_loop([draft, target], answered), strict=True):
-            assert sum(part.num_draft_tokens for part in found) > 20
-            assert tokens_of(found) == run_loop([cold], lambda one=one: cold.complete(one)).token_ids.tolist()
-
-
 def test_settings_alone_say_what_it_reads(tmp_path: Path) -> None:
     recipe = mtp_recipe(tmp_path)
     assert [each.network.config for each in check_settings(recipe)] == [
@@ -137,19 +107,23 @@ def test_settings_alone_say_what_it_reads(tmp_path: Path) -> None:
     ]
 
 
-def test_a_checkpoint_without_one_is_no_draft(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="recurrent layers"):
-        check_recipe(mtp_recipe(tmp_path, mtp_num_hidden_layers=0))
-
-
-def test_a_module_of_two_layers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="mtp_num_hidden_layers=2"):
-        check_recipe(mtp_recipe(tmp_path, mtp_num_hidden_layers=2))
-
-
-def test_a_hybrid_needs_a_layer_with_attention(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="4 recurrent layers, and none with full_attention"):
-        check_settings(mtp_recipe(tmp_path, layer_types=["linear_attention"] * 4))
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"mtp_num_hidden_layers": 0}, RecipeError, "recurrent layers"),
+        ({"mtp_num_hidden_layers": 2}, CheckpointError, "mtp_num_hidden_layers=2"),
+        (
+            {"layer_types": ["linear_attention"] * 4},
+            CheckpointError,
+            "4 recurrent layers, and none with full_attention",
+        ),
+    ],
+)
+def test_a_module_that_cannot_draft_is_refused(
+    changes: dict[str, Any], error: type[DraftproofError], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words):
+        check_recipe(mtp_recipe(tmp_path, **changes))
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

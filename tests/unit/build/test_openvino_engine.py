@@ -13,12 +13,12 @@ import numpy.typing as npt
 import openvino as ov
 import pytest
 
-from build.checkpoints.checkpoint import network_from_checkpoint
-from build.checkpoints.tensor_file import Tensor
+from build.checkpoints.tensor_file import Tensor, read_tensors
 from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.openvino import operations
 from build.openvino.engine import EngineSettings, write_engine
+from build.recipe import EngineRecipe, KvCache
 from pipelines.errors import EngineBuildError
 from pipelines.executor.engine import Engine, load_engine
 from pipelines.executor.step import Chunk, pack
@@ -61,12 +61,11 @@ def engine_of(
 ) -> Engine:
     tokenizer = directory / "tokenizer.json"
     tokenizer.write_text("{}", encoding="utf-8")
-    settings = EngineSettings(
-        *("target", "test", "none", kv, 2, (0,), "f" * 64, {}),
-        dynamic_quantization=dynamic,
-        attention=attention,
-        linear=linear,
+    quantization = "int8" if dynamic else "none"  # which rounds activations, or does not
+    recipe = EngineRecipe(
+        "", quantization, num_threads=2, attention=attention, linear=linear, kv_cache=KvCache(kv)
     )
+    settings = EngineSettings("target", "test", recipe, (0,), "f" * 64)
     write_engine(directory / "engine", network, tokenizer, settings)
     return load_engine(EngineFiles(directory / "engine"), num_blocks=16)
 
@@ -93,7 +92,7 @@ def largest_error(reference: Logits, logits: Logits) -> float:
 def test_unquantized_engine_matches_float64(shape: str, attention: str, tmp_path: Path) -> None:
     weights_dtype = {"mha": "F16", "untied": "F32"}.get(shape, "BF16")
     checkpoint = make_checkpoint(tmp_path / "checkpoint", weights_dtype=weights_dtype, **SHAPES[shape])
-    engine = engine_of(tmp_path, network_from_checkpoint(checkpoint), attention=attention)
+    engine = engine_of(tmp_path, checkpoint, attention=attention)
     logits = run(engine, token_ids())
     reference = reference_logits(checkpoint, token_ids())
     assert largest_error(reference, logits) < EXACT
@@ -103,9 +102,10 @@ def test_unquantized_engine_matches_float64(shape: str, attention: str, tmp_path
 @pytest.mark.parametrize(("shape", "num_tables"), [("gqa", 1), ("untied", 2)])
 def test_a_tied_engine_holds_its_table_once(shape: str, num_tables: int, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", weights_dtype="F32", **SHAPES[shape])
-    engine_of(tmp_path, network_from_checkpoint(checkpoint))
+    engine_of(tmp_path, checkpoint)
     rows, columns = checkpoint.config.vocab_size, checkpoint.config.hidden_size
-    weights = 4 * sum(tensor.data.size for tensor in checkpoint.tensors.values())
+    tensors = read_tensors(tmp_path / "checkpoint" / "rank0.safetensors")
+    weights = 4 * sum(tensor.size for tensor in tensors.values())
     size = (tmp_path / "engine" / "engine.bin").stat().st_size
     assert weights <= size < weights + 4 * rows * columns  # and constants of the graph
     network = (tmp_path / "engine" / "engine.xml").read_text(encoding="utf-8")
@@ -133,14 +133,14 @@ def test_rows_of_a_large_table_are_its_numbers_and_no_copy_is_made(
 @pytest.mark.parametrize("shape", ["gqa", "untied", "biases"])
 def test_weight_only_checkpoint_runs_with_its_own_weights(shape: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "W8A16", **SHAPES[shape])
-    network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", "checkpoint")
+    network = apply_quantization(checkpoint, "checkpoint", "checkpoint")
     logits = run(engine_of(tmp_path, network), token_ids())
     assert largest_error(reference_logits(checkpoint, token_ids()), logits) < EXACT
 
 
 @pytest.mark.parametrize("algo", [None, "FP8"])
 def test_int8_made_at_build_is_what_numpy_says(algo: str | None, tmp_path: Path) -> None:
-    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", algo))
+    network = make_checkpoint(tmp_path / "checkpoint", algo)
     quantized = apply_quantization(network, "int8", "int8")
     logits = run(engine_of(tmp_path, quantized), token_ids())
     assert largest_error(reference_logits(quantized, token_ids()), logits) < EXACT
@@ -150,7 +150,7 @@ def test_int8_made_at_build_is_what_numpy_says(algo: str | None, tmp_path: Path)
 @pytest.mark.parametrize("algo", [None, "W8A16"])
 def test_dynamic_quantization_stays_close(algo: str | None, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", algo)
-    network = apply_quantization(network_from_checkpoint(checkpoint), "int8", "int8")
+    network = apply_quantization(checkpoint, "int8", "int8")
     logits = run(engine_of(tmp_path, network, dynamic=True), token_ids())
     # Random weights are the hard case: a flat distribution in which every error counts.
     assert mean_kl(reference_logits(network, token_ids()), logits) < 0.02
@@ -160,7 +160,7 @@ def test_dynamic_quantization_stays_close(algo: str | None, tmp_path: Path) -> N
 @pytest.mark.parametrize("shape", ["gqa", "untied", "biases", "odd sizes"])
 def test_products_of_our_own_are_what_numpy_says_to_14_bits(shape: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", **SHAPES[shape])
-    network = apply_quantization(network_from_checkpoint(checkpoint), "int8", "int8")
+    network = apply_quantization(checkpoint, "int8", "int8")
     logits = run(engine_of(tmp_path, network, dynamic=True, linear="draftproof"), token_ids())
     assert 1e-8 < mean_kl(reference_logits(network, token_ids()), logits) < 1e-5
 
@@ -169,7 +169,7 @@ def test_products_of_our_own_are_what_numpy_says_to_14_bits(shape: str, tmp_path
 @pytest.mark.parametrize("algo", ["W8A16", "W4A16_AWQ", "FP8"])
 def test_a_checkpoints_own_weights_are_multiplied_as_openvino_does(algo: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256)
-    network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", "int8")
+    network = apply_quantization(checkpoint, "checkpoint", "int8")
     logits = []
     for linear in ("openvino", "draftproof"):
         folder = tmp_path / linear
@@ -181,7 +181,7 @@ def test_a_checkpoints_own_weights_are_multiplied_as_openvino_does(algo: str, tm
 @needs_compiler
 @pytest.mark.parametrize("algo", ["W8A8_SQ_PER_CHANNEL", "W4A8_AWQ"])
 def test_integers_whose_inputs_a_checkpoint_rounds_are_refused(algo: str, tmp_path: Path) -> None:
-    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256))
+    network = make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256)
     with pytest.raises(EngineBuildError, match=r"checkpoint rounds; .*'linear: openvino'"):
         engine_of(tmp_path, network, linear="draftproof")
 
@@ -189,9 +189,9 @@ def test_integers_whose_inputs_a_checkpoint_rounds_are_refused(algo: str, tmp_pa
 @pytest.mark.parametrize("algo", QUANTIZERS)
 def test_quantization_none_multiplies_out_and_leaves_inputs_alone(algo: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256)
-    network = apply_quantization(network_from_checkpoint(checkpoint), "none", "checkpoint")
+    network = apply_quantization(checkpoint, "none", "checkpoint")
     assert all(linear.input_quantization is None for linear in network.layer(0).linears())
-    stored = network_from_checkpoint(checkpoint).layer(1).proj
+    stored = checkpoint.layer(1).proj
     assert np.array_equal(network.layer(1).proj.to_float32(), stored.to_float32())
     logits = run(engine_of(tmp_path, network), token_ids())
     assert largest_error(reference_logits(network, token_ids()), logits) < EXACT
@@ -199,16 +199,15 @@ def test_quantization_none_multiplies_out_and_leaves_inputs_alone(algo: str, tmp
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_half_precision_cache_stays_close(attention: str, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint")
-    network = network_from_checkpoint(checkpoint)
+    network = make_checkpoint(tmp_path / "checkpoint")
     logits = run(engine_of(tmp_path, network, kv="float16", attention=attention), token_ids())
-    error = largest_error(reference_logits(checkpoint, token_ids()), logits)
+    error = largest_error(reference_logits(network, token_ids()), logits)
     assert EXACT < error < 0.1  # above: the cache really is in half precision
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_number_of_wanted_rows_does_not_change_their_bits(quantization: str, tmp_path: Path) -> None:
-    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", hidden_size=256))
+    network = make_checkpoint(tmp_path / "checkpoint", hidden_size=256)
     head = "int8" if quantization == "int8" else "checkpoint"
     engine = engine_of(tmp_path, apply_quantization(network, quantization, head), dynamic=True)
     inputs = pack([Chunk(token_ids(), 0, (1, 2, 3), is_decode=False, num_logits=LENGTH)], 32)
@@ -220,7 +219,7 @@ def test_number_of_wanted_rows_does_not_change_their_bits(quantization: str, tmp
 
 def test_engine_description(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint")
-    network = apply_quantization(network_from_checkpoint(checkpoint), "int8", "int8")
+    network = apply_quantization(checkpoint, "int8", "int8")
     engine_of(tmp_path, network, dynamic=True)
     description = json.loads((tmp_path / "engine" / "engine.json").read_text(encoding="utf-8"))
     weights = 2 * ((4 + 2 * 2) * 64 * 128 + 256 * 128 + 3 * 256 * 128)
@@ -239,7 +238,7 @@ def test_engine_description(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", [None, "FP8"])
 def test_weights_other_than_int8_are_read_as_float32(algo: str | None, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, share_embedding_table=False)
-    engine_of(tmp_path, network_from_checkpoint(checkpoint))
+    engine_of(tmp_path, checkpoint)
     description = json.loads((tmp_path / "engine" / "engine.json").read_text(encoding="utf-8"))
     embedding = 2048 * 128
     assert description["weight_bytes_per_step"] == 4 * (description["num_parameters"] - embedding)
@@ -247,12 +246,12 @@ def test_weights_other_than_int8_are_read_as_float32(algo: str | None, tmp_path:
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint"))
+    network = make_checkpoint(tmp_path / "checkpoint")
 
     def failing(index: int) -> Any:
         raise OSError(28, "No space left on device")
 
-    settings = EngineSettings("draft", "test", "none", "float32", 2, (0,), "f" * 64, {})
+    settings = EngineSettings("draft", "test", EngineRecipe("", num_threads=2), (0,), "f" * 64)
     with pytest.raises(EngineBuildError, match="No space left"):
         write_engine(
             tmp_path / "engines" / "draft-1",

@@ -9,24 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from build.engines import build_engines
-from build.recipe import parse_recipe
 from pipelines.executor.engine import Engine, load_engine
-from pipelines.executor.executor import Executor
-from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import make_checkpoint
-from tests.support.pair_answers import answer_prompts
+from tests.support.hugging_face_checkpoints import pair_recipe
 from tests.support.partly_shared import share_part
-from tests.support.tiny_engines import ROOT
-
-DEMO_PAIR = ROOT / "engines" / "demo_pair"
-LIMITS = ExecutorLimits(
-    max_batch_size=8, max_num_tokens=128, max_seq_len=256, max_queue_size=0, num_kv_blocks=80
-)
 
 
 def built(
@@ -37,16 +27,9 @@ def built(
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Path]:
     """Build the engines of two checkpoints in a folder; return their directories."""
-    raw: dict[str, Any] = {
-        "name": "shared",
-        "target": {"checkpoint": str(target), "quantization": quantization},
-        "draft": {"checkpoint": str(draft), "quantization": quantization},
-        "serving": {"max_seq_len": 256},
-    }
-    path = folder / "shared.yaml"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
-    found = build_engines(parse_recipe(raw, path), folder / "engines", report)
+    folder.mkdir(exist_ok=True)
+    sections = ({"checkpoint": str(each), "quantization": quantization} for each in (draft, target))
+    found = build_engines(pair_recipe(folder, *sections), folder / "engines", report)
     return {role: Path(found[role]) for role in ("draft", "target")}
 
 
@@ -112,48 +95,3 @@ def test_an_engine_tries_its_kernels_with_tokens_that_it_reads(
     monkeypatch.setattr(Engine, "run", noting)
     load_engine(EngineFiles(built(tmp_path, tiny / "target", tiny / "draft")["draft"]), 4)
     assert read and max(read) < 1500
-
-
-def prompts_of(target: Path, texts: list[str]) -> list[Any]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    return [np.array(tokenizer.encode(text).ids, np.int32) for text in texts]
-
-
-TEXTS = [
-    "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n",
-    "import os\n\ndef read_lines(path):\n    with open(path) as file:\n",
-    'def mean(values):\n    """Return the arithmetic mean."""\n',
-    "for name in sorted(os.listdir(directory)):\n    if name.endswith('.py'):\n",
-]
-
-
-def load(directory: Path) -> Executor:
-    return Executor.load(directory, LIMITS)
-
-
-@pytest.mark.skipif(not DEMO_PAIR.is_dir(), reason="the demonstration pair is not here")
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 0.8])
-def test_a_trained_draft_that_lacks_tokens_is_accepted_and_changes_nothing(
-    tmp_path: Path, temperature: float
-) -> None:
-    share_part(DEMO_PAIR / "draft", tmp_path / "draft", 1400)
-    engines = built(tmp_path / "pair", DEMO_PAIR / "target", tmp_path / "draft")
-    same = built(tmp_path / "same", DEMO_PAIR / "target", DEMO_PAIR / "draft")
-    prompts = prompts_of(DEMO_PAIR / "target", TEXTS)
-    answers = {
-        name: answer_prompts(
-            load(draft), load(engines["target"]), prompts, length, max_tokens=64, temperature=temperature
-        )
-        for name, draft, length in (
-            ("alone", same["draft"], 0),
-            ("shared", engines["draft"], 4),
-            ("same tokenizer", same["draft"], 4),
-        )
-    }
-    for name in ("shared", "same tokenizer"):
-        assert answers[name].token_ids == answers["alone"].token_ids
-    counts = (answers[name].statistics for name in ("shared", "same tokenizer"))
-    shared, same_tokenizer = (each.total_accepted_draft_tokens / each.total_draft_tokens for each in counts)
-    assert 0.3 < shared <= same_tokenizer + 0.05

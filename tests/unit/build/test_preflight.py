@@ -16,7 +16,7 @@ from build.checkpoints.token_map import SAMPLE
 from build.checkpoints.tokenizer_file import first_difference, read_tokenizer
 from build.preflight import check_recipe, main
 from build.recipe import Recipe, parse_recipe
-from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
+from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError
 from tests.support.checkpoints import make_checkpoint
 from tests.support.tiny_engines import END_OF_TEXT, added_token
 
@@ -124,11 +124,6 @@ def test_the_first_difference_of_two_tokenizers_is_said(
     assert re.search(words, first_difference(draft, target))
 
 
-def test_end_id_is_found_in_the_tokenizer(tmp_path: Path) -> None:
-    make_pair(tmp_path, end_id=None)
-    assert check_recipe(recipe_of(tmp_path))[1].end_ids == (0,)
-
-
 def swap_two_tokens(document: dict[str, Any]) -> None:
     vocabulary = document["model"]["vocab"]
     first, second = list(vocabulary)[300:302]
@@ -222,23 +217,6 @@ def test_unreadable_tokenizer(content: bytes | None, tmp_path: Path) -> None:
         path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         check_recipe(recipe_of(tmp_path))
-
-
-def test_nothing_says_which_token_ends_a_text(tmp_path: Path) -> None:
-    make_pair(tmp_path, {"end_id": None}, end_id=None)
-    for role in ("draft", "target"):
-        change_tokenizer(tmp_path / role, lambda document: document["added_tokens"].clear())
-    with pytest.raises(CheckpointError, match="no valid end tokens"):
-        check_recipe(recipe_of(tmp_path))
-
-
-def test_impossible_growth_is_found_before_building(tmp_path: Path) -> None:
-    make_pair(tmp_path)
-    raw = raw_recipe(tmp_path)
-    sizes = {"hidden_size": 64, "num_layers": 4, "intermediate_size": 512}
-    raw["target"]["growth"] = {**sizes, "num_heads": 8, "num_kv_heads": 2}
-    with pytest.raises(RecipeError, match="would shrink"):
-        check_recipe(parse_recipe(raw, tmp_path / "test.yaml"))
 
 
 def test_absent_checkpoint(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 
 import build.quantize as quantize
-from build.checkpoints.checkpoint import EMBEDDING, network_from_checkpoint, read_checkpoint
 from build.checkpoints.tensor_file import Tensor, read_tensors
+from build.checkpoints.tensorrt_llm import EMBEDDING, WEIGHTS
 from build.networks.network import Rotary
-from build.networks.weight_only import quantize_int8
+from build.networks.source import open_network
 from build.quantization.checks import LARGEST_ERRORS, compare, join_qkv
 from build.quantization.source import read_checkpoint_source
 from pipelines.manifest import checked_engine
@@ -73,9 +73,9 @@ def test_weights_come_back_within_rounding(checkpoint: tuple[str, Path], source:
 
 def test_the_embedded_runtime_reads_it(checkpoint: tuple[str, Path]) -> None:
     quantization, directory = checkpoint
-    found = read_checkpoint(directory)
+    found = open_network(directory).read()
     assert found.config.quant_algo == ALGOS[quantization]
-    rounding = network_from_checkpoint(found).layer(0).qkv[0].input_quantization
+    rounding = found.layer(0).qkv[0].input_quantization
     assert (rounding is not None) == (quantization in ("fp8", "int8_sq", "w4a8_awq"))
 
 
@@ -95,12 +95,13 @@ def test_config_and_manifest(checkpoint: tuple[str, Path], source: Path) -> None
         assert about_text["num_tokens"] == 8 * 64
     assert (directory / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert config.keys() >= REQUIRED_CONFIG and config["quantization"].keys() <= QUANT_CONFIG
-    found = read_checkpoint(directory)
+    found = open_network(directory).read()
     rotary = found.config.layers[0].rotary
     assert rotary is not None and rotary.base == 500000.0
     assert rotary.scaling is not None and (rotary.scaling.kind, rotary.scaling.factor) == ("llama3", 8.0)
     assert config["share_embedding_table"] is False  # a tied head is a copy of the table
-    head, table = found.tensors["lm_head.weight"], found.tensors[EMBEDDING]
+    tensors = read_tensors(directory / WEIGHTS)
+    head, table = tensors["lm_head.weight"], tensors[EMBEDDING]
     assert np.array_equal(head.data, table.data) and head.dtype == "BF16"
 
 
@@ -120,7 +121,7 @@ def test_fp8_keys_and_values_have_scales_of_at_least_one(source: Path, tmp_path:
     assert "transformer.layers.1.attention.kv_cache_scaling_factor" in tensors
     assert scales and all(scale.to_float32().min() >= 1 for scale in scales)
     assert any("FP8 KV scales" in line for line in lines)
-    read_checkpoint(directory)  # the embedded runtime has keys and values in floating point
+    open_network(directory).read()  # the embedded runtime has keys and values in floating point
 
 
 def _values(tensor: Tensor) -> npt.NDArray[Any]:
@@ -175,24 +176,6 @@ def test_an_export_leaves_the_model_as_it_was(source: Path, tmp_path: Path) -> N
     assert first == second
 
 
-def test_our_int8_is_modelopts(source: Path, tmp_path: Path) -> None:
-    """The acceptance predicted for weight-only INT8 is therefore also that of ModelOpt's rounding."""
-    module = worker()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = module.mtq.quantize(module.load_model(source), module.mtq.INT8_WEIGHT_ONLY_CFG, None)
-        module.export(model, "llama", tmp_path / "w8a16", 1, 1)
-    theirs = network_from_checkpoint(read_checkpoint(tmp_path / "w8a16")).layer(1)
-    ours = network_from_checkpoint(read_checkpoint(made(tmp_path, source, "none")[0])).layer(1)
-    for mine, other in zip(ours.linears(), theirs.linears(), strict=True):
-        rounded = quantize_int8(mine.to_float32())
-        assert rounded.scale is not None and other.scale is not None
-        assert np.allclose(rounded.scale, other.scale, rtol=1e-6, atol=0)
-        # A quotient on a rounding border may fall to either side.
-        difference = np.abs(rounded.weight.data.astype(int) - other.weight.data)
-        assert difference.max() <= 1 and difference.mean() < 0.02
-
-
 def test_a_padded_vocabulary_has_rows_that_never_win(source: Path, tmp_path: Path) -> None:
     section = {"checkpoint": str(source), "quantization": "fp8", "pad_vocab_size_to": 2112}
     recipe = pair_recipe(tmp_path, section, section)
@@ -202,20 +185,14 @@ def test_a_padded_vocabulary_has_rows_that_never_win(source: Path, tmp_path: Pat
         patch.setattr(quantize, "ROLES", ("target",))
         directory = quantize.quantize_recipe(recipe, tmp_path / "engines", lines.append)["target"]
     assert any("padded from 2048 to 2112" in line for line in lines)
-    found = read_checkpoint(directory)
+    found = open_network(directory).read()
     assert found.config.vocab_size == 2112
-    head, table = (found.tensors[name].to_float32() for name in ("lm_head.weight", EMBEDDING))
+    tensors = read_tensors(directory / WEIGHTS)
+    head, table = (tensors[name].to_float32() for name in ("lm_head.weight", EMBEDDING))
     assert not table[2048:].any() and np.array_equal(table[:2048], head[:2048])
     assert np.allclose(head[2048:], head[:2048].mean(axis=0), rtol=0.005, atol=1e-6)  # rounded to bfloat16
     logits = head @ np.random.default_rng(0).standard_normal((256, 500)).astype(np.float32)
     assert logits.argmax(axis=0).max() < 2048
-
-
-def test_mistral_is_llama(tmp_path: Path) -> None:
-    source = make_hugging_face(tmp_path / "mistral", "mistral")
-    directory, _ = made(tmp_path, source, "fp8")
-    assert config_of(directory)["architecture"] == "MistralForCausalLM"
-    network_from_checkpoint(read_checkpoint(directory)).layer(0)
 
 
 def test_qwen2_keeps_its_biases_and_says_what_it_is(tmp_path: Path) -> None:
@@ -235,7 +212,7 @@ def test_qwen2_keeps_its_biases_and_says_what_it_is(tmp_path: Path) -> None:
         )
         wanted = [original[f"model.layers.{layer}.self_attn.{name}_proj.bias"].data for name in "qkv"]
         assert np.array_equal(bias, np.concatenate(wanted))
-    whole = network_from_checkpoint(read_checkpoint(made(tmp_path, source, "fp8")[0]))
+    whole = open_network(made(tmp_path, source, "fp8")[0]).read()
     stored = whole.layer(1).qkv[0].bias
     assert stored is not None and stored.any()
 
@@ -270,7 +247,7 @@ def test_qwen3_keeps_the_norms_of_queries_and_keys(quantization: str, tmp_path: 
 def test_a_tensorrt_llm_checkpoint_becomes_a_quantized_one(tmp_path: Path) -> None:
     demo = REPOSITORY_ROOT / "engines" / "demo_pair" / "draft"
     directory, _ = made(tmp_path, demo, "fp8")
-    config = read_checkpoint(directory).config
+    config = open_network(directory).read().config
     assert config.quant_algo == "FP8" and config.layers[0].rotary == Rotary(10000.0, config.head_size)
     assert config_of(directory)["end_ids"] == [2047]
     assert sorted(path.name for path in directory.parent.iterdir() if path.is_dir()) == [directory.name]

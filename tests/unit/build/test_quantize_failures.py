@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import build.quantize as quantize
-from build.checkpoints.checkpoint import read_checkpoint
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
+from build.networks.source import open_network
 from build.recipe import Recipe, load_recipe
 from pipelines.errors import CheckpointError, IncompatiblePairError
 from tests.conftest import REPOSITORY_ROOT
@@ -230,7 +230,7 @@ def test_the_last_line_is_json_and_progress_is_shown(source: Path, tmp_path: Pat
     *progress, last = done.stdout.splitlines()
     found = json.loads(last)
     assert found["draft"] == str(source.with_name("llama-made")) and found["seconds"] > 0
-    assert read_checkpoint(Path(found["target"])).config.quant_algo == "FP8"
+    assert open_network(Path(found["target"])).read().config.quant_algo == "FP8"
     assert any("512 of 512 tokens" in line for line in progress), progress
     assert (Path(found["target"]).parent / "target.log").is_file()
 

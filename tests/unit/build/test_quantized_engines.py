@@ -17,15 +17,10 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
-from build.checkpoints.checkpoint import (
-    Checkpoint,
-    network_from_checkpoint,
-    read_checkpoint,
-    write_checkpoint,
-)
-from build.checkpoints.stored_linear import unpack_int4
+from build.hugging_face.quantized.tensorrt_llm import unpack_int4
 from build.networks.linear import Linear
 from build.networks.network import Network
+from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
 from build.openvino.operations import linear, openvino_product, parameter
 from pipelines.available_resources import has_avx2_alone
@@ -41,15 +36,14 @@ from tests.support.checkpoints import (
     project,
     reference_logits,
 )
-from tests.support.tiny_engines import random_weights, tiny_config
+from tests.support.tiny_engines import random_weights, tiny_config, write_checkpoint
 from tests.unit.build.test_openvino_engine import EXACT, largest_error, run, token_ids
 
 ROUNDS_INPUTS = ("FP8", "W8A8_SQ_PER_CHANNEL", "W4A8_AWQ")
 SAME = 0.02  # nats; random weights spread every flip over all logits
 
 
-def _without_input_rounding(checkpoint: Checkpoint) -> Network:
-    network = network_from_checkpoint(checkpoint)
+def _without_input_rounding(network: Network) -> Network:
 
     def plain(linear: Linear) -> Linear:
         return replace(linear, input_quantization=None)
@@ -60,7 +54,7 @@ def _without_input_rounding(checkpoint: Checkpoint) -> Network:
 @pytest.mark.parametrize("algo", QUANTIZERS)
 def test_one_projection_is_what_numpy_says(algo: str, tmp_path: Path) -> None:
     """The inputs include E4M3 ties, saturation at both ends and zeros."""
-    layer = network_from_checkpoint(make_checkpoint(tmp_path, algo, hidden_size=256)).layer(0)
+    layer = make_checkpoint(tmp_path, algo, hidden_size=256).layer(0)
     rng = np.random.default_rng(1)
     x = (3 * rng.standard_normal((64, 1, 256))).astype(np.float32)
     x[0], x[1, 0, :8] = 0, [1e3, -1e3, 7, -7, 2**-20, -(2**-20), 0.109375, 0.1015625]
@@ -79,7 +73,7 @@ def test_one_projection_is_what_numpy_says(algo: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", ROUNDS_INPUTS)
 def test_inputs_are_rounded_to_the_scales_of_the_checkpoint(algo: str, tmp_path: Path) -> None:
     engine = load_engine(EngineFiles(build_checkpoint_engine(tmp_path, algo, hidden_size=256)), num_blocks=16)
-    checkpoint = read_checkpoint(tmp_path / "checkpoint")
+    checkpoint = open_network(tmp_path / "checkpoint").read()
     logits = run(engine, token_ids())
     found = mean_kl(reference_logits(checkpoint, token_ids()), logits)
     control = mean_kl(reference_logits(_without_input_rounding(checkpoint), token_ids()), logits)
@@ -91,7 +85,7 @@ def test_inputs_are_rounded_to_the_scales_of_the_checkpoint(algo: str, tmp_path:
 @pytest.mark.parametrize("shape", [{"hidden_size": 256}, {"rotary_scaling": LLAMA3_SCALING}])
 def test_int4_groups_are_exact(shape: dict[str, object], tmp_path: Path) -> None:
     engine = load_engine(EngineFiles(build_checkpoint_engine(tmp_path, "W4A16_AWQ", **shape)), num_blocks=16)
-    reference = reference_logits(read_checkpoint(tmp_path / "checkpoint"), token_ids())
+    reference = reference_logits(open_network(tmp_path / "checkpoint").read(), token_ids())
     assert largest_error(reference, run(engine, token_ids())) < EXACT
 
 
@@ -120,7 +114,7 @@ def test_w8a16_in_floating_point_is_rounded_when_it_is_loaded(tmp_path: Path) ->
     """``build/quantize.py`` writes this form: TensorRT-LLM's loader rounds it, and so does ours."""
     config = tiny_config(quantization={"quant_algo": "W8A16", "kv_cache_quant_algo": None})
     write_checkpoint(tmp_path, config, random_weights(config))
-    network = network_from_checkpoint(read_checkpoint(tmp_path))
+    network = open_network(tmp_path).read()
     assert network.layer(0).qkv[0].scale is None
     rounded = apply_quantization(network, "checkpoint", "checkpoint")
     assert all(linear.is_weight_only_int8 for linear in rounded.layer(1).linears())
@@ -134,7 +128,7 @@ def test_int4_halves_are_signed_and_in_order() -> None:
 
 
 def test_int8_of_a_smoothed_checkpoint_forgets_the_smoothing(tmp_path: Path) -> None:
-    network = network_from_checkpoint(make_checkpoint(tmp_path, "W8A8_SQ_PER_CHANNEL"))
+    network = make_checkpoint(tmp_path, "W8A8_SQ_PER_CHANNEL")
     before, after = network.layer(0).fc, apply_quantization(network, "int8", "int8").layer(0).fc
     assert after.is_weight_only_int8 and not before.is_weight_only_int8
     error = np.linalg.norm(after.to_float32() - before.to_float32()) / np.linalg.norm(before.to_float32())

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from build.checkpoints.settings import Settings
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor, read_tensors, write_tensors
 from build.hugging_face.config import read_form
 from build.hugging_face.quantized.form import Form
-from build.hugging_face.quantized.mxfp4 import Mxfp4
+from build.hugging_face.quantized.mxfp4 import read_mxfp4
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
 from pipelines.errors import CheckpointError
@@ -270,7 +271,7 @@ def test_a_missing_tensor_is_named(name: str, tensor: str, message: str, tmp_pat
         read(tmp_path, CONFIGS[name], tensors)
 
 
-MXFP4 = Mxfp4()
+MXFP4 = read_mxfp4(Settings({}, Path()))
 EXPERTS = 2
 
 
@@ -284,6 +285,7 @@ def mxfp4_tensors(exponents: AnyArray) -> dict[str, Tensor]:
 
 def read_experts(folder: Path, tensors: dict[str, Tensor]) -> Linear:
     write_tensors(folder / "model.safetensors", tensors)
+    assert MXFP4.read_experts is not None
     return MXFP4.read_experts(Weights(folder), "p", EXPERTS, OUTPUTS, INPUTS)()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build.checkpoints.checkpoint import network_from_checkpoint
 from build.checkpoints.tensor_file import Tensor
 from build.engines import build_engines, checkpoint_digests, engine_identity
 from build.networks.weight_only import apply_quantization
@@ -119,7 +118,7 @@ def test_a_head_returns_what_torch_does(
 def test_features_enter_their_layers_and_change_no_bit_of_the_logits(
     layers: tuple[int, ...], tmp_path: Path
 ) -> None:
-    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint"))
+    network = make_checkpoint(tmp_path / "checkpoint")
 
     def outputs(folder: str, count: int, *of: int) -> tuple[Any, Any]:
         (tmp_path / folder).mkdir()

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from build.checkpoints.checkpoint import EMBEDDING
 from build.checkpoints.tensor_file import Tensor
+from build.checkpoints.tensorrt_llm import EMBEDDING
 from pipelines.available_resources import has_avx2_alone
 from pipelines.errors import EngineLoadError
 from pipelines.executor.engine import Engine, load_engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from build.hub.transfer import Blob, download
 from pipelines.manifest import read_manifest, sha256_file
 from pipelines.time_left import TimeLeft, duration
 from tests.support.hub_server import Hub
-from tests.unit.hub.conftest import PAIR, SHARDS, Outcome
+from tests.unit.hub.conftest import PAIR, Outcome
 
 Try = Callable[..., Outcome]
 
@@ -32,16 +31,6 @@ def begins(hub: Hub) -> list[int]:
 def cached(tmp_path: Path) -> list[str]:
     """Return the weights that the checkpoint of the target has."""
     return sorted(path.name for path in tmp_path.glob("cache/hub/models--org--Big/snapshots/*/*.safetensors"))
-
-
-def shard(hub: Hub) -> None:
-    """Give the target its weights in two files; both have all tensors, and the second a byte more."""
-    files = hub.repositories["org/Big"].files
-    whole = files.pop("model.safetensors")
-    files.update({SHARDS[0]: whole, SHARDS[1]: whole + b" "})
-    files["model.safetensors.index.json"] = json.dumps(
-        {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}
-    ).encode()
 
 
 @pytest.fixture
@@ -76,24 +65,6 @@ def test_another_run_goes_on_where_it_stopped(blob: Blob, hub: Hub) -> None:
     download(blob, {}, lambda count: None, print)
     assert 0 < begins(hub)[again] <= 100_000 and len(begins(hub)) == again + 1
     assert sha256_file(blob.path) == blob.sha256
-
-
-@pytest.mark.long
-def test_the_same_command_goes_on_where_it_stopped(try_pair: Try, hub: Hub, tmp_path: Path) -> None:
-    shard(hub)
-    size = len(hub.repositories["org/Big"].files[SHARDS[0]])
-    hub.breaks_after = [size + 1, 100_000, *[0] * 5]  # the first file is whole, the second breaks off
-    done = try_pair()
-    assert done.code == 1
-    assert (
-        "org/Big could not be read from the hub" in done.error and "run the same command again" in done.error
-    )
-    assert cached(tmp_path) == [SHARDS[0]] and not (tmp_path / "mine.yaml").exists()
-    again = len(begins(hub))
-    hub.breaks_after = []
-    done = try_pair()
-    assert done.code == 0, done.error
-    assert cached(tmp_path) == list(SHARDS) and len(begins(hub)) == again + 2
 
 
 def test_content_that_is_not_what_was_announced(try_pair: Try, hub: Hub, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build.checkpoints.checkpoint import read_checkpoint
+from build.checkpoints.tensor_file import read_tensors
+from build.networks.source import open_network
 from build.quantization.corpus import HELD_OUT_MODULES, is_held_out_test, load_corpus, module_name
 
 PAIR = Path(__file__).resolve().parents[3] / "engines" / "demo_pair"
@@ -46,12 +47,11 @@ def test_held_out_modules_and_their_tests_are_not_trained_on():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpoint_is_whole(model):
-    checkpoint = read_checkpoint(PAIR / model)
-    config = checkpoint.config
+    config = open_network(PAIR / model).config
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_size) == (4, 2, 64)
     assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (256, 768, 2048)
     assert config.num_hidden_layers == {"target": 8, "draft": 2}[model]
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in read_tensors(PAIR / model / "rank0.safetensors").items():
         values = tensor.to_float32()
         assert np.isfinite(values).all() and values.std() > 0, name
 

@@ -24,6 +24,7 @@ from tests.golden.families import token_ids
 from tests.support.family_networks import save_model
 from tests.support.network_engines import greedy_tokens, prompt_logits
 from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint
+from tests.support.tiny_engines import tiny_config
 from tests.support.trained_tokenizers import sentencepiece_bpe
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of transformers
@@ -124,7 +125,7 @@ def test_experts_of_a_quantized_mixture(family: str, tmp_path: Path) -> None:
     ("config", "is_rounded"),
     [
         ({"quantization": None}, False),
-        ({"quantization": {"quant_algo": "FP8"}}, True),
+        (tiny_config(quantization={"quant_algo": "FP8"}), True),
         ({"quantization_config": AWQ}, True),
         ({"text_config": {"quantization_config": AWQ}}, True),
     ],

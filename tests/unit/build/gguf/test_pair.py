@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from build.engines import build_engines, checkpoint_digests, engine_identity
+from build.engines import build_engines
 from build.gguf.file import open_gguf
 from build.own_pair import write_recipe
 from build.preflight import check_recipe
@@ -125,20 +124,6 @@ def test_the_weights_of_a_file_are_not_copied(pair: tuple[Path, Path], tmp_path:
     build_engines(recipe, tmp_path / "engines", lambda line: None)
     (target,) = cache.glob("Big-q8_0-*")
     assert sum(path.lstat().st_size for path in target.iterdir()) < pair[0].stat().st_size / 10
-
-
-def test_another_file_is_another_engine(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    recipe = load_recipe(write_recipe(*map(str, pair), tmp_path / "mine.yaml", "int8", 64, MEMORY))
-    engine = dataclasses.replace(recipe.target, linear="openvino")
-
-    def identity() -> Any:
-        source = check_recipe(recipe)[1]
-        return engine_identity("target", engine, source, 512, checkpoint_digests([source], print))
-
-    before = identity()
-    assert identity() == before
-    convert(tmp_path / "qwen2", pair[0], **{"qwen2.rope.freq_base": 5e5})
-    assert identity()["checkpoint"] != before["checkpoint"]
 
 
 def test_tensorrt_llm_reads_no_gguf_file(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -79,12 +79,6 @@ def test_the_library_is_the_same_wherever_it_is_compiled(
 
 
 @needs_compiler
-def test_a_served_engine_needs_no_compiler(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    load_engine(EngineFiles(engine), 3)
-
-
-@needs_compiler
 def test_heads_of_another_size_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineBuildError, match="multiples of 16, not head_size=40"):
         build_tiny_pair(tmp_path, head_size=40, attention="draftproof")

@@ -11,7 +11,6 @@ import pytest
 from benchmarks.quality.engines import BLOCKS, NUM_BLOCKS, compile_network, step
 from build.networks.network import Network
 from build.networks.source import open_network
-from pipelines.errors import EngineBuildError
 from pipelines.executor.engine import load_engine
 from pipelines.executor.step import Chunk
 from pipelines.manifest import EngineFiles
@@ -62,14 +61,6 @@ def test_sinks_take_their_share_of_every_row(tmp_path: Path) -> None:
     assert np.array_equal(below, without)
     assert np.abs(among - without).max() > 0.1
     assert count_rows_differing(engines["among the scores"], token_ids()) == 0
-
-
-def test_openvinos_attention_is_not_written_for_sinks(tmp_path: Path) -> None:
-    save_family("mistral", tmp_path / "checkpoint")
-    network = with_sinks(open_network(tmp_path / "checkpoint").read(), 0, 1)
-    with pytest.raises(EngineBuildError, match="attention sinks") as caught:
-        compile_network(tmp_path / "engine", network, "none", "openvino")
-    assert "'attention: draftproof'" in caught.value.remedy
 
 
 def test_a_copied_block_continues_with_the_same_bits(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,18 @@ import yaml
 
 from benchmarks.quality.engines import compile_network
 from build.engines import build_engines
-from build.hugging_face.config import parse_network_config
 from build.networks.source import open_network
 from build.own_pair import write_recipe
 from build.preflight import check_recipe
 from build.recipe import load_recipe, parse_recipe
 from pipelines.errors import EngineBuildError, RecipeError
-from tests.golden.families import ROWS, logits_of, save_family, token_ids
+from tests.golden.families import save_family
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import make_hugging_face
-from tests.support.network_engines import EXACT, count_rows_differing, decoded_rows, prompt_logits
+from tests.support.network_engines import count_rows_differing, decoded_rows
 
 IDS = np.random.default_rng(1).integers(0, 448, 150).astype(np.int32)
 NUM_PROMPT = 100  # more than the windows
-
-
-@needs_compiler
-def test_without_the_cap_it_is_another_network(tmp_path: Path) -> None:
-    save_family("gemma2", tmp_path / "checkpoint")
-    network = open_network(tmp_path / "checkpoint").read()
-    without = dataclasses.replace(network, config=dataclasses.replace(network.config, attention_softcap=None))
-    capped, uncapped = (
-        compile_network(tmp_path / name, each, "none", "draftproof")
-        for name, each in (("capped", network), ("uncapped", without))
-    )
-    truth = logits_of("gemma2")
-    assert np.abs(prompt_logits(capped, token_ids(), NUM_PROMPT)[ROWS] - truth).max() < EXACT
-    assert np.abs(prompt_logits(uncapped, token_ids(), NUM_PROMPT)[ROWS] - truth).max() > 1000 * EXACT
 
 
 @needs_compiler
@@ -53,30 +37,6 @@ def test_every_type_of_cache_keeps_the_row_rule(kv_cache_dtype: str, tmp_path: P
     expected = decoded_rows(exact, IDS, NUM_PROMPT, 5)
     found = decoded_rows(engine, IDS, NUM_PROMPT, 5)
     assert 0 < np.abs(found - expected).max() < 1  # of logits up to 30
-
-
-def test_openvinos_attention_is_not_written(tmp_path: Path) -> None:
-    save_family("gemma2", tmp_path / "checkpoint")
-    network = open_network(tmp_path / "checkpoint").read()
-    with pytest.raises(EngineBuildError, match=r"attn_logit_softcapping=2\)") as caught:
-        compile_network(tmp_path / "engine", network, "none", "openvino")
-    assert "'attention: draftproof'" in caught.value.remedy
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_what_the_settings_leave_out_is_as_in_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    ours = {"model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 3}
-    path = Path("config.json")
-    config = parse_network_config(ours, path)
-    theirs = transformers.AutoConfig.for_model(**ours).to_dict()
-    assert config == parse_network_config({**theirs, "architectures": ["Gemma2ForCausalLM"]}, path)
-    assert (config.attention_softcap, config.logits_softcap) == (50.0, 30.0)
-    assert [layer.window for layer in config.layers] == [4096, None, 4096]
-    other = parse_network_config({**ours, "attn_logit_softcapping": None, "sliding_window_pattern": 3}, path)
-    assert other.attention_softcap is None
-    assert other.layers == config.layers, "its class does not read the pattern"
 
 
 def gemma_pair(folder: Path, draft: str = "gemma2") -> tuple[str, str]:
@@ -127,19 +87,6 @@ def test_a_recipe_that_is_written_has_the_attention_that_each_network_needs(
     for role in ("target", "draft"):
         engine = json.loads((Path(built[role]) / "engine.json").read_text(encoding="utf-8"))
         assert (engine["attention"] == "draftproof") == (role in roles)
-
-
-@needs_compiler
-def test_another_cap_is_another_engine(tmp_path: Path) -> None:
-    target, draft = gemma_pair(tmp_path)
-    path = write_recipe(target, draft, tmp_path / "gemma.yaml", "int8", 512, 20e9, lambda line: None)
-    first = build_engines(load_recipe(path), tmp_path / "engines", lambda line: None)
-    config = json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))
-    config["attn_logit_softcapping"] = 20.0
-    (Path(target) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    second = build_engines(load_recipe(path), tmp_path / "engines", lambda line: None)
-    assert second["built"] == ["target"] and second["draft"] == first["draft"]
-    assert 'softcap="20"' in (Path(second["target"]) / "engine.xml").read_text(encoding="utf-8")
 
 
 def test_a_machine_without_a_compiler_gets_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

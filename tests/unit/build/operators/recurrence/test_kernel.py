@@ -136,32 +136,6 @@ def test_a_verification_leaves_the_state_as_it_was(calls: ctypes.CDLL) -> None:
     assert np.array_equal(first, again)
 
 
-def test_accepted_rows_make_the_state_of_a_chunk(calls: ctypes.CDLL) -> None:
-    rng = np.random.default_rng(3)
-    weights, rows = draw_weights(SIZES, rng), draw_rows(SIZES, 12, rng)
-    chunked, verified = (Kernel(calls, SIZES, weights) for _ in range(2))
-    chunked.step(Piece(rows[:10], 0, SLOT, as_rows=False))
-    verified.step(Piece(rows[:6], 0, SLOT, as_rows=False))
-    rejected = draw_rows(SIZES, 3, rng)
-    verified.step(Piece(np.concatenate([rows[6:10], rejected]), 6, SLOT, as_rows=True))
-    for kernel in (chunked, verified):
-        kernel.step(Piece(rows[10:], 10, SLOT, as_rows=False))
-    assert np.array_equal(chunked.states[SLOT], verified.states[SLOT])
-
-
-@pytest.mark.parametrize("num_kept", [1, 2, 3])
-def test_the_convolution_continues_behind_a_few_accepted_rows(calls: ctypes.CDLL, num_kept: int) -> None:
-    """Its last inputs come in part from the log, in part from what the slot kept before."""
-    rng = np.random.default_rng(4)
-    weights, rows = draw_weights(TINY, rng), draw_rows(TINY, 20, rng)
-    kernel = Kernel(calls, TINY, weights)
-    found = []
-    for begin in range(0, 18, num_kept):
-        drafted = np.concatenate([rows[begin : begin + num_kept], draw_rows(TINY, 4, rng)])
-        found.append(kernel.step(Piece(drafted, begin, SLOT, as_rows=True))[0][:num_kept])
-    assert np.array_equal(np.concatenate(found), one_by_one(calls, TINY, weights, rows[:18]))
-
-
 @pytest.mark.parametrize("as_rows", [False, True])
 def test_a_new_request_begins_from_zeros(calls: ctypes.CDLL, as_rows: bool) -> None:
     rng = np.random.default_rng(5)

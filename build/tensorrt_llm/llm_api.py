@@ -26,10 +26,7 @@ from build.tensorrt_llm.versions import release
 from pipelines.atomic_file import write_whole
 from pipelines.errors import RecipeError
 
-# What DecodingBaseConfig.from_dict looks up (llmapi/llm_args.py of 2025), and the literal that later versions
-# compare with (@00043967).
-_DECODING_TYPES = {(1, 0): "DraftTarget", (1, 1): "DraftTarget", (1, 2): "DraftTarget"}
-_DECODING_TYPES |= {(1, 3): "Draft_Target", (1, 4): "Draft_Target"}
+_VERSIONS = ((1, 3), (1, 4))  # whose sources were read
 # 1.3.0rc3 was read. Which candidate after it has the literal is not known, but not many can lie between.
 _EARLY_CANDIDATE = re.compile(r"1\.3\.0rc[0-3]")
 # The older name of speculative_model, which is still an alias of it, so that every version accepts it.
@@ -64,15 +61,15 @@ def decoding_type(version: str) -> str:
     Raises:
         RecipeError: The version is not one whose source was read.
     """
-    spelling = _DECODING_TYPES.get((1, 2) if _EARLY_CANDIDATE.fullmatch(version) else release(version))
-    if spelling is None:
-        known = ", ".join(f"{major}.{minor}" for major, minor in _DECODING_TYPES)
+    if release(version) not in _VERSIONS:
         raise RecipeError(
-            f"the LLM API of TensorRT-LLM {version} is not known; known: {known}",
+            f"the LLM API of TensorRT-LLM {version} is not known; known: 1.3 and 1.4",
             "set tensorrt_llm.version to the nearest of them, and compare speculative_config with "
             "llmapi/llm_args.py of yours",
         )
-    return spelling
+    # What DecodingBaseConfig.from_dict looks up (llmapi/llm_args.py of 2025), and the literal that later
+    # versions compare with (@00043967).
+    return "DraftTarget" if _EARLY_CANDIDATE.fullmatch(version) else "Draft_Target"
 
 
 def _model(recipe: Recipe, role: str) -> str:
@@ -127,7 +124,7 @@ def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
 def _sampling(version: str) -> dict[str, bool]:
     """Return the switches without which a request with a draft is answered as if it had asked for less."""
     # "If true, allows non-greedy sampling when speculation is used" (llm_args.py of 1.3.0rc3).
-    switches = {"allow_advanced_sampling": True} if release(version) >= (1, 3) else {}
+    switches = {"allow_advanced_sampling": True}
     # Without it penalties are ignored, later refused (NVIDIA/TensorRT-LLM#17701, August 2026).
     return {**switches, "enable_penalty": True} if release(version) >= (1, 4) else switches
 

@@ -1,6 +1,6 @@
 """Pin what TensorRT-LLM's PyTorch backend serves of a pair, which replaces engines from version 1.3 on.
 
-A bundle is the folder of ``build/llm_api.py`` and a ``bundle.json`` with everything that decides an answer:
+A bundle is the folder of ``llm_api.py`` and a ``bundle.json`` with everything that decides an answer:
 version, container by digest, settings, and the SHA-256 of each file of both checkpoints. No server of ours
 reads it: run ``draftproof engines --check`` before NVIDIA's server starts.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 from build.digests import file_digests
 from build.hub.pinned import pin_recipe
-from build.llm_api import check_loadable, exported_quantization, llm_api_files, write_llm_api
 from build.recipe import Recipe
+from build.tensorrt_llm.llm_api import check_loadable, exported_quantization, llm_api_files, write_llm_api
 from pipelines import configuration
 from pipelines.atomic_file import write_whole
 from pipelines.configuration import strict

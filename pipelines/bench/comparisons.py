@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pipelines.bench.blocks import Interval
 from pipelines.bench.figures import CellFigures
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Plan
+from pipelines.bench.reporting.section import Verdict
 
 NEVER_BELOW = 0.97
 
-Word = Literal["pass", "fail", "inconclusive"]
-
 
 @dataclass(frozen=True)
-class Verdict:
-    """Verdict on the adaptive arm against another arm in one cell.
+class Comparison:
+    """The adaptive arm beside another arm in one cell.
 
     Attributes:
         figures: Figures of the cell.
@@ -30,14 +29,14 @@ class Verdict:
     ratio: Interval
 
     @property
-    def word(self) -> Word:
+    def verdict(self) -> Verdict:
         """``pass`` if the whole interval is at least 0.97, ``fail`` if all of it is below."""
         if self.ratio.low >= NEVER_BELOW:
             return "pass"
         return "fail" if self.ratio.high < NEVER_BELOW else "inconclusive"
 
 
-def verdicts(cells: Sequence[CellFigures]) -> list[Verdict]:
+def comparisons(cells: Sequence[CellFigures]) -> list[Comparison]:
     """Compare the adaptive arm with the target alone and the best fixed draft length in each cell.
 
     The best fixed length is chosen by the same figures, so luck favours it: the comparison is too strict
@@ -47,14 +46,8 @@ def verdicts(cells: Sequence[CellFigures]) -> list[Verdict]:
     for figures in cells:
         fixed = [each.arm for each in figures.arms if each.arm not in (TARGET_ALONE, ADAPTIVE)]
         for other in (TARGET_ALONE, figures.blocks.fastest(fixed)):
-            found.append(Verdict(figures, other, figures.blocks.ratio(ADAPTIVE, other)))
+            found.append(Comparison(figures, other, figures.blocks.ratio(ADAPTIVE, other)))
     return found
-
-
-def joint_word(found: Sequence[Verdict]) -> Word:
-    """Return the one verdict: ``pass`` if every one is."""
-    words = {verdict.word for verdict in found}
-    return "fail" if "fail" in words else "inconclusive" if "inconclusive" in words else "pass"
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from build import bundle, quantize
+from build import quantize
 from build.built_pair import build_pair
 from build.checkpoints.tensor_file import read_tensors, write_tensors
 from build.engines import build_engines, check_engines
-from build.llm_api import exported_quantization
 from build.quantization.export import compare_export
 from build.quantization.source import read_checkpoint_source
 from build.recipe import Recipe, load_recipe
+from build.tensorrt_llm import bundle
+from build.tensorrt_llm.llm_api import exported_quantization
 from pipelines.errors import CheckpointError, EngineLoadError, RecipeError
 from tests.support.checkpoints import LLAMA3_SCALING
 from tests.support.hugging_face_checkpoints import make_hugging_face, pair_recipe
