@@ -39,7 +39,7 @@ class Part:
 # Ceilings with about 3 % of room. The commit that raises one says what its lines buy.
 PARTS = (
     Part("speculation", 1_560, ("pipelines/speculation/",)),
-    Part("executor", 1_990, ("pipelines/executor/",)),
+    Part("executor", 2_030, ("pipelines/executor/",)),
     Part("text", 1_435, ("pipelines/text/",)),
     Part("wire", 700, ("pipelines/wire/",)),
     Part("router", 3_420, ("pipelines/router/", "pipelines/upstreams/")),
@@ -70,7 +70,7 @@ PARTS = (
     Part("benchmarks", 2_380, ("benchmarks/",)),
     Part("docs generators", 370, ("docs/",)),
     Part("tools", 1_095, ("tools/",)),
-    Part("C++ operators", 2_160, ("build/operators/",), (".cpp", ".h")),
+    Part("C++ operators", 2_300, ("build/operators/",), (".cpp", ".h")),
     Part("web pages", 670, ("pipelines/", "docs/"), (".html", ".js", ".css")),
 )
 
