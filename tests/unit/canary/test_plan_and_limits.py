@@ -48,7 +48,7 @@ def test_the_default_limits_allow_little_less_acceptance() -> None:
 
 PLANS: list[tuple[dict[str, Any], str]] = [
     ({"lease_s": 3}, "lease_s=3 .*; at least twice tick_s=2"),  # the next look would be too late
-    ({"tick_s": 0}, "tick_s=0; greater than 0"),
+    ({"tick_s": 0}, "tick_s=0 is out of range: it must be greater than 0"),
     ({"watch_s": -1}, "watch_s=-1; greater than or equal to 0"),
     ({"max_pairs": 349}, "max_pairs=349 .*; at least 350"),  # the steps alone need as many
     ({"steps": []}, r"weights of the steps must rise .*: \[\]"),
@@ -60,7 +60,7 @@ PLANS: list[tuple[dict[str, Any], str]] = [
     ({"bands": {"medium_from": 4, "high_from": 4}}, "bands.high_from=4"),
 ]
 LIMITS_: list[tuple[dict[str, Any], str]] = [
-    ({"alfa": 0.1}, r"unknown key: alfa; .*; did you mean alpha\?"),
+    ({"alfa": 0.1}, r"alfa is unknown; .*; did you mean alpha\?"),
     ({"alpha": 0}, "alpha=0; greater than 0"),
     ({"confidence": 1}, "confidence=1; less than 1"),
     ({"confidence": 0.05}, "confidence=0.05"),  # mistaken for alpha: anything would pass
@@ -68,8 +68,8 @@ LIMITS_: list[tuple[dict[str, Any], str]] = [
     ({"least_share": 0.34}, "least_share=0.34; less than 0.333333"),
     ({"min_requests": 0}, "min_requests=0; greater than 0"),
     ({"runtime": "fast"}, "runtime='fast'; 'exact' or 'batch_dependent'"),
-    ({"errors": {"pass_below": 0.1}}, "a key is missing: errors.rollback_above"),
-    ({"speed_up": None}, "unknown key: speed_up"),
+    ({"errors": {"pass_below": 0.1}}, "errors.rollback_above is missing"),
+    ({"speed_up": None}, "speed_up is unknown"),
 ]
 
 

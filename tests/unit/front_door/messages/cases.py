@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pipelines.front_door.messages.call_styles.call_style import CallStyle
-from pipelines.front_door.messages.call_styles.gemma_4 import GEMMA_4
 from pipelines.front_door.messages.call_styles.harmony import HARMONY_MARKS
 from pipelines.front_door.messages.call_styles.json_calls import HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES
 from pipelines.front_door.messages.call_styles.tagged_calls import MINICPM, QWEN_XML
@@ -21,7 +19,6 @@ from pipelines.text.prompt_tokenizer import PromptTokenizer
 THOUGHTS = ("<think>", "</think>")
 SPECIAL = (
     *("</s>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-    *("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
     *HARMONY_MARKS,
 )
 """The names that are special tokens in published models; ``<tool_call>`` and ``<think>`` are text there."""
@@ -82,8 +79,6 @@ def _written(style: CallStyle, name: str, arguments: str) -> str:
     if style in _JSON_CALLS:
         return _JSON_CALLS[style] % (name, arguments)
     values = json.loads(arguments)
-    if style is GEMMA_4:
-        return f"<|tool_call>call:{name}{_bare(values)}<tool_call|>"
     texts = {
         key: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
         for key, each in values.items()
@@ -95,14 +90,6 @@ def _written(style: CallStyle, name: str, arguments: str) -> str:
     quoted = {key: f"<![CDATA[{text}]]>" if set(text) & set("<>&") else text for key, text in texts.items()}
     inside = "".join(f'<param name="{key}">{text}</param>' for key, text in quoted.items())
     return f'<function name="{name}">{inside}</function>'
-
-
-def _bare(value: Any) -> str:
-    if isinstance(value, str):
-        return f'<|"|>{value}<|"|>'
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_bare(value[key])}" for key in sorted(value)) + "}"
-    return f"[{','.join(map(_bare, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
 def message_style(calls: CallStyle | None, *, can_think: bool = True) -> MessageStyle:

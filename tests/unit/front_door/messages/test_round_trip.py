@@ -35,7 +35,6 @@ TEMPLATES = {
     "mistral_names": ALL["tools_mistral_11"],
     "qwen3_xml": ALL["tools_qwen_xml"],
     "minicpm5": ALL["tools_minicpm"],
-    "gemma4": ALL["tools_gemma_4"],
 }
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ARGUMENTS = '{"city": "S\u00e3o \\"}{\\" <b> & \'Paulo\' \\\\ \u2603", "days": 2}'
