@@ -37,6 +37,7 @@ from_reader = BeforeValidator(_refuse_key)
 
 _CONTAINERS = frozenset({"tuple", "list", "dict", "dataclass"})
 _LONGEST = 300  # characters of a key or value: a client's may be of any length
+_MEMBER = re.compile(r"str|int|float|bool|(?:tuple|list|dict)\[.*")
 _UNKNOWN, _MISSING = "unexpected_keyword_argument", "missing"
 _OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _WRONG = {
@@ -194,6 +195,8 @@ def _explained(
         choices = re.findall("'(.*?)'", found["ctx"]["expected"])
         if near := difflib.get_close_matches(str(found["input"])[:_LONGEST], choices, 1):
             remedy = f"did you mean {near[0]}?"
+    if sections and _MEMBER.fullmatch(str(key)):  # of a union: which of its types did not fit
+        name = _name(sections)
     wrong = _WRONG.get(found["type"], "is wrong")
     must = re.sub(r"^\w+ should ", "it must ", found["msg"]).replace("a valid tuple", "a list")
     limit = "" if wrong == "is not a mapping" else f": {must}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -19,32 +20,65 @@ from pipelines.front_door.delivery import EventStream
 from pipelines.front_door.errors import DEFECT, in_the_clients_words
 from pipelines.front_door.observing.exchange import EXCHANGE
 from pipelines.front_door.requests.sampling import SamplingFields
-from pipelines.front_door.router_calls import RouterCalls, generate_all, merged
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import by_token
 from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import joined
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
 
 
-class Format(Protocol):
+Event = dict[str, Any]
+"""What one event of a stream has as JSON."""
+
+
+class RouterCalls(Protocol):
+    """Answers requests with one server (``own_server.OwnServer``) or with several (``upstreams.fleet``)."""
+
+    @property
+    def max_requests(self) -> int:
+        """Most answers of one request."""
+
+    async def close(self) -> None:
+        """Close all connections, which cancels open requests."""
+
+    async def is_ready(self) -> bool:
+        """Return whether requests are answered."""
+
+    def stream(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Chunk, None]:
+        """Send one request and stream its chunks; closing the generator cancels the request.
+
+        Args:
+            request: The request.
+            streaming: Whether the client wants chunks as they come; otherwise there may be fewer.
+
+        Raises:
+            DraftproofError: It was refused, or no server answers.
+        """
+
+
+class Format(ABC):
     """Writes the answers to one request."""
 
+    @abstractmethod
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """Return the document of a response that is not streamed; called on another thread.
 
         Log probabilities of many tokens take seconds.
         """
 
-    def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
+    @abstractmethod
+    def events(self, number: int, chunk: Chunk) -> Iterable[Event]:
         """Return the events for a chunk of an answer, the first with those that begin the answer."""
 
-    def sign(self) -> Iterable[dict[str, Any]]:
-        """Return the events that say that the answer is still computed; none if a comment is enough."""
+    def sign(self) -> Iterable[Event]:
+        """Return the events that say that the answer is still computed; by default a comment is enough."""
+        return ()
 
-    def end(self) -> Iterable[dict[str, Any]]:
-        """Return the events after all answers."""
+    def end(self) -> Iterable[Event]:
+        """Return the events after all answers; by default none."""
+        return ()
 
 
 async def answer(
@@ -99,13 +133,13 @@ async def _stream(
 ) -> web.StreamResponse:
     events, exchange = EventStream(request), request[EXCHANGE]
 
-    def written(number: int, chunk: Chunk) -> list[dict[str, Any]]:
+    def written(number: int, chunk: Chunk) -> list[Event]:
         return [event for piece in pieces(chunk) for event in form.events(number, piece)]
 
     try:
         async with (
             events.kept_alive(form.sign),
-            aclosing(merged([router.stream(each) for each in asked])) as arriving,
+            aclosing(merged([router.stream(each, streaming=True) for each in asked])) as arriving,
         ):
             async for number, chunk in arriving:
                 exchange.add(number, chunk)
@@ -129,6 +163,68 @@ async def _stream(
         exchange.error = DEFECT
         await events.fail(DEFECT)
     return events.response
+
+
+async def generate_all(router: RouterCalls, requests: Sequence[CompletionRequest]) -> list[Chunk]:
+    """Answer requests concurrently, each in one chunk; the first error ends all of them.
+
+    Raises:
+        DraftproofError: As for ``RouterCalls.stream``.
+    """
+    received: list[list[Chunk]] = [[] for _ in requests]
+    async with aclosing(merged([router.stream(each, streaming=False) for each in requests])) as arriving:
+        async for number, chunk in arriving:
+            received[number].append(chunk)
+    return list(map(joined, received))
+
+
+async def merged(
+    answers: Sequence[AsyncGenerator[Chunk, None]],
+) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Stream the chunks of several answers as they arrive, each with the number of its answer.
+
+    The first error ends all of them. While nobody takes chunks, at most two of each answer are kept.
+    """
+    if len(answers) == 1:
+        async with aclosing(answers[0]) as chunks:
+            async for chunk in chunks:
+                yield 0, chunk
+        return
+    arrived: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue(len(answers))
+    tasks = [asyncio.create_task(_collect(*each, arrived)) for each in enumerate(answers)]
+    try:
+        num_open = len(answers)
+        while num_open:
+            number, arrival = await arrived.get()
+            if isinstance(arrival, BaseException):
+                raise arrival
+            if arrival is None:
+                num_open -= 1
+            else:
+                yield number, arrival
+    finally:
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _collect(
+    number: int,
+    answer: AsyncGenerator[Chunk, None],
+    arrived: asyncio.Queue[tuple[int, Chunk | BaseException | None]],
+) -> None:
+    try:
+        async with aclosing(answer) as chunks:
+            async for chunk in chunks:
+                await arrived.put((number, chunk))
+    except Exception as error:
+        await arrived.put((number, error))
+    else:
+        await arrived.put((number, None))
 
 
 def _check_number(num_answers: int, limit: int) -> None:

@@ -11,10 +11,9 @@ from pydantic import JsonValue
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.answering import json_response
+from pipelines.front_door.answering import RouterCalls, json_response
 from pipelines.front_door.messages.tools import Tool
 from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
-from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import token_text
 from pipelines.text.chunk_boundary import decode_chunk
@@ -64,7 +63,7 @@ async def tokenize(
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        ids = (await chat_prompt(model, conversation)).ids
+        ids, _ = await chat_prompt(model, conversation)
     else:
         add = True if body.add_special_tokens is None else body.add_special_tokens
         ids = await model.encode(body.prompt or "", "prompt", add_special_tokens=add)

@@ -125,7 +125,7 @@ def _left_out_of_text(schema: JsonValue, root: Schema) -> set[str]:
     if "string" not in frozenset().union(*map(own_types, choices)):
         return set()
     unread = choices[1:] if values_of(choices[0]) else choices
-    found = _VALUES.intersection(itertools.chain(*unread))
+    found = set(_VALUES.intersection(itertools.chain(*unread)))
     return found.union(*(_left_out(part, root, _OF_TEXT) for part in parts))
 
 

@@ -84,10 +84,7 @@ class Router:
         num_scored = len(request.prompt_ids) - 1
         return replace(chunk, prompt_log_probs=(-1.0,) * num_scored, prompt_top_log_probs=((),) * num_scored)
 
-    async def generate(self, request: CompletionRequest) -> Chunk:
-        return self.answer(request)
-
-    async def stream(self, request: CompletionRequest) -> Any:
+    async def stream(self, request: CompletionRequest, *, streaming: bool) -> Any:
         yield self.answer(request)
 
 

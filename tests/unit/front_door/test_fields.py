@@ -20,13 +20,13 @@ from pipelines.front_door.endpoints.completions import CompletionBody
 from pipelines.front_door.endpoints.responses import ResponsesBody
 from pipelines.front_door.errors import error_document
 from pipelines.front_door.messages.call_styles.tagged_calls import QWEN_XML
-from pipelines.front_door.messages.grammar import guide_of_answer
 from pipelines.front_door.messages.message import Thinking
 from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.messages.tools import Calling, Function
 from pipelines.front_door.requests.fields import IDLE_FIELDS, parse_body, read_body
 from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.wire.request import CompletionRequest
+from tests.unit.front_door.messages.cases import guide_of_answer
 
 LEAST: dict[Any, dict[str, Any]] = {
     ChatBody: {"messages": [{"role": "user", "content": "a"}]},

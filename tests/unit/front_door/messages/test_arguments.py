@@ -17,8 +17,8 @@ from pipelines.front_door.messages.message import CallArguments, Thinking, read_
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.tools import Calling, Function
 from tests.attacks.guides import slow_to_read_function
-from tests.unit.front_door.messages.cases import TOOLS, message_style, written
-from tests.unit.front_door.messages.test_message_grammar import follows, guide_of_answer
+from tests.unit.front_door.messages.cases import TOOLS, guide_of_answer, message_style, written
+from tests.unit.front_door.messages.test_message_grammar import follows
 
 EDIT = Function(
     name="edit",

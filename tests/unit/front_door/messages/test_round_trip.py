@@ -14,19 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
-from pipelines.front_door.endpoints.responses import ResponsesBody
+from pipelines.front_door.endpoints.responses import ResponsesBody, messages_of
 from pipelines.front_door.messages.call_styles.json_calls import MISTRAL_NAMES
 from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.response_document import ResponseDocument
 from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
 from pipelines.front_door.requests.fields import parse_body
-from pipelines.front_door.requests.response_items import messages_of
 from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import ALL
-from tests.unit.front_door.messages.cases import ONE_CALL, SPECIAL, TOKENIZER, TOOLS, written
+from tests.unit.front_door.messages.cases import ONE_CALL, SPECIAL, TOKENIZER, TOOLS, response_of, written
 
 TEMPLATES = {
     "hermes": ALL["chatml"],
@@ -67,8 +65,8 @@ def served() -> Iterator[Served]:
 
 
 def render(model: ServedModel, conversation: Conversation) -> tuple[str, Thinking]:
-    prompt = asyncio.run(chat_prompt(model, conversation))
-    return TOKENIZER.vocabulary.join_with_special(prompt.ids, 10**6).decode(), prompt.thinking
+    ids, thinking = asyncio.run(chat_prompt(model, conversation))
+    return TOKENIZER.vocabulary.join_with_special(ids, 10**6).decode(), thinking
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -112,18 +110,22 @@ def test_every_answer_however_cut_off_can_be_sent_back(name: str, data: Any, ser
     answer = thoughts + data.draw(st.sampled_from(["", "text \u2603", one, two]))
     cut = answer[: data.draw(st.integers(0, len(answer)))]
     reader = MessageReader(Thinking.POSSIBLE, style.calls, functions=TOOLS)
-    message, response = MessageDocument(), ResponseDocument({})
+    message = MessageDocument()
     for part in [*reader.read(cut), *reader.end()]:
         message.add(part)
-        list(response.add(part))
-    list(response.end("length", {}))
+    again = MessageReader(Thinking.POSSIBLE, style.calls, functions=TOOLS)
+    response = response_of(again, cut, ends="length")
     user: Message = {"role": "user", "content": "and?"}
     calls = message.document.get("tool_calls", [])
     results: list[Message] = [{"role": "tool", "tool_call_id": call["id"], "content": "1"} for call in calls]
-    outputs = [{"type": "function_call_output", "call_id": call["id"], "output": "1"} for call in calls]
+    outputs = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "1"}
+        for item in response["output"]
+        if item["type"] == "function_call"
+    ]
     for messages in (
         [user, message.document, *results, *([] if results else [user])],
-        messages_of([user, *response.document["output"], *outputs, *([] if outputs else [user])]),
+        messages_of([user, *response["output"], *outputs, *([] if outputs else [user])]),
     ):
         found, _ = render(model, Conversation(tuple(messages), TOOLS))
         assert "None" not in found
