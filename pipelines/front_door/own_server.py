@@ -11,7 +11,6 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pipelines.client.connection import Timeouts
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm
 from pipelines.router.observation import unix_time_s
@@ -38,7 +37,7 @@ class OwnServer(Collector):
         self, model: ServedModel, settings: Mapping[str, str], timeout_s: float | None = None
     ) -> None:
         self.max_requests = model.max_requests
-        self._timeout_us = Timeouts(total_s=timeout_s).total_us
+        self._timeout_us = 0 if timeout_s is None else max(1, round(1e6 * timeout_s))
         preprocessing = Preprocessing(model.tokenizer, model.max_seq_len)
         self._router = Router.of(settings.__getitem__, preprocessing, in_rollouts=True)
 

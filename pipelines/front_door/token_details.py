@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.front_door.messages.message import THINK_BEGIN, THINK_END, Content
 from pipelines.front_door.served_model import ServedModel
-from pipelines.wire.chunk import Chunk, TopLogProbs
+from pipelines.wire.chunk import TOKEN_SOURCES, Chunk, TopLogProbs
 
 
 class CompletionLogProbs:

@@ -12,7 +12,6 @@ from pathlib import Path
 from aiohttp import web
 
 from pipelines.atomic_file import version_of
-from pipelines.client.connection import KEY_HEADER as SERVER_KEY
 from pipelines.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -21,7 +20,7 @@ from pipelines.errors import (
     UnauthorizedError,
 )
 from pipelines.front_door.access.key_file import ApiKey, digest_of, read_keys
-from pipelines.wire.request import MAX_ID_BYTES
+from pipelines.wire.request import KEY_HEADER, MAX_ID_BYTES
 
 
 class Client:
@@ -157,12 +156,12 @@ class KeyRing:
             ForbiddenError: It may not choose the arm.
             UnauthorizedError: It has no valid key.
         """
-        given = request.headers.get(SERVER_KEY, "").encode(errors="surrogateescape")
+        given = request.headers.get(KEY_HEADER, "").encode(errors="surrogateescape")
         is_operator = bool(self._server_key) and hmac.compare_digest(given, self._server_key)
         if not is_operator and not self.client(request).key.may_choose_arm:
             raise ForbiddenError(
                 f"this client may not choose the arm: arm={arm!r:.100}",
-                f"leave the arm out; the operator can add a key with --may-choose-arm, or send {SERVER_KEY}",
+                f"leave the arm out; the operator can add a key with --may-choose-arm, or send {KEY_HEADER}",
             )
 
     def _read_again(self, path: Path) -> None:

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.front_door.messages.call_styles.json_calls import HERMES
 from pipelines.front_door.messages.message import Content, Thinking
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens, by_token, runs_by_source
 from pipelines.text.chunk_boundary import decode_chunk
-from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk import TOKEN_SOURCES, Chunk
 
 THOUGHTS, SAID = "<think>\nhm \u00e9 \u2615\n</think>\n\n", "caf\u00e9 \u2615 <tool \U0001f600."
 CALL = '\n<tool_call>\n{"name": "f", "arguments": {"a": "\u2615"}}\n</tool_call>'
