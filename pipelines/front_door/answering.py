@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -20,8 +19,6 @@ from pipelines.front_door.delivery import EventStream
 from pipelines.front_door.errors import DEFECT, in_the_clients_words
 from pipelines.front_door.observing.exchange import EXCHANGE
 from pipelines.front_door.requests.sampling import SamplingFields
-from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.token_details import by_token
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.chunk_parts import joined
 from pipelines.wire.request import CompletionRequest
@@ -83,7 +80,6 @@ class Format(ABC):
 
 async def answer(
     request: web.Request,
-    model: ServedModel,
     router: RouterCalls,
     asked: Sequence[CompletionRequest],
     form: Format,
@@ -95,7 +91,6 @@ async def answer(
 
     Args:
         request: The client's request.
-        model: The model.
         router: Connection to ``router``.
         asked: One request for each answer.
         form: Writes the answers.
@@ -105,7 +100,12 @@ async def answer(
         DraftproofError: The request failed before anything was sent.
         ConnectionResetError: The client has left.
     """
-    _check_number(len(asked), router.max_requests)
+    if len(asked) > router.max_requests:
+        raise InvalidRequestError(
+            f"prompts times n ask for {len(asked)} answers, and at most {router.max_requests} are possible: "
+            "the server's max_batch_size and max_queue_size",
+            "send several requests, one after the other",
+        )
     client = request[CLIENT]
     asked = [replace(each, session_id=client.session(each.session_id)) for each in asked]
     with client.tokens(sum(len(each.prompt_ids) + max(0, each.max_tokens) for each in asked)):
@@ -113,9 +113,7 @@ async def answer(
         exchange.ask(asked, streaming=body.stream)
         try:
             if body.stream:
-                is_by_token = body.stream_options is not None and body.stream_options.stream_interval == 1
-                pieces = partial(by_token, model) if is_by_token else lambda chunk: (chunk,)
-                return await _stream(request, router, asked, form, pieces)
+                return await _stream(request, router, asked, form)
             answers = await generate_all(router, asked)
         except InvalidRequestError as error:
             raise in_the_clients_words(error, body.guide_field) from None
@@ -129,12 +127,8 @@ async def _stream(
     router: RouterCalls,
     asked: Sequence[CompletionRequest],
     form: Format,
-    pieces: Callable[[Chunk], Iterable[Chunk]],
 ) -> web.StreamResponse:
     events, exchange = EventStream(request), request[EXCHANGE]
-
-    def written(number: int, chunk: Chunk) -> list[Event]:
-        return [event for piece in pieces(chunk) for event in form.events(number, piece)]
 
     try:
         async with (
@@ -143,10 +137,10 @@ async def _stream(
         ):
             async for number, chunk in arriving:
                 exchange.add(number, chunk)
+                written = form.events(number, chunk)
                 if chunk.prompt_log_probs:  # of a whole prompt
-                    await events.send(*await asyncio.to_thread(written, number, chunk))
-                else:
-                    await events.send(*written(number, chunk))
+                    written = await asyncio.to_thread(list, written)
+                await events.send(*written)
         await events.send(*form.end())
         await events.done()
     except DraftproofError as error:
@@ -225,15 +219,6 @@ async def _collect(
         await arrived.put((number, error))
     else:
         await arrived.put((number, None))
-
-
-def _check_number(num_answers: int, limit: int) -> None:
-    if num_answers > limit:
-        raise InvalidRequestError(
-            f"prompts times n ask for {num_answers} answers, and at most {limit} are possible: the server's "
-            "max_batch_size and max_queue_size",
-            "send several requests, one after the other",
-        )
 
 
 def json_response(document: Any, status: int = 200) -> web.Response:

@@ -168,7 +168,7 @@ async def answer_message(
     asked, new_reader = await message_request(chat, model, "messages", chat.max_tokens)
     asked = replace(asked, max_tokens=min(asked.max_tokens, model.max_seq_len - len(asked.prompt_ids)))
     form = _MessageFormat(chat, model, asked, new_reader())
-    return await answer(request, model, router, [asked], form, chat)
+    return await answer(request, router, [asked], form, chat)
 
 
 class _MessageFormat(Format):

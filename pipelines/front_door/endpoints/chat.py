@@ -76,7 +76,7 @@ async def answer_chat(
     log_probs = num_log_probs(body.logprobs, body.top_logprobs, "logprobs=true")
     common, new_reader = await message_request(body, model, "messages", most, log_probs)
     asked = choices_of(common, body.n)
-    return await answer(request, model, router, asked, _ChatFormat(body, model, asked, new_reader), body)
+    return await answer(request, router, asked, _ChatFormat(body, model, asked, new_reader), body)
 
 
 class _ChatFormat(Choices):

@@ -60,7 +60,7 @@ async def answer_completion(
     prompts = await _prompt_ids(model, given, add_special_tokens=body.add_special_tokens)
     common = _request_without_prompt(body, model)
     asked = [each for prompt in prompts for each in choices_of(replace(common, prompt_ids=prompt), body.n)]
-    return await answer(request, model, router, asked, _CompletionFormat(body, model, given, asked), body)
+    return await answer(request, router, asked, _CompletionFormat(body, model, given, asked), body)
 
 
 async def _prompt_ids(

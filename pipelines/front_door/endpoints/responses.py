@@ -177,7 +177,7 @@ async def answer_response(
     before = await asyncio.to_thread(to_json, items) if body.store else b""
     form = ResponseFormat(body.repeated, model, asked, new_reader(), keep)
     try:
-        return await answer(request, model, router, [asked], form, body)
+        return await answer(request, router, [asked], form, body)
     finally:
         asyncio.get_running_loop().call_later(KEPT_S, kept.drop_old)
 
