@@ -41,7 +41,6 @@ FORMS = {
     "the request": (
         ("pipelines.front_door.endpoints.chat", "ChatBody"),
         ("pipelines.front_door.requests.conversation", "Conversation"),
-        ("pipelines.front_door.requests.conversation", "ChatPrompt"),
         ("pipelines.wire.request", "CompletionRequest"),
         ("pipelines.wire.messages", "EngineRequest"),
         ("pipelines.speculation.request", "GenerationRequest"),
