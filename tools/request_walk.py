@@ -76,7 +76,7 @@ class Calls:
 def main() -> None:
     """Print the files and the forms."""
     parser = argparse.ArgumentParser(prog="python -m tools.request_walk", description=__doc__)
-    parser.add_argument("directory", type=Path, help="run directory with a rendered repository: .run/demo")
+    parser.add_argument("directory", type=Path, help=".run/RECIPE of a model with a chat template")
     parser.add_argument("--files", action="store_true", help="print the names of the files too")
     options = parser.parse_args()
     for walk, forms in FORMS.items():
