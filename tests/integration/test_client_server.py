@@ -20,7 +20,7 @@ from pipelines.client.__main__ import main as ask
 from pipelines.command_line import running_server
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
-from pipelines.demo.__main__ import Settings, converse
+from pipelines.demo.__main__ import converse
 from pipelines.demo.summary import figures_of, verdict_of
 from pipelines.deploy.__main__ import set_draft_length
 from pipelines.deploy.server import Server
@@ -179,7 +179,7 @@ def test_the_demonstration_shows_equal_answers(server: Server, capsys: pytest.Ca
     with Client.connect(grpc_url(server)) as client:
         engine = engine_directories(client)["target"]
         vocabulary = Vocabulary.from_file(engine / "tokenizer.json")
-        pairs = converse(Settings(Prompts("made", {"code": PROMPTS}), 2, 12), client, vocabulary)
+        pairs = converse(Prompts("made", {"code": PROMPTS}), 2, 12, client, vocabulary)
     shown = capsys.readouterr().out
     assert "«" in shown
     assert "DIFFERENT" not in shown
