@@ -40,7 +40,6 @@ RENDERER = "pipelines/text/chat_rendering.py"
 FORMS = {
     "the request": (
         ("pipelines.front_door.endpoints.chat", "ChatBody"),
-        ("pipelines.front_door.requests.conversation", "Conversation"),
         ("pipelines.wire.request", "CompletionRequest"),
         ("pipelines.wire.messages", "EngineRequest"),
         ("pipelines.speculation.request", "GenerationRequest"),

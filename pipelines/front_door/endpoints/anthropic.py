@@ -26,7 +26,7 @@ from pipelines.front_door.messages.message import (
 )
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.requests import message_blocks
-from pipelines.front_door.requests.conversation import Message, chat_prompt, message_request
+from pipelines.front_door.requests.conversation import Message, message_request
 from pipelines.front_door.requests.fields import with_warnings
 from pipelines.front_door.requests.sampling import PASSED_ON, PassedOn
 from pipelines.front_door.served_model import ServedModel
@@ -149,7 +149,7 @@ async def count_tokens(
         DraftproofError: The conversation cannot be rendered.
     """
     chat = await asyncio.to_thread(body.to_chat)
-    ids, _ = await chat_prompt(model, chat.to_conversation())
+    ids, _ = await chat.rendered(model)
     return json_response({"input_tokens": len(ids)})
 
 

@@ -11,12 +11,12 @@ from aiohttp import web
 from pipelines import configuration
 from pipelines.front_door.answering import Event, RouterCalls, answer
 from pipelines.front_door.endpoints.choices import Choices, check_choices, choices_of
-from pipelines.front_door.messages.message import MessageDocument
+from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.tools import Function, Tool
-from pipelines.front_door.requests.conversation import Conversation, Message, MessageFields, message_request
+from pipelines.front_door.requests.conversation import Message, MessageFields, chat_prompt, message_request
 from pipelines.front_door.requests.sampling import num_log_probs
-from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.served_model import ServedModel, TokenIds
 from pipelines.front_door.token_details import ThoughtTokens, chat_log_probs
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
@@ -52,12 +52,13 @@ class ChatBody(MessageFields):
         """The functions of ``tools``."""
         return tuple(tool.function for tool in self.tools)
 
-    def to_conversation(self) -> Conversation:
-        """Return the conversation to render."""
-        return Conversation(
-            messages=self.messages,
-            functions=self.functions,
-            variables=self.variables(self.reasoning_effort),
+    async def rendered(self, model: ServedModel) -> tuple[TokenIds, Thinking]:
+        """Return the tokens of the conversation, and how its answer begins; see ``chat_prompt``."""
+        return await chat_prompt(
+            model,
+            self.messages,
+            self.functions,
+            self.variables(self.reasoning_effort),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )

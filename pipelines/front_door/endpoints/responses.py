@@ -18,10 +18,11 @@ from pipelines.front_door.access.clients import CLIENT
 from pipelines.front_door.answering import RouterCalls, answer
 from pipelines.front_door.endpoints.kept_responses import KEPT, KEPT_S
 from pipelines.front_door.endpoints.response_format import ResponseFormat
+from pipelines.front_door.messages.message import Thinking
 from pipelines.front_door.messages.tools import Function
-from pipelines.front_door.requests.conversation import Conversation, Message, MessageFields, message_request
+from pipelines.front_door.requests.conversation import Message, MessageFields, chat_prompt, message_request
 from pipelines.front_door.requests.sampling import num_log_probs
-from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.served_model import ServedModel, TokenIds
 
 LOG_PROBS = "message.output_text.logprobs"
 
@@ -134,15 +135,14 @@ class ResponsesBody(MessageFields):
                 "send one request for each answer, with its form in text.format",
             )
 
-    def to_conversation(self) -> Conversation:
-        """Return the conversation to render.
+    async def rendered(self, model: ServedModel) -> tuple[TokenIds, Thinking]:
+        """Return the tokens of the conversation, and how its answer begins.
 
         Raises:
-            InvalidRequestError: An item is none that can be rendered.
+            InvalidRequestError: An item is none that can be rendered. For others see ``chat_prompt``.
         """
         first: list[Message] = [] if self.instructions is None else [_said("system", self.instructions)]
-        messages = (*first, *messages_of(self.input))
-        return Conversation(messages, functions=self.tools, variables=self.variables())
+        return await chat_prompt(model, [*first, *messages_of(self.input)], self.tools, self.variables())
 
 
 async def answer_response(

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,25 +37,6 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "name", "self"}
 )
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A conversation to render.
-
-    Attributes:
-        messages: The messages, as OpenAI's API has them.
-        functions: Functions that the model is told of.
-        variables: Further variables of the template, such as ``enable_thinking``.
-        add_generation_prompt: End with the beginning of an answer.
-        continue_final_message: End inside the last message.
-    """
-
-    messages: tuple[Message, ...]
-    functions: tuple[Function, ...] = ()
-    variables: Mapping[str, JsonValue] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
 
 
 @configuration.strict
@@ -85,12 +66,8 @@ class MessageFields(SamplingFields):
         yield from ((f"the function {each.name[:64]}", schema_of(each)) for each in self.functions)
 
     @abstractmethod
-    def to_conversation(self) -> Conversation:
-        """Return the conversation to render.
-
-        Raises:
-            InvalidRequestError: A part of it cannot be rendered.
-        """
+    async def rendered(self, model: ServedModel) -> tuple[TokenIds, Thinking]:
+        """Return the tokens of the conversation, and how its answer begins; see ``chat_prompt``."""
 
     def variables(self, effort: str | None = None) -> dict[str, JsonValue]:
         """Return the template's variables; OpenAI's effort of reasoning "none" turns thoughts off.
@@ -134,7 +111,7 @@ async def message_request(
         calling_of(body.functions, body.tool_choice, body.parallel_tool_calls),
         content_guide(body.form, body.structured_outputs),
     )
-    ids, thinking = await chat_prompt(model, body.to_conversation())
+    ids, thinking = await body.rendered(model)
     model.limits.check_length(len(ids), field)
     asked = replace(
         sampling_request(
@@ -148,8 +125,24 @@ async def message_request(
     return asked, partial(plan.new_reader, thinking)
 
 
-async def chat_prompt(model: ServedModel, conversation: Conversation) -> tuple[TokenIds, Thinking]:
+async def chat_prompt(
+    model: ServedModel,
+    messages: Sequence[Message],
+    functions: Sequence[Function] = (),
+    variables: Mapping[str, JsonValue] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> tuple[TokenIds, Thinking]:
     """Return the tokens of a conversation in the model's chat template, and how its answer begins.
+
+    Args:
+        model: The model.
+        messages: The messages, as OpenAI's API has them.
+        functions: Functions that the model is told of.
+        variables: Further variables of the template, such as ``enable_thinking``.
+        add_generation_prompt: End with the beginning of an answer.
+        continue_final_message: End inside the last message.
 
     Raises:
         ChatTemplateError: The model has no template, or it refuses the conversation.
@@ -158,23 +151,21 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> tuple[T
     """
     if model.chat is None:
         raise no_chat_template(f"model={model.name!r}")
-    style = model.style(with_tools=bool(conversation.functions))
-    messages = _with_one_head(
-        [_for_template(message, number, style) for number, message in enumerate(conversation.messages)]
-    )
+    style = model.style(with_tools=bool(functions))
+    found = _with_one_head([_for_template(each, number, style) for number, each in enumerate(messages)])
     # A conversation whose texts alone are too long is not rendered.
-    texts = [str(message.get("content") or "") for message in messages]
+    texts = [str(message.get("content") or "") for message in found]
     model.limits.check_bytes(sum(len(text.encode()) for text in texts), "messages")
     text = await model.chat.render(
-        messages,
-        tools=tools_for_template(conversation.functions) or None,
+        found,
+        tools=tools_for_template(functions) or None,
         # A conversation that is continued has no beginning of another answer.
-        add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final_message,
-        continue_final_message=conversation.continue_final_message,
-        **_checked_variables(conversation.variables or {}),
+        add_generation_prompt=add_generation_prompt and not continue_final_message,
+        continue_final_message=continue_final_message,
+        **_checked_variables(variables or {}),
     )
     ids = await model.encode(text, "messages", add_special_tokens=False, parse_special_tokens=True)
-    last = messages[-1].get("content") if conversation.continue_final_message else None
+    last = found[-1].get("content") if continue_final_message else None
     return ids, _thinking(style, text, last if isinstance(last, str) else "")
 
 

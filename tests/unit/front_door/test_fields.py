@@ -180,7 +180,7 @@ def test_what_no_grammar_of_tags_enforces_is_told_or_refused_if_strict(parameter
 )
 def test_reasoning_is_that_of_responses_in_chat_too(reasoning: Any, thinks: bool) -> None:
     for kind in (ChatBody, ResponsesBody):
-        variables = parse(kind, reasoning=reasoning).to_conversation().variables
+        variables = parse(kind, reasoning=reasoning).variables()
         assert variables == ({} if thinks else {"enable_thinking": False})
         with pytest.raises(InvalidRequestError, match=r"reasoning\.max_tokens"):
-            parse(kind, reasoning={"max_tokens": 3}).to_conversation()
+            parse(kind, reasoning={"max_tokens": 3}).variables()

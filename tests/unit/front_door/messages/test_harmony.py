@@ -15,7 +15,6 @@ from pipelines.front_door.messages.grammar import AnswerPlan
 from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.messages.tools import Calling
-from pipelines.front_door.requests.conversation import Conversation
 from tests.support.chat_templates import ALL
 from tests.unit.front_door.messages.cases import HARMONY_IDS, TOOLS, WEATHER, guide_of_answer, response_of
 from tests.unit.front_door.messages.test_message_grammar import JSON_FORM, follows
@@ -130,14 +129,14 @@ def test_the_grammar_allows_these_answers(mode: Any, content: Any, answer: str, 
 
 def test_every_answer_however_cut_off_can_be_sent_back(served: Served) -> None:
     model, user = served(SOURCE), {"role": "user", "content": "and?"}
-    assert render(model, Conversation((user,), (WEATHER,)))[1] is Thinking.POSSIBLE
+    assert render(model, [user], [WEATHER])[1] is Thinking.POSSIBLE
     answer = THOUGHTS + CALL
     for end in range(0, len(answer) + 1, 3):
         message = read([answer[:end]])
         reader = AnswerPlan(STYLE, Calling(TOOLS, "auto"), None).new_reader(Thinking.POSSIBLE)
         response = response_of(reader, answer[:end], ends="length")
         for sent in ([message], response["output"]):
-            found, _ = render(model, Conversation(tuple([user, *messages_of([*sent]), user]), TOOLS))
+            found, _ = render(model, [user, *messages_of([*sent]), user], TOOLS)
             assert "None" not in found
-    whole, _ = render(model, Conversation((user, read([answer]), user), TOOLS))
+    whole, _ = render(model, [user, read([answer]), user], TOOLS)
     assert f"{THOUGHTS.removesuffix(NEXT)}<|end|>" in whole and json.dumps(json.loads(ARGUMENTS))[:9] in whole

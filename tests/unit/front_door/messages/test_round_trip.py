@@ -18,9 +18,9 @@ from pipelines.front_door.endpoints.responses import ResponsesBody, messages_of
 from pipelines.front_door.messages.call_styles.json_calls import MISTRAL_NAMES
 from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
+from pipelines.front_door.requests.conversation import Message, chat_prompt
 from pipelines.front_door.requests.fields import parse_body
-from pipelines.front_door.served_model import ChatRenderers, ServedModel
+from pipelines.front_door.served_model import ChatRenderers, ServedModel, TokenIds
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import ALL
@@ -64,8 +64,13 @@ def served() -> Iterator[Served]:
         yield make
 
 
-def render(model: ServedModel, conversation: Conversation) -> tuple[str, Thinking]:
-    ids, thinking = asyncio.run(chat_prompt(model, conversation))
+def render(model: ServedModel, *conversation: Any, **options: Any) -> tuple[str, Thinking]:
+    """Return the prompt of a conversation; arguments are those of ``chat_prompt``."""
+    return as_text(asyncio.run(chat_prompt(model, *conversation, **options)))
+
+
+def as_text(prompt: tuple[TokenIds, Thinking]) -> tuple[str, Thinking]:
+    ids, thinking = prompt
     return TOKENIZER.vocabulary.join_with_special(ids, 10**6).decode(), thinking
 
 
@@ -88,8 +93,7 @@ def test_an_answer_that_comes_back_is_rendered_as_the_model_wrote_it(
         for call in document.document["tool_calls"]
     ]
     messages = [{"role": "user", "content": "hot?"}, document.document, *results]
-    conversation = Conversation(tuple(messages), TOOLS)
-    found, _ = render(model, conversation)
+    found, _ = render(model, messages, TOOLS)
     if style.calls is MISTRAL_NAMES:  # its template adds the ids that the model left out
         for call in document.document["tool_calls"]:
             assert f"{call['function']['name']}[CALL_ID]{call['id']}[ARGS]" in found
@@ -127,7 +131,7 @@ def test_every_answer_however_cut_off_can_be_sent_back(name: str, data: Any, ser
         [user, message.document, *results, *([] if results else [user])],
         messages_of([user, *response["output"], *outputs, *([] if outputs else [user])]),
     ):
-        found, _ = render(model, Conversation(tuple(messages), TOOLS))
+        found, _ = render(model, messages, TOOLS)
         assert "None" not in found
 
 
@@ -142,14 +146,14 @@ def test_every_answer_however_cut_off_can_be_sent_back(name: str, data: Any, ser
 def test_the_prompt_says_whether_thoughts_follow(variables: Any, expected: Thinking, served: Served) -> None:
     model = served(ALL["chatml"])
     user = {"role": "user", "content": "<think>"}
-    assert render(model, Conversation((user,), variables=variables))[1] is expected
+    assert render(model, [user], variables=variables)[1] is expected
     for content, thinking in (
         ("<think>a", Thinking.BEGUN),
         ("<think>a</think>b", Thinking.NONE),
         ("b", Thinking.NONE),
     ):
         last = {"role": "assistant", "content": content}
-        found = render(model, Conversation((user, last), continue_final_message=True))
+        found = render(model, [user, last], continue_final_message=True)
         assert found[1] is thinking and found[0].endswith(content)
 
 
@@ -160,7 +164,7 @@ def test_thoughts_and_roles_reach_the_template(served: Served) -> None:
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": "d", "reasoning": "e", "refusal": None, "function_call": None},
     ]
-    found, _ = render(model, Conversation(tuple(messages), add_generation_prompt=False))
+    found, _ = render(model, messages, add_generation_prompt=False)
     assert found == (
         "<|im_start|>system\na\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
         "<|im_start|>assistant\n<think>\ne\n</think>\n\nd<|im_end|>\n"
@@ -211,12 +215,12 @@ def test_what_codex_sends_is_rendered(served: Served) -> None:
         "client_metadata": {"a": "b"},
     }
     body = parse_body(ResponsesBody, json.dumps(sent).encode())
-    found, _ = render(served(ALL["chatml"]), body.to_conversation())
+    found, _ = as_text(asyncio.run(body.rendered(served(ALL["chatml"]))))
     assert found.count("<|im_start|>system\nBe brief.\n\nSandbox.<|im_end|>") == 1
     assert '{"name": "apply", "arguments": {"input": "*** Begin"}}' in found
     assert '{"name": "clock.now", "arguments": {}}' in found and "done" in found and "noon" in found
     probe = parse_body(ResponsesBody, b'{"input": [], "max_output_tokens": 1}')
-    assert "user" in render(served(ALL["chatml"]), probe.to_conversation())[0]
+    assert "user" in as_text(asyncio.run(probe.rendered(served(ALL["chatml"]))))[0]
     with pytest.raises(InvalidRequestError, match="item_reference"):
         messages_of([{"type": "item_reference", "id": "msg_1"}])
 
@@ -229,4 +233,4 @@ def test_what_a_template_refuses_is_refused(served: Served) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
     )
     with pytest.raises(ChatTemplateError, match="length 9"):
-        render(model, Conversation(messages, TOOLS))
+        render(model, messages, TOOLS)
