@@ -1,4 +1,4 @@
-"""Tests of calls to ``router`` on a real gRPC connection: no call is cancelled while it ends."""
+"""Tests of several answers to one request, and of calls on a real gRPC connection: none is cancelled while it ends."""
 
 from __future__ import annotations
 
