@@ -1,4 +1,4 @@
-"""Tests of several answers to one request, and of calls on a real gRPC connection: none is cancelled while it ends."""
+"""Tests of several answers to one request, and of calls over gRPC: none is cancelled while it ends."""
 
 from __future__ import annotations
 
