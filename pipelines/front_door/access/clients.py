@@ -124,8 +124,7 @@ class KeyRing:
         self._clients: tuple[Client, ...] = ()
         self._version: tuple[int, ...] | None = None
         if path is not None:
-            self._version = version_of(path)
-            self._read(path)
+            self._read(path, version_of(path))
 
     def client(self, request: web.Request) -> Client:
         """Return the client of a request.
@@ -165,25 +164,21 @@ class KeyRing:
             )
 
     def _read_again(self, path: Path) -> None:
-        version = version_of(path)
-        if version == self._version:
+        if (version := version_of(path)) == self._version:
             return
-        self._version = version
         try:
-            self._read(path)
+            self._read(path, version)
         except ServerStartError as error:
             _LOG.error("the earlier API keys stay in use: %s", error)
 
-    def _read(self, path: Path) -> None:
-        if self._version is None:
+    def _read(self, path: Path, version: tuple[int, ...] | None) -> None:
+        """Use the keys of the file; requests in progress still count for theirs."""
+        self._version = version
+        if version is None:
             _LOG.warning("there are no API keys, so every request is refused: %s is missing", path)
-        self._take(read_keys(path) if self._version else ())
-
-    def _take(self, keys: tuple[ApiKey, ...]) -> None:
-        """Use these keys; requests in progress still count for theirs."""
         known = {client.key.name: client for client in self._clients}
         clients = []
-        for key in keys:
+        for key in read_keys(path) if version else ():
             client = known.get(key.name) or Client(key)
             client.key = key
             clients.append(client)
