@@ -197,7 +197,7 @@ def _explained(
             remedy = f"did you mean {near[0]}?"
     if sections and _MEMBER.fullmatch(str(key)):  # of a union: which of its types did not fit
         name = _name(sections)
-    wrong = _WRONG.get(found["type"], "is wrong")
+    wrong = _WRONG.get(found["type"], "has the wrong type" if found["type"].endswith("_type") else "is wrong")
     must = re.sub(r"^\w+ should ", "it must ", found["msg"]).replace("a valid tuple", "a list")
     limit = "" if wrong == "is not a mapping" else f": {must}"
     return error(f"{name}={found['input']!r:.200} {wrong}{limit}", remedy)
