@@ -74,7 +74,7 @@ def check_prompts(recipe: Recipe) -> None:
         return
     with TemporaryDirectory() as folder:
         write_engine_texts(Path(folder), read_engine_texts(recipe.target.checkpoint_directory()))
-        command = [sys.executable, "-m", "pipelines.command_line.check_prompts", "--target", folder]
+        command = [sys.executable, "-m", "pipelines.command_line.chat_prompts", "--target", folder]
         command += ["--prompts", str(recipe.prompts_path)]
         done = subprocess.run(command, cwd=REPOSITORY_ROOT, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:

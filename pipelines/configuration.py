@@ -37,17 +37,14 @@ from_reader = BeforeValidator(_refuse_key)
 
 _CONTAINERS = frozenset({"tuple", "list", "dict", "dataclass"})
 _LONGEST = 300  # characters of a key or value: a client's may be of any length
+_MEMBER = re.compile(r"str|int|float|bool|(?:tuple|list|dict)\[.*")
 _UNKNOWN, _MISSING = "unexpected_keyword_argument", "missing"
-_WHAT = {
-    _UNKNOWN: "unknown key",
-    _MISSING: "a key is missing",
-    "dataclass_type": "a section is not a mapping",
-    "dict_type": "a section is not a mapping",
-    "literal_error": "a value is not one of the choices",
-    "greater_than": "a value is out of range",
-    "greater_than_equal": "a value is out of range",
-    "less_than": "a value is out of range",
-    "less_than_equal": "a value is out of range",
+_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_WRONG = {
+    "dataclass_type": "is not a mapping",
+    "dict_type": "is not a mapping",
+    "literal_error": "is not one of the choices",
+    **dict.fromkeys(_OUT_OF_RANGE, "is out of range"),
 }
 
 
@@ -185,7 +182,6 @@ def _explained(
     *sections, key = found["loc"] or ("",)
     prefix = _name(sections) + "." if sections else ""
     name = _name(found["loc"])[:_LONGEST] or "the document"
-    what = _WHAT.get(found["type"], "a value has the wrong type")
     if found["type"] in (_UNKNOWN, _MISSING):
         known = _keys(kind, sections)
         near = difflib.get_close_matches(str(key)[:_LONGEST], known, 1, cutoff=0.6)
@@ -193,13 +189,18 @@ def _explained(
             remedy = "add it"
         else:
             remedy = f"did you mean {prefix}{near[0]}?" if near else "remove it"
-        return error(f"{what}: {name}; the keys are {', '.join(known)}", remedy)
+        what = "missing" if found["type"] == _MISSING else "unknown"
+        return error(f"{name} is {what}; the keys are {', '.join(known)}", remedy)
     if found["type"] == "literal_error":
         choices = re.findall("'(.*?)'", found["ctx"]["expected"])
         if near := difflib.get_close_matches(str(found["input"])[:_LONGEST], choices, 1):
             remedy = f"did you mean {near[0]}?"
-    wanted = found["msg"].removeprefix("Input should be ")
-    return error(f"{what}: {name}={found['input']!r:.200}; {wanted}", remedy)
+    if sections and _MEMBER.fullmatch(str(key)):  # of a union: which of its types did not fit
+        name = _name(sections)
+    wrong = _WRONG.get(found["type"], "has the wrong type" if found["type"].endswith("_type") else "is wrong")
+    must = re.sub(r"^\w+ should ", "it must ", found["msg"]).replace("a valid tuple", "a list")
+    limit = "" if wrong == "is not a mapping" else f": {must}"
+    return error(f"{name}={found['input']!r:.200} {wrong}{limit}", remedy)
 
 
 def _name(location: typing.Iterable[int | str]) -> str:

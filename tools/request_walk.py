@@ -40,8 +40,6 @@ RENDERER = "pipelines/text/chat_rendering.py"
 FORMS = {
     "the request": (
         ("pipelines.front_door.endpoints.chat", "ChatBody"),
-        ("pipelines.front_door.requests.conversation", "Conversation"),
-        ("pipelines.front_door.requests.conversation", "ChatPrompt"),
         ("pipelines.wire.request", "CompletionRequest"),
         ("pipelines.wire.messages", "EngineRequest"),
         ("pipelines.speculation.request", "GenerationRequest"),
@@ -77,7 +75,7 @@ class Calls:
 def main() -> None:
     """Print the files and the forms."""
     parser = argparse.ArgumentParser(prog="python -m tools.request_walk", description=__doc__)
-    parser.add_argument("directory", type=Path, help="run directory with a rendered repository: .run/demo")
+    parser.add_argument("directory", type=Path, help=".run/RECIPE of a model with a chat template")
     parser.add_argument("--files", action="store_true", help="print the names of the files too")
     options = parser.parse_args()
     for walk, forms in FORMS.items():

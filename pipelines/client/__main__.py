@@ -1,6 +1,6 @@
 """Send a request to a Draftproof server from the command line.
 
-``python -m pipelines.client --url grpc://127.0.0.1:8001 --max-tokens 64 --stream "def area(radius):"``
+``python -m pipelines.client --url grpc://127.0.0.1:8001 --max-tokens 64 "def area(radius):"``
 
 Exit codes: 0 answered; 1 the server refused, failed or does not answer; 2 wrong usage; 130 interrupted.
 """
@@ -30,22 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         address_of(options.url)
-        timeouts = Timeouts(connect_s=options.connect_timeout, total_s=options.timeout)
+        timeouts = Timeouts(total_s=options.timeout)
     except InvalidRequestError as error:
         parser.error(str(error))
-    if not options.prompt and not options.prompt_ids:
-        parser.error("a prompt or --prompt-ids is required")
-    given = dict(options.field, max_tokens=options.max_tokens, prompt_ids=options.prompt_ids)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    request = CompletionRequest(prompt, **given)
+    request = CompletionRequest(prompt, **dict(options.field, max_tokens=options.max_tokens))
 
     def work() -> int:
-        with Client.connect(options.url, timeouts) as client:  # interrupted, it cancels the request
-            generation = _ask(client, request, options)
-        if options.json:
-            print(json.dumps(as_document(generation)))
-        elif not options.stream:
-            print(generation.text)
+        # Interrupted, it cancels the request.
+        with Client.connect(options.url, timeouts) as client, client.stream(request, options.model) as stream:
+            for chunk in stream:
+                if not options.json:
+                    print(chunk.text, end="", flush=True)
+            print(json.dumps(as_document(stream.result())) if options.json else "")
         return EXIT_PASS
 
     return run_program(work)
@@ -61,36 +58,16 @@ def as_document(generation: Generation) -> dict[str, Any]:
     }
 
 
-def _ask(client: Client, request: CompletionRequest, options: argparse.Namespace) -> Generation:
-    if not options.stream:
-        return client.generate(request, options.model)
-    with client.stream(request, options.model) as stream:
-        for chunk in stream:
-            if not options.json:
-                print(chunk.text, end="", flush=True)
-        if not options.json:
-            print()
-        return stream.result()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="draftproof ask", description="Continue a text with a Draftproof server."
+        prog="draftproof ask", description="Continue a text with a Draftproof server, as it arrives."
     )
-    parser.add_argument("prompt", nargs="?", default="", help="text to continue; - reads standard input")
-    parser.add_argument(
-        "--prompt-ids", type=token_ids, default=(), metavar="ID,ID", help="tokens to continue, not a text"
-    )
+    parser.add_argument("prompt", help="text to continue; - reads standard input")
     parser.add_argument("--url", default=DEFAULT_URL, help="grpc://host:port (%(default)s)")
     parser.add_argument("--model", default="generate", help="generate, generate_target, router (%(default)s)")
-    parser.add_argument("--stream", action="store_true", help="print text as it arrives")
-    parser.add_argument(
-        "--json", action="store_true", help="print the answer with its figures as one JSON line"
-    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line with figures instead")
     most = CompletionRequest("").max_tokens
-    parser.add_argument(
-        "--max-tokens", type=int, default=most, help="most tokens of the answer (%(default)s)"
-    )
+    parser.add_argument("--max-tokens", type=int, default=most, help="of the answer (%(default)s)")
     parser.add_argument(
         *("--field", "-f"),
         type=field_of_request,
@@ -99,19 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=JSON",
         help="another field of the request, such as temperature=0.5 or 'stop_words=[\"\\n\"]'; repeatable",
     )
-    limits = Timeouts()
-    parser.add_argument(
-        "--timeout", type=float, default=limits.total_s, help="seconds for the whole request (no limit)"
-    )
-    parser.add_argument(
-        "--connect-timeout", type=float, default=limits.connect_s, help="seconds to connect (%(default)s)"
-    )
+    parser.add_argument("--timeout", type=float, help="seconds for the whole request (default: no limit)")
     return parser
-
-
-def token_ids(text: str) -> tuple[int, ...]:
-    """Parse ``ID,ID``; argparse shows this function's name in its error message."""
-    return tuple(int(token_id) for token_id in text.split(","))
 
 
 def field_of_request(text: str) -> tuple[str, Any]:
@@ -121,16 +87,13 @@ def field_of_request(text: str) -> tuple[str, Any]:
         argparse.ArgumentTypeError: There is no such field, or the value is not JSON.
     """
     name, _, value = text.partition("=")
-    names = {field.name for field in dataclasses.fields(CompletionRequest)} - _OPTIONS
+    names = {field.name for field in dataclasses.fields(CompletionRequest)} - {"prompt", "max_tokens"}
     if name not in names:
         raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(sorted(names))}")
     try:
         return name, _tuples(json.loads(value))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"the value of {name} is not JSON: {error}") from None
-
-
-_OPTIONS = {"prompt", "prompt_ids", "max_tokens"}  # fields with an option of their own
 
 
 def _tuples(value: Any) -> Any:

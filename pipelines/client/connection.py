@@ -49,9 +49,6 @@ NOTICES_DEATH = [
 ]
 """Options of a gRPC channel that end a call to a machine that is gone. Nothing else bounds its silence."""
 
-KEY_HEADER = "draftproof-key"
-"""Name of the header over HTTP and of the metadata over gRPC."""
-
 FILE_VARIABLE = "DRAFTPROOF_KEY_FILE"
 """Environment variable with the path of the key file, ``<run directory>/key``."""
 

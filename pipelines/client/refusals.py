@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import grpc  # type: ignore[import-untyped]
+
+from pipelines.client.connection import Timeouts
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -67,6 +71,14 @@ def timed_out(what: str, limit_s: float | None) -> RequestTimeoutError:
     )
 
 
-def cancelled(detail: str) -> RequestCancelledError:
-    """Return the error for a call that was cancelled by the caller or on the way."""
-    return RequestCancelledError(f"the request was cancelled: {detail}", "send it again")
+def as_error(error: Any, address: str, timeouts: Timeouts) -> DraftproofError:
+    """Convert an error of gRPC to one of ours."""
+    status, detail = error.code(), error.details() or ""
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return timed_out("the deadline passed", timeouts.total_s)
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return unreachable(address, detail)
+    if status is grpc.StatusCode.CANCELLED:
+        return RequestCancelledError(f"the request was cancelled: {detail}", "send it again")
+    faults = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.OUT_OF_RANGE)
+    return refusal(detail, is_client_fault=status in faults)

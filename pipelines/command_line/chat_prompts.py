@@ -1,15 +1,23 @@
-"""Render chat messages of a prompt file with the chat template of the target."""
+"""Render chat messages of a prompt file with the chat template of the target.
+
+As a program it checks the prompts of a recipe, which ``build`` does before engines are compiled: it reads all
+of ``--prompts``, and renders conversations with the chat template in ``--target``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipelines.command_line.general_prompts import GENERAL, chat_prompts
-from pipelines.command_line.prompt_files import json_of_messages, last_content
+from pipelines.command_line.prompt_files import json_of_messages, last_content, read_prompts
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import ChatTemplateError
+from pipelines.program import EXIT_PASS, run_program
 from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 
 
@@ -86,3 +94,21 @@ def _rendered(prompt: Prompt, renderer: ChatRenderer) -> Prompt:
     except ChatTemplateError as error:
         raise ChatTemplateError(f"prompt {prompt.prompt_id}: {error.message}", error.remedy) from None
     return replace(prompt, text=text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check prompts; returns 0 if they can be used, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.command_line.chat_prompts")
+    parser.add_argument("--prompts", type=Path, required=True, help="file or folder of prompts")
+    parser.add_argument("--target", type=Path, required=True, help="folder with the target's chat.json")
+    options = parser.parse_args(arguments)
+
+    def check() -> int:
+        render_chats(read_prompts(options.prompts), options.target)
+        return EXIT_PASS
+
+    return run_program(check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,7 @@ from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, known_key
-from pipelines.demo.summary import (
-    Pair,
-    as_document,
-    ask_pair,
-    conclusion,
-    figures_of,
-    table,
-    verdict_of,
-)
+from pipelines.demo.summary import Pair, as_document, ask_pair, conclusion, figures_of, table, verdict_of
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server, run_directory
 from pipelines.errors import InvalidRequestError, RecipeError
@@ -47,21 +39,6 @@ from pipelines.text.vocabulary import Vocabulary
 SAMPLED_TEMPERATURE = 0.8
 NUM_PROMPTS = 25
 _WARM_UP_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Requests of the demonstration.
-
-    Attributes:
-        prompts: Prompts, all of them answered greedily.
-        num_sampled: How many of them are also answered at temperature 0.8 with a seed.
-        max_tokens: Longest answer, tokens.
-    """
-
-    prompts: Prompts
-    num_sampled: int
-    max_tokens: int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +84,6 @@ def _demonstrate(
             used = fitting_prompts(asked, client, options.max_tokens).draw(options.num_prompts)
             for line in used.lines():
                 _say(f"   {line}")
-            settings = Settings(used, options.sampled, options.max_tokens)
             context = conditions(
                 "pipelines.demo",
                 command_line,
@@ -115,13 +91,13 @@ def _demonstrate(
                 triton_version=client.server_version(),
                 engines=engine_conditions(engine_dirs),
                 prompts=used.document(),
-                max_tokens=settings.max_tokens,
+                max_tokens=options.max_tokens,
             )
             vocabulary = Vocabulary.from_file(engine_dirs["target"] / "tokenizer.json")
             if chats := [name for name, of_set in used.sets.items() if of_set[0].messages]:
                 _say(f"   sent as messages, in the model's chat template: {', '.join(chats)}")
             with OtherPrograms() as others:
-                pairs = converse(settings, client, vocabulary)
+                pairs = converse(used, options.sampled, options.max_tokens, client, vocabulary)
         answered_s = time.monotonic()
         _say("4. Stopping the server")
     stopped_s = time.monotonic()
@@ -144,8 +120,18 @@ def _demonstrate(
     return document, "\n".join(closing)
 
 
-def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list[Pair]:
-    """Send every request to both models, and some of them with sampling."""
+def converse(
+    prompts: Prompts, num_sampled: int, max_tokens: int, client: Client, vocabulary: Vocabulary
+) -> list[Pair]:
+    """Send every request to both models.
+
+    Args:
+        prompts: Prompts, all of them answered greedily.
+        num_sampled: How many of them are also answered at temperature 0.8 with a seed.
+        max_tokens: Longest answer, tokens.
+        client: Client of the server.
+        vocabulary: Vocabulary of the target.
+    """
     live, segmenter = LiveText(sys.stdout), Segmenter(vocabulary)
 
     def show(chunk: Chunk) -> None:
@@ -154,15 +140,15 @@ def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list
     # Of each kind, the target answers every other prompt first.
     turns = [
         (kind, prompt, (turn + place) % 2 == 0)
-        for turn, of_turn in enumerate(zip_longest(*settings.prompts.sets.values()))
-        for place, (kind, prompt) in enumerate(zip(settings.prompts.sets, of_turn, strict=True))
+        for turn, of_turn in enumerate(zip_longest(*prompts.sets.values()))
+        for place, (kind, prompt) in enumerate(zip(prompts.sets, of_turn, strict=True))
         if prompt is not None
     ]
 
     def stream(count: int, label: str, **sampling: Any) -> list[Pair]:
         pairs = []
         for index, (kind, prompt, target_first) in enumerate(turns[:count]):
-            request = CompletionRequest(prompt.text, max_tokens=settings.max_tokens, **prompt.switches)
+            request = CompletionRequest(prompt.text, max_tokens=max_tokens, **prompt.switches)
             if sampling:
                 request = replace(request, **sampling, seed=index)
             live.begin(f"[{index + 1}/{len(turns[:count])}] {prompt.prompt_id}{label}", last_words(prompt))
@@ -172,14 +158,12 @@ def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list
         return pairs
 
     kind, prompt, _ = turns[0]
-    warm_up = CompletionRequest(
-        prompt.text, max_tokens=min(settings.max_tokens, _WARM_UP_TOKENS), **prompt.switches
-    )
+    warm_up = CompletionRequest(prompt.text, max_tokens=min(max_tokens, _WARM_UP_TOKENS), **prompt.switches)
     ask_pair(client, prompt, kind, warm_up, target_first=True)  # the first answer is slower
     _say(f"3. Answers, streamed: {live.legend}")
     greedy = stream(len(turns), "")
     label = f", T={SAMPLED_TEMPERATURE:g}, seeded"
-    return greedy + stream(settings.num_sampled, label, temperature=SAMPLED_TEMPERATURE)
+    return greedy + stream(num_sampled, label, temperature=SAMPLED_TEMPERATURE)
 
 
 def _one_line(pair: Pair) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -19,37 +19,67 @@ from pipelines.front_door.delivery import EventStream
 from pipelines.front_door.errors import DEFECT, in_the_clients_words
 from pipelines.front_door.observing.exchange import EXCHANGE
 from pipelines.front_door.requests.sampling import SamplingFields
-from pipelines.front_door.router_calls import RouterCalls, generate_all, merged
-from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.token_details import by_token
 from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk_parts import joined
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
 
 
-class Format(Protocol):
+Event = dict[str, Any]
+"""What one event of a stream has as JSON."""
+
+
+class RouterCalls(Protocol):
+    """Answers requests with one server (``own_server.OwnServer``) or with several (``upstreams.fleet``)."""
+
+    @property
+    def max_requests(self) -> int:
+        """Most answers of one request."""
+
+    async def close(self) -> None:
+        """Close all connections, which cancels open requests."""
+
+    async def is_ready(self) -> bool:
+        """Return whether requests are answered."""
+
+    def stream(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Chunk, None]:
+        """Send one request and stream its chunks; closing the generator cancels the request.
+
+        Args:
+            request: The request.
+            streaming: Whether the client wants chunks as they come; otherwise there may be fewer.
+
+        Raises:
+            DraftproofError: It was refused, or no server answers.
+        """
+
+
+class Format(ABC):
     """Writes the answers to one request."""
 
+    @abstractmethod
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """Return the document of a response that is not streamed; called on another thread.
 
         Log probabilities of many tokens take seconds.
         """
 
-    def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
+    @abstractmethod
+    def events(self, number: int, chunk: Chunk) -> Iterable[Event]:
         """Return the events for a chunk of an answer, the first with those that begin the answer."""
 
-    def sign(self) -> Iterable[dict[str, Any]]:
-        """Return the events that say that the answer is still computed; none if a comment is enough."""
+    def sign(self) -> Iterable[Event]:
+        """Return the events that say that the answer is still computed; by default a comment is enough."""
+        return ()
 
-    def end(self) -> Iterable[dict[str, Any]]:
-        """Return the events after all answers."""
+    def end(self) -> Iterable[Event]:
+        """Return the events after all answers; by default none."""
+        return ()
 
 
 async def answer(
     request: web.Request,
-    model: ServedModel,
     router: RouterCalls,
     asked: Sequence[CompletionRequest],
     form: Format,
@@ -61,7 +91,6 @@ async def answer(
 
     Args:
         request: The client's request.
-        model: The model.
         router: Connection to ``router``.
         asked: One request for each answer.
         form: Writes the answers.
@@ -71,7 +100,12 @@ async def answer(
         DraftproofError: The request failed before anything was sent.
         ConnectionResetError: The client has left.
     """
-    _check_number(len(asked), router.max_requests)
+    if len(asked) > router.max_requests:
+        raise InvalidRequestError(
+            f"prompts times n ask for {len(asked)} answers, and at most {router.max_requests} are possible: "
+            "the server's max_batch_size and max_queue_size",
+            "send several requests, one after the other",
+        )
     client = request[CLIENT]
     asked = [replace(each, session_id=client.session(each.session_id)) for each in asked]
     with client.tokens(sum(len(each.prompt_ids) + max(0, each.max_tokens) for each in asked)):
@@ -79,9 +113,7 @@ async def answer(
         exchange.ask(asked, streaming=body.stream)
         try:
             if body.stream:
-                is_by_token = body.stream_options is not None and body.stream_options.stream_interval == 1
-                pieces = partial(by_token, model) if is_by_token else lambda chunk: (chunk,)
-                return await _stream(request, router, asked, form, pieces)
+                return await _stream(request, router, asked, form)
             answers = await generate_all(router, asked)
         except InvalidRequestError as error:
             raise in_the_clients_words(error, body.guide_field) from None
@@ -95,24 +127,20 @@ async def _stream(
     router: RouterCalls,
     asked: Sequence[CompletionRequest],
     form: Format,
-    pieces: Callable[[Chunk], Iterable[Chunk]],
 ) -> web.StreamResponse:
     events, exchange = EventStream(request), request[EXCHANGE]
-
-    def written(number: int, chunk: Chunk) -> list[dict[str, Any]]:
-        return [event for piece in pieces(chunk) for event in form.events(number, piece)]
 
     try:
         async with (
             events.kept_alive(form.sign),
-            aclosing(merged([router.stream(each) for each in asked])) as arriving,
+            aclosing(merged([router.stream(each, streaming=True) for each in asked])) as arriving,
         ):
             async for number, chunk in arriving:
                 exchange.add(number, chunk)
+                written = form.events(number, chunk)
                 if chunk.prompt_log_probs:  # of a whole prompt
-                    await events.send(*await asyncio.to_thread(written, number, chunk))
-                else:
-                    await events.send(*written(number, chunk))
+                    written = await asyncio.to_thread(list, written)
+                await events.send(*written)
         await events.send(*form.end())
         await events.done()
     except DraftproofError as error:
@@ -131,13 +159,66 @@ async def _stream(
     return events.response
 
 
-def _check_number(num_answers: int, limit: int) -> None:
-    if num_answers > limit:
-        raise InvalidRequestError(
-            f"prompts times n ask for {num_answers} answers, and at most {limit} are possible: the server's "
-            "max_batch_size and max_queue_size",
-            "send several requests, one after the other",
-        )
+async def generate_all(router: RouterCalls, requests: Sequence[CompletionRequest]) -> list[Chunk]:
+    """Answer requests concurrently, each in one chunk; the first error ends all of them.
+
+    Raises:
+        DraftproofError: As for ``RouterCalls.stream``.
+    """
+    received: list[list[Chunk]] = [[] for _ in requests]
+    async with aclosing(merged([router.stream(each, streaming=False) for each in requests])) as arriving:
+        async for number, chunk in arriving:
+            received[number].append(chunk)
+    return list(map(joined, received))
+
+
+async def merged(
+    answers: Sequence[AsyncGenerator[Chunk, None]],
+) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Stream the chunks of several answers as they arrive, each with the number of its answer.
+
+    The first error ends all of them. While nobody takes chunks, at most two of each answer are kept.
+    """
+    if len(answers) == 1:
+        async with aclosing(answers[0]) as chunks:
+            async for chunk in chunks:
+                yield 0, chunk
+        return
+    arrived: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue(len(answers))
+    tasks = [asyncio.create_task(_collect(*each, arrived)) for each in enumerate(answers)]
+    try:
+        num_open = len(answers)
+        while num_open:
+            number, arrival = await arrived.get()
+            if isinstance(arrival, BaseException):
+                raise arrival
+            if arrival is None:
+                num_open -= 1
+            else:
+                yield number, arrival
+    finally:
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _collect(
+    number: int,
+    answer: AsyncGenerator[Chunk, None],
+    arrived: asyncio.Queue[tuple[int, Chunk | BaseException | None]],
+) -> None:
+    try:
+        async with aclosing(answer) as chunks:
+            async for chunk in chunks:
+                await arrived.put((number, chunk))
+    except Exception as error:
+        await arrived.put((number, error))
+    else:
+        await arrived.put((number, None))
 
 
 def json_response(document: Any, status: int = 200) -> web.Response:

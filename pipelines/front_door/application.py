@@ -12,7 +12,7 @@ from aiohttp import web
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import ModelNotFoundError
 from pipelines.front_door.access.clients import CLIENT, KeyRing
-from pipelines.front_door.answering import json_response
+from pipelines.front_door.answering import RouterCalls, json_response
 from pipelines.front_door.delivery import deliver
 from pipelines.front_door.endpoints.anthropic import CountBody, MessagesBody, answer_message, count_tokens
 from pipelines.front_door.endpoints.chat import ChatBody, answer_chat
@@ -26,7 +26,6 @@ from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
 from pipelines.front_door.requests.body import receive_body
 from pipelines.front_door.requests.fields import read_body
-from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.web_application import Handler
 

@@ -33,10 +33,10 @@ from pipelines.front_door.requests.body import ENCODINGS
 
 _LOG = logging.getLogger(__name__)
 
-_FIELD = re.compile(r"(?:^|: |; )([a-z_]+)(?=$|[=[.;]|\S* (?:has|gives) )")
+_FIELD = re.compile(r"(?:^|: |; )([a-z_]+)(?=$|[=[.;]|\S* (?:has|gives|is unknown|is missing)\b)")
 """The field that an error is about: its message begins with it, or has it behind a colon."""
 
-_NAME_FIRST = re.compile(r"[a-z]\w*[_.=[]")
+_NAME_FIRST = re.compile(r"[a-z]\w*(?:[_.=[]| is (?:unknown|missing);)")
 _INSIDE = re.compile(r"[^\w ',]|\d")
 _LONGEST_PART = 600  # characters: an error may quote what a client sent, which may be of any length
 

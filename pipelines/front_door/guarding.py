@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
@@ -12,8 +14,10 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import DraftproofError, ServerBusyError, ServerUnavailableError
 from pipelines.front_door.delivery import deliver
 from pipelines.front_door.errors import response_to
-from pipelines.front_door.observing.exchange import EXCHANGE, Exchange, add_request_id, watching
+from pipelines.front_door.observing.exchange import EXCHANGE, REQUEST_ID, Exchange
 from pipelines.web_application import Handler, guarded_application
+
+_LOG = logging.getLogger(__name__)
 
 HEALTH = "/health"
 """Path that tells everybody, by whatever name, whether requests are answered, and nothing else."""
@@ -81,18 +85,29 @@ def openai_application(
     """
 
     @web.middleware
-    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
+        exchange = request[EXCHANGE] = Exchange.of(request)
         try:
             response = await _answered(request, handler, settings)
             await deliver(request, response)
+            exchange.status = response.status
+            return response
         except ConnectionError:
-            request[EXCHANGE].has_left = True
+            exchange.has_left = True
             return web.Response(status=400)  # never delivered
-        return response
+        except asyncio.CancelledError:
+            exchange.has_left = True
+            raise
+        finally:
+            exchange.ended_s = time.monotonic()
+            for observe in observers:
+                try:
+                    observe(exchange)
+                except Exception:  # the client has its answer
+                    _LOG.exception("request %s was not recorded", exchange.request_id)
 
     application = guarded_application(
-        watching(*observers),
-        answer_errors,
+        watch,
         origins=settings.cors_origins,
         hosts=settings.hosts,
         has_pages=True,
@@ -101,7 +116,7 @@ def openai_application(
         ),
         max_body_bytes=settings.max_body_bytes,
     )
-    application.on_response_prepare.append(add_request_id)
+    application.on_response_prepare.append(_add_request_id)
     return application
 
 
@@ -111,6 +126,11 @@ def needs_key(request: web.Request, settings: FrontDoorSettings, open_paths: Col
     Neither address nor headers tell a scrape of this machine from what a proxy on it passes on.
     """
     return request.path not in open_paths and not (settings.open_metrics and request.path == "/metrics")
+
+
+async def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    if (exchange := request.get(EXCHANGE)) is not None:
+        response.headers[REQUEST_ID] = response.headers["Request-Id"] = exchange.request_id  # Anthropic's
 
 
 async def _answered(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
 from pathlib import Path
 from typing import get_args
 
@@ -12,14 +11,13 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pipelines.client import Chunk
-from pipelines.client.connection import Timeouts
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm
 from pipelines.router.observation import unix_time_s
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.router.router import Router
 from pipelines.socket_path import is_listening
+from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 
@@ -39,7 +37,7 @@ class OwnServer(Collector):
         self, model: ServedModel, settings: Mapping[str, str], timeout_s: float | None = None
     ) -> None:
         self.max_requests = model.max_requests
-        self._timeout_us = Timeouts(total_s=timeout_s).total_us
+        self._timeout_us = 0 if timeout_s is None else max(1, round(1e6 * timeout_s))
         preprocessing = Preprocessing(model.tokenizer, model.max_seq_len)
         self._router = Router.of(settings.__getitem__, preprocessing, in_rollouts=True)
 
@@ -54,26 +52,16 @@ class OwnServer(Collector):
         arms = (table.stable, table.candidate)
         return any(arm is not None and is_listening(Path(arm.socket)) for arm in arms)
 
-    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
+    def stream(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Chunk, None]:
         """Answer one request and stream its chunks; closing the generator cancels the request.
+
+        Args:
+            request: The request.
+            streaming: Whether the client wants chunks as they come; otherwise there is one.
 
         Raises:
             DraftproofError: The request was refused, or no arm answered.
         """
-        async with aclosing(self._answer(request, streaming=True)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def generate(self, request: CompletionRequest) -> Chunk:
-        """Answer one request in one chunk.
-
-        Raises:
-            DraftproofError: As for ``stream``.
-        """
-        async with aclosing(self._answer(request, streaming=False)) as chunks:
-            return [chunk async for chunk in chunks][-1]
-
-    def _answer(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Chunk, None]:
         request.check()
         return self._router.answer(request, streaming=streaming, timeout_us=self._timeout_us)
 

@@ -17,11 +17,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pipelines.atomic_file import version_of
 from pipelines.deploy.front_door import FrontDoorSettings, Tls
 from pipelines.errors import ServerStartError
+from pipelines.front_door.answering import RouterCalls
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.observing.exchange import RequestLog
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.observing.traces import Traces, are_wanted
-from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 
 _LOG = logging.getLogger(__name__)

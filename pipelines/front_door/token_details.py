@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
-from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.front_door.messages.message import THINK_BEGIN, THINK_END, Content
 from pipelines.front_door.served_model import ServedModel
-from pipelines.wire.chunk import Chunk, TopLogProbs
+from pipelines.wire.chunk import TOKEN_SOURCES, Chunk, TopLogProbs
 
 
 class CompletionLogProbs:
@@ -110,37 +108,6 @@ def texts_of_tokens(model: ServedModel, chunk: Chunk) -> list[str]:
     if texts:  # a character that the answer's end cut off
         texts[-1] += decoder.decode(b"", final=True)[: len(left)]
     return texts
-
-
-def by_token(model: ServedModel, chunk: Chunk) -> Iterator[Chunk]:
-    """Yield a chunk in pieces of one token; the last one has what belongs to all."""
-    texts = texts_of_tokens(model, chunk)
-    for place in range(len(texts) - 1):
-        yield replace(
-            _tokens_at(chunk, slice(place, place + 1)),
-            text=texts[place],
-            sequence_length=chunk.sequence_length - len(texts) + place + 1,
-            finish_reason="",
-            num_cached=0,
-            prompt_log_probs=() if place else chunk.prompt_log_probs,
-            prompt_top_log_probs=() if place else chunk.prompt_top_log_probs,
-        )
-    if len(texts) < 2:
-        yield chunk
-    else:
-        last = _tokens_at(chunk, slice(len(texts) - 1, None))
-        yield replace(last, text=texts[-1], prompt_log_probs=(), prompt_top_log_probs=())
-
-
-def _tokens_at(chunk: Chunk, place: slice) -> Chunk:
-    return replace(
-        chunk,
-        output_ids=chunk.output_ids[place],
-        accepted_mask=chunk.accepted_mask[place],
-        token_sources=chunk.token_sources[place],
-        log_probs=chunk.log_probs[place],
-        top_log_probs=chunk.top_log_probs[place],
-    )
 
 
 def runs_by_source(model: ServedModel, chunk: Chunk) -> list[dict[str, Any]]:

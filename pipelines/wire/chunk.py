@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TOKEN_SOURCES = ("target", "draft_model", "lookup", "grammar")
+"""Sources of output tokens, by their numbers in ``Chunk.token_sources``."""
+
 TopLogProbs = tuple[tuple[tuple[int, float], ...], ...]
 """Ids and log probabilities of alternatives, for each token."""
 

@@ -12,6 +12,9 @@ import numpy as np
 
 from pipelines.errors import InvalidRequestError
 
+KEY_HEADER = "draftproof-key"
+"""Name of the HTTP header, and of the gRPC metadata, with the key of a server."""
+
 MAX_ID_BYTES = 256  # for request ids, session ids and names of arms; a UUID has 36
 
 _INT32_LIMIT = 2**31

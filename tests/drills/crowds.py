@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from pipelines.client.generation import chunk_from_outputs, join_chunks
-from pipelines.client.grpc_transport import infer_message, outputs_of
+from pipelines.client.generation import join_chunks
 from pipelines.client.refusals import refusal
+from pipelines.client.tensors import chunk_from_outputs, chunk_of, infer_message
 from pipelines.errors import DraftproofError
 from pipelines.wire.chunk import Chunk
 from tests.attacks.raw_http import head
@@ -99,7 +99,7 @@ async def _over_grpc(stub: Any, question: Question, model: str) -> str:
         if arrival.error_message:
             errors.append(arrival.error_message)
         elif arrival.infer_response.outputs:
-            chunks.append(chunk_from_outputs(outputs_of(arrival.infer_response), time.monotonic()))
+            chunks.append(chunk_of(arrival.infer_response, time.monotonic()))
     return _outcome(question, chunks, errors)
 
 

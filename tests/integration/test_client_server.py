@@ -20,7 +20,7 @@ from pipelines.client.__main__ import main as ask
 from pipelines.command_line import running_server
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
-from pipelines.demo.__main__ import Settings, converse
+from pipelines.demo.__main__ import converse
 from pipelines.demo.summary import figures_of, verdict_of
 from pipelines.deploy.__main__ import set_draft_length
 from pipelines.deploy.server import Server
@@ -55,10 +55,9 @@ def test_the_command_answers_and_fails_with_its_codes(url: str, capsys: pytest.C
     arguments = ["--url", url, "--max-tokens", "12", "def main("]
     assert ask(arguments) == 0
     whole = capsys.readouterr().out
-    assert ask(["--stream", *arguments]) == 0
-    assert capsys.readouterr().out == whole
     assert ask(["--json", *arguments]) == 0
-    assert len(json.loads(capsys.readouterr().out)["output_ids"]) == 12
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["output_ids"]) == 12 and document["text"] + "\n" == whole
     assert ask(["--url", url, "--max-tokens", "0", "def main("]) == 1
     assert "max_tokens" in capsys.readouterr().err
 
@@ -180,7 +179,7 @@ def test_the_demonstration_shows_equal_answers(server: Server, capsys: pytest.Ca
     with Client.connect(grpc_url(server)) as client:
         engine = engine_directories(client)["target"]
         vocabulary = Vocabulary.from_file(engine / "tokenizer.json")
-        pairs = converse(Settings(Prompts("made", {"code": PROMPTS}), 2, 12), client, vocabulary)
+        pairs = converse(Prompts("made", {"code": PROMPTS}), 2, 12, client, vocabulary)
     shown = capsys.readouterr().out
     assert "«" in shown
     assert "DIFFERENT" not in shown

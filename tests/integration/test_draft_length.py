@@ -16,14 +16,13 @@ import pytest
 
 from pipelines.canary.judge.pairing import Pair, matched_rounds
 from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import rendered_parameters
 from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.router.observation import Observation
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.wire.calls import stream
-from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk import TOKEN_SOURCES, Chunk
 from pipelines.wire.messages import EngineRequest
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, post, read_gauge, wait_until
 

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from pipelines.client import Client, CompletionRequest
-from pipelines.client.connection import KEY_HEADER
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError
+from pipelines.wire.request import KEY_HEADER
 from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
 from tests.attacks.raw_http import get
 from tests.integration.attacked import OVER_GRPC, THROUGH_HAPROXY, Attacked, attacks

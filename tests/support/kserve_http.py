@@ -12,28 +12,26 @@ from typing import Any
 
 import httpx
 
-from pipelines.client import Client
-from pipelines.client.connection import KEY_HEADER, Timeouts
-from pipelines.client.generation import chunk_from_outputs
-from pipelines.client.inputs import inputs_of
+from pipelines.client import Client, GenerationStream
+from pipelines.client.connection import Timeouts
 from pipelines.client.refusals import refusal, unreachable
+from pipelines.client.tensors import chunk_from_outputs, inputs_of
 from pipelines.wire.chunk import Chunk
-from pipelines.wire.request import CompletionRequest
+from pipelines.wire.request import KEY_HEADER, CompletionRequest
 
 _EVENT_PREFIX = "data:"
 
 
-def connect(url: str, timeouts: Timeouts | None = None, key: str = "") -> Client:
+def connect(url: str, timeouts: Timeouts | None = None, key: str = "") -> HttpClient:
     """Return a client of the server at ``http://host:port``."""
-    transport: Any = HttpTransport(url, timeouts or Timeouts(), key)
-    return Client(url, transport)
+    return HttpClient(url, timeouts or Timeouts(), key)
 
 
-class HttpTransport:
-    """Connections to one server, for any number of concurrent calls; the transport of a ``Client``."""
+class HttpClient(Client):
+    """A client of one server, for any number of concurrent calls."""
 
     def __init__(self, url: str, timeouts: Timeouts, key: str = "") -> None:
-        self._url = url
+        self._address = url
         self._timeouts = timeouts
         self._http = httpx.Client(
             base_url=url,
@@ -43,42 +41,42 @@ class HttpTransport:
             headers={KEY_HEADER: key} if key else {},
         )
 
-    def start(self, request: CompletionRequest, model: str, *, streaming: bool) -> HttpCall:
-        """Send a request and wait for the first response, before which Triton sends no headers."""
-        endpoint = "generate_stream" if streaming else "generate"
-        body = generate_body(request, self._timeouts, streaming=streaming)
-        message = self._http.build_request("POST", f"/v2/models/{model}/{endpoint}", json=body)
-        try:
-            return HttpCall(self._http.send(message, stream=True), streaming=streaming)
-        except httpx.HTTPError as error:
-            raise unreachable(self._url, repr(error)) from error
-
     def is_ready(self) -> bool:
-        """Return whether the server is ready; False if nothing answers."""
         try:
             return self._http.get("/v2/health/ready").status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
 
     def close(self) -> None:
-        """Close all connections."""
         self._http.close()
 
+    def _start(self, request: CompletionRequest, model: str, *, streaming: bool) -> HttpStream:
+        """Send a request and wait for the first response, before which Triton sends no headers."""
+        endpoint = "generate_stream" if streaming else "generate"
+        body = generate_body(request, self._timeouts, streaming=streaming)
+        message = self._http.build_request("POST", f"/v2/models/{model}/{endpoint}", json=body)
+        sent_at_s = time.monotonic()
+        try:
+            return HttpStream(self._http.send(message, stream=True), sent_at_s, streaming=streaming)
+        except httpx.HTTPError as error:
+            raise unreachable(self._address, repr(error)) from error
 
-class HttpCall:
-    """One call and its response, which is whole or streamed as events."""
 
-    def __init__(self, response: httpx.Response, *, streaming: bool) -> None:
+class HttpStream(GenerationStream):
+    """One answer, which is whole or streamed as events."""
+
+    def __init__(self, response: httpx.Response, sent_at_s: float, *, streaming: bool) -> None:
         self._response = response
         self._bodies = _events(response) if streaming else _whole(response)
+        self._sent_at_s, self._streamed = sent_at_s, streaming
+        self._chunks = []
         self._is_finished = False
 
-    def receive(self) -> Chunk | None:
-        """Wait for the next chunk; None after the last.
+    def close(self) -> None:
+        """Close the connection, which cancels the request unless the whole answer was read."""
+        self._response.close()
 
-        Raises:
-            DraftproofError: The server raised it, or the connection broke.
-        """
+    def _receive(self) -> Chunk | None:
         url = str(self._response.url)
         try:
             body = next(self._bodies, None)
@@ -95,10 +93,6 @@ class HttpCall:
         chunk = chunk_from_outputs(outputs, time.monotonic())
         self._is_finished = bool(chunk.finish_reason)
         return chunk
-
-    def close(self) -> None:
-        """Close the connection, which cancels the request unless the whole answer was read."""
-        self._response.close()
 
 
 def generate_body(request: CompletionRequest, timeouts: Timeouts, *, streaming: bool) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from aiohttp import web
 
 from pipelines.atomic_file import version_of
-from pipelines.client.connection import KEY_HEADER as SERVER_KEY
 from pipelines.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -21,7 +20,7 @@ from pipelines.errors import (
     UnauthorizedError,
 )
 from pipelines.front_door.access.key_file import ApiKey, digest_of, read_keys
-from pipelines.wire.request import MAX_ID_BYTES
+from pipelines.wire.request import KEY_HEADER, MAX_ID_BYTES
 
 
 class Client:
@@ -125,8 +124,7 @@ class KeyRing:
         self._clients: tuple[Client, ...] = ()
         self._version: tuple[int, ...] | None = None
         if path is not None:
-            self._version = version_of(path)
-            self._read(path)
+            self._read(path, version_of(path))
 
     def client(self, request: web.Request) -> Client:
         """Return the client of a request.
@@ -157,34 +155,30 @@ class KeyRing:
             ForbiddenError: It may not choose the arm.
             UnauthorizedError: It has no valid key.
         """
-        given = request.headers.get(SERVER_KEY, "").encode(errors="surrogateescape")
+        given = request.headers.get(KEY_HEADER, "").encode(errors="surrogateescape")
         is_operator = bool(self._server_key) and hmac.compare_digest(given, self._server_key)
         if not is_operator and not self.client(request).key.may_choose_arm:
             raise ForbiddenError(
                 f"this client may not choose the arm: arm={arm!r:.100}",
-                f"leave the arm out; the operator can add a key with --may-choose-arm, or send {SERVER_KEY}",
+                f"leave the arm out; the operator can add a key with --may-choose-arm, or send {KEY_HEADER}",
             )
 
     def _read_again(self, path: Path) -> None:
-        version = version_of(path)
-        if version == self._version:
+        if (version := version_of(path)) == self._version:
             return
-        self._version = version
         try:
-            self._read(path)
+            self._read(path, version)
         except ServerStartError as error:
             _LOG.error("the earlier API keys stay in use: %s", error)
 
-    def _read(self, path: Path) -> None:
-        if self._version is None:
+    def _read(self, path: Path, version: tuple[int, ...] | None) -> None:
+        """Use the keys of the file; requests in progress still count for theirs."""
+        self._version = version
+        if version is None:
             _LOG.warning("there are no API keys, so every request is refused: %s is missing", path)
-        self._take(read_keys(path) if self._version else ())
-
-    def _take(self, keys: tuple[ApiKey, ...]) -> None:
-        """Use these keys; requests in progress still count for theirs."""
         known = {client.key.name: client for client in self._clients}
         clients = []
-        for key in keys:
+        for key in read_keys(path) if version else ():
             client = known.get(key.name) or Client(key)
             client.key = key
             clients.append(client)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,15 +14,21 @@ from aiohttp import web
 from pydantic import JsonValue
 
 from pipelines import configuration
-from pipelines.front_door.answering import answer, json_response
+from pipelines.front_door.answering import Event, Format, RouterCalls, answer, json_response
 from pipelines.front_door.endpoints.chat import ChatBody
-from pipelines.front_door.messages.block_document import BlockDocument
+from pipelines.front_door.messages.message import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Part,
+    Thought,
+    read_arguments,
+)
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.requests import message_blocks
-from pipelines.front_door.requests.conversation import Message, chat_prompt, message_request
+from pipelines.front_door.requests.conversation import Message, message_request
 from pipelines.front_door.requests.fields import with_warnings
 from pipelines.front_door.requests.sampling import PASSED_ON, PassedOn
-from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
@@ -141,8 +149,8 @@ async def count_tokens(
         DraftproofError: The conversation cannot be rendered.
     """
     chat = await asyncio.to_thread(body.to_chat)
-    prompt = await chat_prompt(model, chat.to_conversation())
-    return json_response({"input_tokens": len(prompt.ids)})
+    ids, _ = await chat.rendered(model)
+    return json_response({"input_tokens": len(ids)})
 
 
 async def answer_message(
@@ -157,18 +165,20 @@ async def answer_message(
     fields |= {"max_tokens": body.max_tokens, "stream": body.stream}
     chat = await asyncio.to_thread(partial(body.to_chat, **fields))  # there may be very many blocks
     chat = await with_warnings(chat, model.style(with_tools=True).calls)
-    asked, new_reader = await message_request(chat, model, "messages")
+    asked, new_reader = await message_request(chat, model, "messages", chat.max_tokens)
     asked = replace(asked, max_tokens=min(asked.max_tokens, model.max_seq_len - len(asked.prompt_ids)))
     form = _MessageFormat(chat, model, asked, new_reader())
-    return await answer(request, model, router, [asked], form, chat)
+    return await answer(request, router, [asked], form, chat)
 
 
-class _MessageFormat:
-    """Writes the answer to one request.
+class _MessageFormat(Format):
+    """Writes the answer to one request, block by block.
+
+    The order of events is that of https://docs.claude.com/en/docs/build-with-claude/streaming
 
     Args:
         chat: The request in the words of chat.
-        model: The model.
+        model: The model. Its fingerprint stands in blocks of thoughts, which clients expect to be signed.
         asked: The request to the model.
         reader: Reads the answer.
     """
@@ -179,37 +189,93 @@ class _MessageFormat:
         self._chat, self._model, self._asked, self._reader = chat, model, asked, reader
         self._output_ids: list[int] = []
         self._num_cached = 0
+        self._open: dict[str, Any] | None = None  # the block that parts are added to
+        self._arguments = ""  # JSON of the call that is open
         self._has_begun = False
-        told: dict[str, Any] = {"model": model.name, "system_fingerprint": model.fingerprint}
-        told |= {"seed": asked.seed, "usage": self._usage(), **chat.warning_fields}
-        self._message = BlockDocument(told, signature=model.fingerprint)
+        self._blocks: list[dict[str, Any]] = []
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "content": self._blocks,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "model": model.name,
+            "system_fingerprint": model.fingerprint,
+            "seed": asked.seed,
+            "usage": self._usage(),
+            **chat.warning_fields,
+        }
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """Return the document of a response that is not streamed."""
         list(self.events(0, answers[0]))
-        return self._message.document
+        return self._message
 
-    def events(self, number: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """Return the events for a chunk of the answer, the first with those that begin the message."""
+    def events(self, number: int, chunk: Chunk) -> Iterator[Event]:
+        """Yield the events for a chunk of the answer, the first with those that begin the message."""
         if not self._has_begun:
             self._has_begun = True
-            yield from self._message.begin()
+            yield {"type": "message_start", "message": copy.deepcopy(self._message)}
+            yield {"type": "ping"}
         self._output_ids += chunk.output_ids
         self._num_cached = chunk.num_cached
-        for part in self._reader.read(chunk.text, is_last=bool(chunk.finish_reason)):
-            yield from self._message.add(part)
+        for part in self._reader.read(chunk.text, is_last=chunk.is_last):
+            yield from self._add(part)
         if chunk.continued_elsewhere:
-            self._message.document["continued_elsewhere"] = True
-        if chunk.finish_reason:
-            yield from self._message.end(*self._ending(chunk.finish_reason), self._usage())
+            self._message["continued_elsewhere"] = True
+        if chunk.is_last:
+            yield from self._close()
+            reason, word = self._ending(chunk.finish_reason)
+            ending, usage = {"stop_reason": reason, "stop_sequence": word}, self._usage()
+            self._message |= {**ending, "usage": usage}
+            yield {"type": "message_delta", "delta": ending, "usage": usage}
+            yield {"type": "message_stop"}
 
-    def sign(self) -> Iterable[dict[str, Any]]:
+    def sign(self) -> Iterable[Event]:
         """Return Anthropic's event for this."""
         return ({"type": "ping"},)
 
-    def end(self) -> Iterable[dict[str, Any]]:
-        """Return the events after all answers."""
-        return ()
+    def _add(self, part: Part) -> Iterator[Event]:
+        match part:
+            case Thought(text):
+                yield from self._add_text("thinking", "thinking", text, {"signature": ""})
+            case Content(text, _):
+                yield from self._add_text("text", "text", text, {"citations": None})
+            case CallBegin(call_id, name):
+                yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+            case CallArguments(text):
+                self._arguments += text
+                yield self._delta("input_json", "partial_json", text)
+
+    def _add_text(self, kind: str, key: str, text: str, fields: dict[str, Any]) -> Iterator[Event]:
+        if self._open is None or self._open["type"] != kind:
+            yield from self._begin({"type": kind, key: "", **fields})
+        self._blocks[-1][key] += text
+        yield self._delta(kind, key, text)
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close()
+        self._open = block
+        self._blocks.append(block)
+        yield self._of_block("start", content_block=dict(block))
+
+    def _close(self) -> Iterator[Event]:
+        if self._open is None:
+            return
+        if self._open["type"] == "thinking":
+            self._open["signature"] = self._model.fingerprint
+            yield self._delta("signature", "signature", self._model.fingerprint)
+        elif self._open["type"] == "tool_use":
+            self._open["input"], self._arguments = read_arguments(self._arguments), ""
+        self._open = None
+        yield self._of_block("stop")
+
+    def _delta(self, kind: str, key: str, text: str) -> Event:
+        return self._of_block("delta", delta={"type": f"{kind}_delta", key: text})
+
+    def _of_block(self, what: str, **fields: Any) -> Event:
+        return {"type": f"content_block_{what}", "index": len(self._blocks) - 1, **fields}
 
     def _ending(self, finish_reason: str) -> tuple[str, str | None]:
         """Return why the answer ends, and at which stop word."""
@@ -219,7 +285,7 @@ class _MessageFormat:
         output = self._model.tokenizer.vocabulary.join(self._output_ids)
         if (word := first_word(output, self._asked.stop_words)) is not None:
             return "stop_sequence", word
-        has_calls = any(block["type"] == "tool_use" for block in self._message.document["content"])
+        has_calls = any(block["type"] == "tool_use" for block in self._blocks)
         return "tool_use" if has_calls else "end_turn", None
 
     def _usage(self) -> dict[str, int]:

@@ -9,15 +9,14 @@ from typing import Any
 from aiohttp import web
 
 from pipelines import configuration
-from pipelines.front_door.answering import answer
+from pipelines.front_door.answering import Event, RouterCalls, answer
 from pipelines.front_door.endpoints.choices import Choices, check_choices, choices_of
-from pipelines.front_door.messages.message import MessageDocument
+from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.tools import Function, Tool
-from pipelines.front_door.requests.conversation import Conversation, Message, MessageFields, message_request
+from pipelines.front_door.requests.conversation import Message, MessageFields, chat_prompt, message_request
 from pipelines.front_door.requests.sampling import num_log_probs
-from pipelines.front_door.router_calls import RouterCalls
-from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.served_model import ServedModel, TokenIds
 from pipelines.front_door.token_details import ThoughtTokens, chat_log_probs
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
@@ -53,22 +52,13 @@ class ChatBody(MessageFields):
         """The functions of ``tools``."""
         return tuple(tool.function for tool in self.tools)
 
-    @property
-    def max_output(self) -> int | None:
-        """Most output tokens."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def num_log_probs(self) -> int | None:
-        """See ``sampling.num_log_probs``."""
-        return num_log_probs(self.logprobs, self.top_logprobs, "logprobs=true")
-
-    def to_conversation(self) -> Conversation:
-        """Return the conversation to render."""
-        return Conversation(
-            messages=self.messages,
-            functions=self.functions,
-            variables=self.variables(self.reasoning_effort),
+    async def rendered(self, model: ServedModel) -> tuple[TokenIds, Thinking]:
+        """Return the tokens of the conversation, and how its answer begins; see ``chat_prompt``."""
+        return await chat_prompt(
+            model,
+            self.messages,
+            self.functions,
+            self.variables(self.reasoning_effort),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )
@@ -83,9 +73,11 @@ async def answer_chat(
         DraftproofError: The request is invalid, or no answer could be had.
     """
     check_choices(1, body.n)
-    common, new_reader = await message_request(body, model, "messages")
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    log_probs = num_log_probs(body.logprobs, body.top_logprobs, "logprobs=true")
+    common, new_reader = await message_request(body, model, "messages", most, log_probs)
     asked = choices_of(common, body.n)
-    return await answer(request, model, router, asked, _ChatFormat(body, model, asked, new_reader), body)
+    return await answer(request, router, asked, _ChatFormat(body, model, asked, new_reader), body)
 
 
 class _ChatFormat(Choices):
@@ -122,7 +114,7 @@ class _ChatFormat(Choices):
         choice = {"index": number, "message": self._messages[number].document, **self._details(chunk)}
         return choice | self._ending(number, chunk)
 
-    def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
+    def events(self, number: int, chunk: Chunk) -> Iterable[Event]:
         """Return the events for a chunk of an answer; the first one of an answer says who speaks."""
         if self._begins(number, chunk):
             delta = {"role": "assistant", "content": ""}

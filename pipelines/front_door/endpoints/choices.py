@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.answering import Event, Format
 from pipelines.front_door.requests.sampling import SEED_BITS, SamplingFields, StreamOptions
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import runs_by_source
@@ -49,8 +50,8 @@ def check_choices(num_prompts: int, n: int) -> None:
         )
 
 
-class Choices(ABC):
-    """Writes the answers to one request as choices (``answering.Format``).
+class Choices(Format):
+    """Writes the answers to one request as choices.
 
     Args:
         body: The request.
@@ -92,11 +93,7 @@ class Choices(ABC):
         ending = {"usage": self._usage, "metrics": self._metrics, **self._fields.warning_fields}
         return {**self._head, "choices": choices, **ending}
 
-    def sign(self) -> Iterable[dict[str, Any]]:
-        """Return no event: OpenAI's API has none for this."""
-        return ()
-
-    def end(self) -> Iterable[dict[str, Any]]:
+    def end(self) -> Iterable[Event]:
         """Return the events after all answers."""
         if self._options.include_usage:
             yield {**self._head, "choices": [], "usage": self._usage, "metrics": self._metrics}
@@ -105,7 +102,7 @@ class Choices(ABC):
     def _choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """Return the choice of a whole answer."""
 
-    def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def _event(self, choice: dict[str, Any]) -> Event:
         told = self._fields.warning_fields if self._has_told_nothing else {}
         self._has_told_nothing = False
         return {**self._head, "choices": [choice], **self._options.usage_of_event(self._usage), **told}

@@ -11,15 +11,10 @@ from pydantic import JsonValue
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.answering import answer
+from pipelines.front_door.answering import Event, RouterCalls, answer
 from pipelines.front_door.endpoints.choices import Choices, check_choices, choices_of
 from pipelines.front_door.messages.answer_format import content_guide
-from pipelines.front_door.requests.sampling import (
-    SamplingFields,
-    checked_log_probs,
-    sampling_request,
-)
-from pipelines.front_door.router_calls import RouterCalls
+from pipelines.front_door.requests.sampling import SamplingFields, checked_log_probs, sampling_request
 from pipelines.front_door.served_model import ServedModel, TokenIds
 from pipelines.front_door.token_details import CompletionLogProbs
 from pipelines.wire.chunk import Chunk
@@ -65,7 +60,7 @@ async def answer_completion(
     prompts = await _prompt_ids(model, given, add_special_tokens=body.add_special_tokens)
     common = _request_without_prompt(body, model)
     asked = [each for prompt in prompts for each in choices_of(replace(common, prompt_ids=prompt), body.n)]
-    return await answer(request, model, router, asked, _CompletionFormat(body, model, given, asked), body)
+    return await answer(request, router, asked, _CompletionFormat(body, model, given, asked), body)
 
 
 async def _prompt_ids(
@@ -135,7 +130,7 @@ class _CompletionFormat(Choices):
         self._given = given
         self._log_probs = [CompletionLogProbs(model) for _ in asked]
 
-    def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
+    def events(self, number: int, chunk: Chunk) -> Iterable[Event]:
         """Return the event for a chunk of an answer."""
         yield self._event(self._choice(number, chunk))
 

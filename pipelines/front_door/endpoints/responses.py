@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -14,22 +15,22 @@ from pydantic_core import to_json
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.access.clients import CLIENT
-from pipelines.front_door.answering import answer
+from pipelines.front_door.answering import RouterCalls, answer
 from pipelines.front_door.endpoints.kept_responses import KEPT, KEPT_S
-from pipelines.front_door.messages.message import Content, Part, Thought
-from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.response_document import ResponseDocument
+from pipelines.front_door.endpoints.response_format import ResponseFormat
+from pipelines.front_door.messages.message import Thinking
 from pipelines.front_door.messages.tools import Function
-from pipelines.front_door.requests.conversation import Conversation, Message, MessageFields, message_request
-from pipelines.front_door.requests.response_items import messages_of, said, with_ids
+from pipelines.front_door.requests.conversation import Message, MessageFields, chat_prompt, message_request
 from pipelines.front_door.requests.sampling import num_log_probs
-from pipelines.front_door.router_calls import RouterCalls
-from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens
-from pipelines.wire.chunk import Chunk
-from pipelines.wire.request import CompletionRequest
+from pipelines.front_door.served_model import ServedModel, TokenIds
 
 LOG_PROBS = "message.output_text.logprobs"
+
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
+_REPEATED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "user", "safety_identifier"),
+    *("prompt_cache_key", "previous_response_id", "store", "truncation"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +103,18 @@ class ResponsesBody(MessageFields):
         return self.tools
 
     @property
-    def max_output(self) -> int | None:
-        """Most output tokens."""
-        return self.max_output_tokens
-
-    @property
-    def num_log_probs(self) -> int | None:
-        """See ``sampling.num_log_probs``."""
-        return num_log_probs(LOG_PROBS in (self.include or ()), self.top_logprobs, f'include=["{LOG_PROBS}"]')
+    def repeated(self) -> dict[str, Any]:
+        """The fields that a response repeats."""
+        return {
+            **{name: getattr(self, name) for name in _REPEATED},
+            "tools": [asdict(function) for function in self.tools],
+            "tool_choice": "auto" if self.tool_choice is None else self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "reasoning": {"effort": None, "summary": None, **(self.reasoning or {})},
+            "text": {"format": (self.text.format if self.text else None) or {"type": "text"}},
+            "metadata": self.metadata or {},
+            **self.warning_fields,
+        }
 
     def check(self) -> None:
         """Refuse what needs a database or several answers.
@@ -130,15 +135,14 @@ class ResponsesBody(MessageFields):
                 "send one request for each answer, with its form in text.format",
             )
 
-    def to_conversation(self) -> Conversation:
-        """Return the conversation to render.
+    async def rendered(self, model: ServedModel) -> tuple[TokenIds, Thinking]:
+        """Return the tokens of the conversation, and how its answer begins.
 
         Raises:
-            InvalidRequestError: An item is none that can be rendered.
+            InvalidRequestError: An item is none that can be rendered. For others see ``chat_prompt``.
         """
-        first: list[Message] = [] if self.instructions is None else [said("system", self.instructions)]
-        messages = (*first, *messages_of(self.input))
-        return Conversation(messages, functions=self.tools, variables=self.variables())
+        first: list[Message] = [] if self.instructions is None else [_said("system", self.instructions)]
+        return await chat_prompt(model, [*first, *messages_of(self.input)], self.tools, self.variables())
 
 
 async def answer_response(
@@ -154,129 +158,120 @@ async def answer_response(
     body = replace(body, store=body.store and kept.max_bytes > 0)
 
     def conversation() -> JsonValue:
-        items = with_ids(body.input)
+        items = _with_ids(body.input)
         if body.previous_response_id is None or not isinstance(items, list):
             return items
         return [*kept.conversation(owner, body.previous_response_id), *items]
 
     items = await asyncio.to_thread(conversation)  # there may be very many
-    asked, new_reader = await message_request(replace(body, input=items), model, "input")
+    log_probs = num_log_probs(
+        LOG_PROBS in (body.include or ()), body.top_logprobs, f'include=["{LOG_PROBS}"]'
+    )
+    whole = replace(body, input=items)
+    asked, new_reader = await message_request(whole, model, "input", body.max_output_tokens, log_probs)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
             kept.keep(owner, response, before)
 
     before = await asyncio.to_thread(to_json, items) if body.store else b""
-    form = _ResponseFormat(body, model, asked, new_reader(), keep)
+    form = ResponseFormat(body.repeated, model, asked, new_reader(), keep)
     try:
-        return await answer(request, model, router, [asked], form, body)
+        return await answer(request, router, [asked], form, body)
     finally:
         asyncio.get_running_loop().call_later(KEPT_S, kept.drop_old)
 
 
-class _ResponseFormat:
-    """Writes the answer to one request.
+def messages_of(items: JsonValue) -> list[Message]:
+    """Return the messages of chat that items mean.
+
+    Thoughts, text and calls of the assistant that follow each other become one message.
 
     Args:
-        body: The request.
-        model: The model.
-        asked: The request to the model.
-        reader: Reads the answer.
-        keep: Keeps the response before a client knows that it is complete.
+        items: A text of the user, or a list of items.
+
+    Raises:
+        InvalidRequestError: An item has another type than those that are read.
     """
+    if isinstance(items, str):
+        return [_said("user", items)]
+    if not isinstance(items, list):
+        raise _wrong_item("input", items)
+    messages: list[Message] = []
+    for number, item in enumerate(items):
+        name = f"input[{number}]"
+        if not isinstance(item, dict):
+            raise _wrong_item(name, item)
+        kind = item.get("type", "message")
+        if kind == "message":
+            message = _said(item.get("role"), item.get("content"))
+            if item.get("role") == "assistant" and _is_open(messages):
+                messages[-1] |= message
+            else:
+                messages.append(message)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            messages.append({**_said("tool", item.get("output")), "tool_call_id": item.get("call_id")})
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
+            function: JsonValue = {"name": item.get("name"), "arguments": arguments}
+            _add_call(messages, {"id": item.get("call_id"), "type": "function", "function": function})
+        elif kind == "reasoning":
+            messages.append({"role": "assistant", "content": "", "reasoning_content": _thoughts(item)})
+        else:
+            raise _wrong_item(f"{name}.type", kind)
+    return messages or [_said("user", "")]  # clients try a server with an empty list
 
-    def __init__(
-        self,
-        body: ResponsesBody,
-        model: ServedModel,
-        asked: CompletionRequest,
-        reader: MessageReader,
-        keep: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self._model = model
-        self._asked = asked
-        self._reader, self._keep = reader, keep
-        self._log_probs = None if asked.num_log_probs is None else TextLogProbs(model)
-        self._thoughts = ThoughtTokens(model)
-        self._has_begun = self._has_thoughts = False
-        self._response = ResponseDocument(
-            {
-                "model": model.name,
-                "system_fingerprint": model.fingerprint,
-                "seed": asked.seed,
-                "instructions": body.instructions,
-                "max_output_tokens": body.max_output_tokens,
-                "temperature": asked.temperature,
-                "top_p": asked.top_p,
-                "presence_penalty": asked.presence_penalty,
-                "frequency_penalty": asked.frequency_penalty,
-                "top_logprobs": asked.num_log_probs or 0,
-                "tools": [asdict(function) for function in body.tools],
-                "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-                "parallel_tool_calls": body.parallel_tool_calls is not False,
-                "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
-                "max_tool_calls": body.max_tool_calls,
-                "service_tier": "default",
-                "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
-                "metadata": body.metadata or {},
-                "user": body.user,
-                "safety_identifier": body.safety_identifier,
-                "prompt_cache_key": body.prompt_cache_key,
-                "previous_response_id": body.previous_response_id,
-                "store": body.store,
-                "truncation": body.truncation,
-                **body.warning_fields,
-            }
-        )
 
-    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
-        """Return the document of a response that is not streamed."""
-        list(self.events(0, answers[0]))
-        return self._response.document
+def _said(role: JsonValue, content: JsonValue) -> Message:
+    """Return a message."""
+    return {"role": role, "content": content}
 
-    def events(self, number: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """Return the events for a chunk of the answer, the first with those that begin the response."""
-        yield from self._begin()
-        self._thoughts.add(chunk.output_ids)
-        if self._log_probs is not None:
-            self._log_probs.add(chunk)
-        for part in self._reader.read(chunk.text, is_last=bool(chunk.finish_reason)):
-            yield from self._add(part)
-        if chunk.finish_reason:
-            if self._log_probs is not None and (rest := self._log_probs.rest()):
-                yield from self._response.add(Content("", place=0), rest)
-            if chunk.continued_elsewhere:
-                self._response.document["continued_elsewhere"] = True
-            usage = self._usage(chunk.sequence_length, chunk.num_cached)
-            ending = list(self._response.end(chunk.finish_reason, usage))
-            self._keep(self._response.document)
-            yield from ending
 
-    def sign(self) -> Iterable[dict[str, Any]]:
-        """Return the events that begin the response, or its state: Codex counts no comments."""
-        return list(self._begin()) or [self._response.state()]
+def _with_ids(given: JsonValue) -> JsonValue:
+    """Return ``input`` as items with ids, whose contents are parts; what is none is left for an error."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        return given
+    return [_with_id(each) if isinstance(each, dict) else each for each in given]
 
-    def end(self) -> Iterable[dict[str, Any]]:
-        """Return the events after all answers."""
-        return ()
 
-    def _begin(self) -> Iterator[dict[str, Any]]:
-        if not self._has_begun:
-            self._has_begun = True
-            yield from self._response.begin()
+def _with_id(given: dict[str, JsonValue]) -> JsonValue:
+    kind = given.get("type", "message")
+    prefix = _ID_PREFIXES.get(str(kind), "item")
+    told = {name: value for name, value in given.items() if value is not None}
+    item = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "completed", **told}
+    if kind == "message" and isinstance(text := given.get("content"), str):
+        is_said = given.get("role") == "assistant"
+        part: dict[str, JsonValue] = {"type": "output_text" if is_said else "input_text", "text": text}
+        item["content"] = [{**part, **({"annotations": [], "logprobs": []} if is_said else {})}]
+    return item
 
-    def _add(self, part: Part) -> Iterator[dict[str, Any]]:
-        self._has_thoughts |= isinstance(part, Thought)
-        if self._log_probs is not None and isinstance(part, Content):
-            return self._response.add(part, self._log_probs.take(part))
-        return self._response.add(part)
 
-    def _usage(self, num_output: int, num_cached: int) -> dict[str, Any]:
-        num_prompt = len(self._asked.prompt_ids)
-        return {
-            "input_tokens": num_prompt,
-            "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
-            "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": self._thoughts.number if self._has_thoughts else 0},
-            "total_tokens": num_prompt + num_output,
-        }
+def _is_open(messages: list[Message]) -> bool:
+    """Return whether the last message has only thoughts."""
+    return bool(messages) and "reasoning_content" in messages[-1] and not messages[-1]["content"]
+
+
+def _add_call(messages: list[Message], call: JsonValue) -> None:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append(_said("assistant", ""))
+    calls = messages[-1].setdefault("tool_calls", [])
+    assert isinstance(calls, list)
+    calls.append(call)
+
+
+def _thoughts(item: Mapping[str, JsonValue]) -> JsonValue:
+    """Return the text of a reasoning item, else of its summary."""
+    for parts in (item.get("content"), item.get("summary")):
+        if isinstance(parts, list) and parts:
+            return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+    return ""
+
+
+def _wrong_item(name: str, found: JsonValue) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{name}={found!r:.200} is neither a text nor an item of type message, function_call, "
+        "custom_tool_call, the outputs of both, or reasoning",
+        "send such items, not their ids",
+    )

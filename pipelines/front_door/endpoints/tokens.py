@@ -11,10 +11,9 @@ from pydantic import JsonValue
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.answering import json_response
+from pipelines.front_door.answering import RouterCalls, json_response
 from pipelines.front_door.messages.tools import Tool
-from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
-from pipelines.front_door.router_calls import RouterCalls
+from pipelines.front_door.requests.conversation import Message, chat_prompt
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import token_text
 from pipelines.text.chunk_boundary import decode_chunk
@@ -57,14 +56,14 @@ async def tokenize(
         found = "both" if body.messages is not None else "neither"
         raise InvalidRequestError(f"of prompt and messages the request has {found}", "send one of them")
     if body.messages is not None:
-        conversation = Conversation(
-            messages=body.messages,
-            functions=tuple(tool.function for tool in body.tools),
-            variables=body.chat_template_kwargs,
+        ids, _ = await chat_prompt(
+            model,
+            body.messages,
+            [tool.function for tool in body.tools],
+            body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        ids = (await chat_prompt(model, conversation)).ids
     else:
         add = True if body.add_special_tokens is None else body.add_special_tokens
         ids = await model.encode(body.prompt or "", "prompt", add_special_tokens=add)

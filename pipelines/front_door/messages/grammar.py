@@ -52,12 +52,24 @@ class AnswerPlan:
         return bool(self.style.special_marks(with_calls=self._calls is not None))
 
     def guide(self, thinking: Thinking) -> GuideParts | None:
-        """Return the guide of an answer that begins with these thoughts.
+        """Return the guide of an answer; None if nothing limits it.
+
+        Args:
+            thinking: Whether thoughts come before the answer.
 
         Raises:
-            InvalidRequestError: The form of the text cannot stand behind thoughts or beside tools.
+            InvalidRequestError: The content's guide cannot stand behind thoughts or beside tools, a strict
+                schema cannot be enforced, a schema is too long, or a text of gpt-oss goes on that must be a
+                call.
         """
-        return guide_of_answer(self.style, thinking, self.calling, self.content)
+        if self.style.calls is HARMONY:
+            return harmony_guide(self.style.special, thinking, self.calling, self.content)
+        if self.calling is None and (self.content is None or thinking is Thinking.NONE):
+            return self.content
+        return (
+            "lark_grammar",
+            "\n".join(_Writer(self.style, thinking).lines(self.calling, self.content)) + "\n",
+        )
 
     def new_reader(self, thinking: Thinking) -> MessageReader:
         """Return a reader of one answer."""
@@ -80,56 +92,30 @@ class AnswerPlan:
         return self.style.calls if self.calling is not None and self.calling.mode != "none" else None
 
 
-def guide_of_answer(
-    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideParts | None
-) -> GuideParts | None:
-    """Return the guide of an answer; None if nothing limits it.
-
-    Args:
-        style: How the model writes messages; it has a style of calls if there is a calling.
-        thinking: Whether thoughts come before the answer.
-        calling: The functions that it may call; None for none.
-        content: The guide of its text; None for free text.
-
-    Raises:
-        InvalidRequestError: The content's guide cannot stand behind thoughts or beside tools, a strict schema
-            cannot be enforced, a schema is too long, or a text of gpt-oss is continued that must be a call.
-    """
-    if style.calls is HARMONY:
-        return harmony_guide(style.special, thinking, calling, content)
-    if calling is None and (content is None or thinking is Thinking.NONE):
-        return content
-    writer = _Writer(style, thinking)
-    writer.write_answer(calling, content)
-    return ("lark_grammar", "\n".join(writer.rules.lines) + "\n")
-
-
 class _Writer:
-    """Writes the grammar of one answer.
-
-    Attributes:
-        rules: Its rules and terminals.
-    """
+    """Writes the grammar of one answer."""
 
     def __init__(self, style: MessageStyle, thinking: Thinking) -> None:
-        self.rules = Rules(style.special)
+        self._rules = Rules(style.special)
         self._style = style
         self._thinking = thinking
         self._think_begin, self._think_end = style.thoughts or (THINK_BEGIN, THINK_END)
 
-    def write_answer(self, calling: Calling | None, content: GuideParts | None) -> None:
-        """Write the rules of an answer; see ``guide_of_answer``."""
+    def lines(self, calling: Calling | None, content: GuideParts | None) -> list[str]:
+        """Return the rules of an answer; see ``AnswerPlan``."""
+        may_be_text = calling is None or calling.mode != "required"
         answers = []
-        if calling is None or calling.mode != "required":
+        if may_be_text:
             answers.append(self._text(calling) if content is None else lark_of(content))
         if calling is not None and calling.mode != "none":
             assert self._style.calls is not None
             answers.append(self._calls(self._style.calls, calling, content))
         # Free text contains the spaces behind thoughts; a rule for them beside it would be ambiguous.
-        is_free = content is None and (calling is None or calling.mode != "required")
-        self.rules.lines.insert(0, f"start: {self._thoughts(gap='' if is_free else 'SPACE?')} answer")
-        self.rules.add("answer", " | ".join(answers))
-        self.rules.add("SPACE", r"/[ \n\r\t]{1,4}/")
+        gap = "" if content is None and may_be_text else "SPACE?"
+        start = f"start: {self._thoughts(gap)} answer"
+        self._rules.add("answer", " | ".join(answers))
+        self._rules.add("SPACE", r"/[ \n\r\t]{1,4}/")
+        return [start, *self._rules.lines]
 
     def _thoughts(self, gap: str) -> str:
         """Return the item for thoughts and the spaces behind them."""
@@ -138,7 +124,7 @@ class _Writer:
         until_end = f"{self._until(self._think_end, 'THOUGHTS')} {gap}"
         if self._thinking is Thinking.BEGUN:
             return until_end
-        return f"({self.rules.literal(self._think_begin)} {until_end})?"
+        return f"({self._rules.literal(self._think_begin)} {until_end})?"
 
     def _text(self, calling: Calling | None) -> str:
         """Return the item for free text, in which nothing opens a call or thoughts."""
@@ -151,7 +137,7 @@ class _Writer:
             for function in calling.functions if style.is_bare else ():
                 opening = style.json_opening([function.name])
                 excluded.append("".join(rf"\s*{escaped(piece)}" for [piece] in opening) + ANY)
-        self.rules.add("TEXT", without(excluded))
+        self._rules.add("TEXT", without(excluded))
         return "TEXT"
 
     def _calls(self, style: CallStyle, calling: Calling, content: GuideParts | None) -> str:
@@ -161,10 +147,10 @@ class _Writer:
                 f"response_format and tools cannot be told apart: in {style.name} both are bare JSON",
                 'send tool_choice="required" or "none", or no response_format',
             )
-        style.add_rules(self.rules)
+        style.add_rules(self._rules)
         calls = [self._call(number, style, each) for number, each in enumerate(calling.functions)]
-        self.rules.add("call", " | ".join(calls))
-        mark = self.rules.literal(style.mark)
+        self._rules.add("call", " | ".join(calls))
+        mark = self._rules.literal(style.mark)
         if style.is_bare:
             return f"({mark})? call" if style.mark in self._style.special else "call"
         is_behind_text = calling.mode == "auto" and content is None
@@ -177,21 +163,21 @@ class _Writer:
 
     def _call(self, number: int, style: CallStyle, function: Function) -> str:
         """Return the item for a call of one function."""
-        self.rules.check_length(schema_of(function))
+        self._rules.check_length(schema_of(function))
         if function.strict and (left_out := style.unenforced(function)):
             raise InvalidRequestError(
                 f"the strict schema of the function {function.name} cannot be enforced whole in calls as "
                 f"{style.name}: {', '.join(left_out)[:300]}",
                 "leave these keywords out, or strict",
             )
-        return style.call_rule(self.rules, number, function)
+        return style.call_rule(self._rules, number, function)
 
     def _until(self, mark: str, name: str) -> str:
         """Return the item for free text up to a mark and the mark itself."""
         thoughts = rf"\s*{escaped(self._think_begin)}{ANY}"
         excluded = [thoughts] if self._thinking is Thinking.POSSIBLE and mark != self._think_end else []
-        if self.rules.special_begin(mark) is not None:
-            self.rules.add(name, without([f"{ANY}{escaped(mark)}{ANY}", *excluded]))
-            return f"{name}? {self.rules.literal(mark)}"
-        self.rules.add(name, without([f"{ANY}{escaped(mark)}(?s:.+)", *excluded], ANY + escaped(mark)))
+        if self._rules.special_begin(mark) is not None:
+            self._rules.add(name, without([f"{ANY}{escaped(mark)}{ANY}", *excluded]))
+            return f"{name}? {self._rules.literal(mark)}"
+        self._rules.add(name, without([f"{ANY}{escaped(mark)}(?s:.+)", *excluded], ANY + escaped(mark)))
         return name

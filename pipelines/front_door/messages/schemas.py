@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
 from pydantic import JsonValue
@@ -23,8 +23,6 @@ _ABOUT = {"title", "description", "default", "examples", "deprecated", "$schema"
 _OF_ALL = {"properties", "required", "additionalProperties", "$defs", "definitions"}
 _VALUES = frozenset({"enum", "const"})
 _OF_TEXT = _ABOUT | _VALUES | {"$ref", "anyOf", "oneOf"}
-_LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}  # of numbers
-_OF_ANY = _OF_TEXT | _OF_ALL | _LIMITS | {"items"}
 _MOST_PARTS = 200  # that a value may be one of
 
 _SPELLED = {"True": "true", "False": "false", "None": "null"}  # as templates write values of Python
@@ -74,8 +72,8 @@ def choices_of(schema: JsonValue, root: Schema) -> list[Schema]:
         schema: The schema.
         root: The schema that its references are in.
     """
-    parts = itertools.islice(_walk([("", schema)], root), _MOST_PARTS)
-    return [part for _, part in parts if "$ref" not in part] or [{}]
+    parts = itertools.islice(_walk(schema, root), _MOST_PARTS)
+    return [part for part in parts if "$ref" not in part] or [{}]
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
@@ -91,61 +89,44 @@ def json_of(text: str, types: frozenset[str]) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def unenforced(function: Function, limit_s: float, *, of_texts_alone: bool) -> list[str]:
+def unenforced(function: Function, limit_s: float) -> list[str]:
     """Return what of a function's schema its grammar leaves out; [] if the schema is too long for any.
+
+    Values that are no texts are JSON, which follows its schema.
 
     Args:
         function: The function.
         limit_s: Time for it on the processor, in seconds; then the last text says that it was over.
-        of_texts_alone: Whether all values but texts are JSON that follows its schema.
     """
     if len(schema_of(function)) > MAX_GUIDE_BYTES:
         return []
-    end_s = time.thread_time() + limit_s
-    found = _unenforced(parameters_of(function), end_s, of_texts_alone=of_texts_alone)
-    return list(itertools.islice(found, MOST_WARNINGS))
-
-
-def _unenforced(root: Schema, end_s: float, *, of_texts_alone: bool) -> Iterator[str]:
+    root, end_s = parameters_of(function), time.thread_time() + limit_s
+    found = [f"{keyword} of the arguments" for keyword in sorted(_left_out(root, root, _ABOUT | _OF_ALL))]
+    of_reference = functools.cache(lambda reference: _left_out_of_text({"$ref": reference}, root))
     named = properties_of(root) or {"others": root.get("additionalProperties")}
-    for keyword in sorted(_left_out(root, root, _ABOUT | _OF_ALL)):
-        yield f"{keyword} of the arguments"
-    of_reference = functools.cache(lambda reference: _told({"$ref": reference}, root))
-
-    def told(schema: JsonValue) -> tuple[frozenset[str], frozenset[str]]:
-        reference = schema.get("$ref") if isinstance(schema, dict) else None
-        return of_reference(reference) if isinstance(reference, str) else _told(schema, root)
-
-    walked = _walk(named.items(), root, is_deep=True)
-    if of_texts_alone:
-        texts = {}
-        for name, schema in named.items():
-            if time.thread_time() > end_s:
-                yield _too_slow(name)
-                return
-            types, unread = told(schema)
-            if "string" in types:
-                texts[name] = schema
-                for keyword in sorted(unread):
-                    yield f"{keyword} of {name[:64]}"
-        walked = _walk(texts.items(), root)
-    for name, part in walked:
+    for name, schema in named.items():
         if time.thread_time() > end_s:
-            yield _too_slow(name)
-            return
-        for keyword in sorted(_left_out(part, root, _OF_TEXT if of_texts_alone else _OF_ANY)):
-            yield f"{keyword} of {name[:64]}"
+            return [*found[: MOST_WARNINGS - 1], f"{name[:64]} and what follows it took too long to read"]
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if isinstance(schema, dict) and isinstance(reference, str):
+            keywords = of_reference(reference) | _left_out(schema, root, _OF_TEXT)
+        else:
+            keywords = _left_out_of_text(schema, root)
+        found += [f"{keyword} of {name[:64]}" for keyword in sorted(keywords)]
+        if len(found) >= MOST_WARNINGS:
+            break
+    return found[:MOST_WARNINGS]
 
 
-def _too_slow(name: str) -> str:
-    return f"{name[:64]} and what follows it took too long to read"
-
-
-def _told(schema: JsonValue, root: Schema) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the types that a schema allows, and what names values behind a choice, which tags leave out."""
-    first, *others = choices = choices_of(schema, root)
-    unread = others if values_of(first) else choices
-    return frozenset().union(*map(own_types, choices)), _VALUES.intersection(itertools.chain(*unread))
+def _left_out_of_text(schema: JsonValue, root: Schema) -> set[str]:
+    """Return the keywords that limit a value if it may be a text: tags leave values behind a choice out."""
+    parts = list(itertools.islice(_walk(schema, root), _MOST_PARTS))
+    choices = [part for part in parts if "$ref" not in part] or [{}]
+    if "string" not in frozenset().union(*map(own_types, choices)):
+        return set()
+    unread = choices[1:] if values_of(choices[0]) else choices
+    found = set(_VALUES.intersection(itertools.chain(*unread)))
+    return found.union(*(_left_out(part, root, _OF_TEXT) for part in parts))
 
 
 def _left_out(schema: Schema, root: Schema, known: set[str]) -> set[str]:
@@ -157,24 +138,17 @@ def _left_out(schema: Schema, root: Schema, known: set[str]) -> set[str]:
     return found | ({"required"} if required_of(schema) - properties_of(schema).keys() else set())
 
 
-def _walk(
-    schemas: Iterable[tuple[str, JsonValue]], root: Schema, *, is_deep: bool = False
-) -> Iterator[tuple[str, Schema]]:
-    """Yield named schemas and what they refer to, choose from and, if deep, consist of: each once."""
+def _walk(schema: JsonValue, root: Schema) -> Iterator[Schema]:
+    """Yield a schema, and what it refers to and chooses from: each once."""
     found = set()
-    waiting = deque(schemas)
+    waiting = deque([schema])
     while waiting:
-        name, schema = waiting.popleft()
-        part = schema if isinstance(schema, dict) else {}
-        if id(part) in found:
-            continue
-        found.add(id(part))
-        yield name, part
-        inner = [_target(part["$ref"], root)] if "$ref" in part else _choices(part)
-        if is_deep:
-            inner = [*inner, part.get("items"), part.get("additionalProperties")]
-            waiting += properties_of(part).items()
-        waiting += [(name, each) for each in inner]
+        each = waiting.popleft()
+        part = each if isinstance(each, dict) else {}
+        if id(part) not in found:
+            found.add(id(part))
+            yield part
+            waiting += [_target(part["$ref"], root)] if "$ref" in part else _choices(part)
 
 
 def _target(reference: JsonValue, root: Schema) -> JsonValue:

@@ -10,16 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pipelines.front_door.messages.call_styles.call_style import CallStyle
-from pipelines.front_door.messages.call_styles.gemma_4 import GEMMA_4
 from pipelines.front_door.messages.call_styles.harmony import HARMONY, HARMONY_MARKS, HARMONY_THOUGHTS
 from pipelines.front_door.messages.call_styles.json_calls import HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES
 from pipelines.front_door.messages.call_styles.tagged_calls import MINICPM, QWEN_XML
 from pipelines.front_door.messages.message import THINK_BEGIN, THINK_END
 
-CALL_STYLES = (MISTRAL_NAMES, MISTRAL_LIST, QWEN_XML, MINICPM, GEMMA_4, HERMES, LLAMA_3)
+CALL_STYLES = (MISTRAL_NAMES, MISTRAL_LIST, QWEN_XML, MINICPM, HERMES, LLAMA_3)
 """The known styles of calls but Harmony. The first one whose signs a chat template has is its model's."""
-
-_THOUGHTS = ((THINK_BEGIN, THINK_END), ("<|channel>thought", "<channel|>"))  # the latter are Gemma 4's
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,8 @@ class MessageStyle:
         calls = next((style for style in (HARMONY, *CALL_STYLES) if style.is_used_by(template)), None)
         if calls is HARMONY and not special_names.keys() >= {*HARMONY_MARKS}:
             calls = None
-        others = next((marks for marks in _THOUGHTS if marks[1] in template), None)
-        thoughts = HARMONY_THOUGHTS if calls is HARMONY else others
+        usual = (THINK_BEGIN, THINK_END) if THINK_END in template else None
+        thoughts = HARMONY_THOUGHTS if calls is HARMONY else usual
         takes_objects = "tojson" in template or (calls is not None and not calls.has_json_arguments)
         style = cls(calls, thoughts, special_names, "developer" in template, takes_objects)
         return replace(style, special={name: special_names[name] for name in style.special_marks()})

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import logging.handlers
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 from pydantic_core import to_json
 
 from pipelines.deploy.front_door import FrontDoorSettings
@@ -23,9 +21,11 @@ from pipelines.front_door.served_model import ServedModel
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
-_LOG = logging.getLogger(__name__)
+_TRACE_CONTEXT = ("traceparent", "tracestate")
+_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+REQUEST_ID = "X-Request-Id"
+
 Ending = Literal["stop", "length", "abort", "error"]
 """How an answer ended, in vLLM's words: ``abort`` if the client left, ``error`` if the server failed."""
 
@@ -101,6 +101,15 @@ class Exchange:
     has_left: bool = False
     error: DraftproofError | None = None
 
+    @classmethod
+    def of(cls, request: web.Request) -> Exchange:
+        """Return the exchange that a request begins."""
+        resource = request.match_info.route.resource
+        given = request.headers.get(REQUEST_ID, "")
+        request_id = given if _ID.fullmatch(given) else secrets.token_hex(12)
+        headers = {name: request.headers[name] for name in _TRACE_CONTEXT if name in request.headers}
+        return cls(resource.canonical if resource else "", request_id, headers)
+
     def ask(self, requests: Sequence[CompletionRequest], *, streaming: bool) -> None:
         """Record what ``router`` is asked."""
         self.answers = [Answer(request) for request in requests]
@@ -124,51 +133,7 @@ class Exchange:
         return "abort" if self.has_left else "error"
 
 
-_REQUEST_ID = "X-Request-Id"
-_TRACE_CONTEXT = ("traceparent", "tracestate")
-_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
-
 EXCHANGE: web.RequestKey[Exchange] = web.RequestKey("exchange", Exchange)
-
-
-def watching(*observers: Callable[[Exchange], None]) -> Middleware:
-    """Return a middleware that records each exchange and passes it to the observers when it has ended."""
-
-    @web.middleware
-    async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
-        resource = request.match_info.route.resource
-        path = resource.canonical if resource else ""
-        headers = {name: request.headers[name] for name in _TRACE_CONTEXT if name in request.headers}
-        exchange = request[EXCHANGE] = Exchange(path, _request_id(request), headers)
-        try:
-            response = await handler(request)
-            if not exchange.has_left:
-                exchange.status = response.status
-            return response
-        except asyncio.CancelledError:
-            exchange.has_left = True
-            raise
-        finally:
-            exchange.ended_s = time.monotonic()
-            for observe in observers:
-                try:
-                    observe(exchange)
-                except Exception:  # the client has its answer
-                    _LOG.exception("request %s was not recorded", exchange.request_id)
-
-    return watch
-
-
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell the client the id of its request."""
-    if (exchange := request.get(EXCHANGE)) is not None:
-        response.headers[_REQUEST_ID] = response.headers["Request-Id"] = exchange.request_id  # Anthropic's
-
-
-def _request_id(request: web.Request) -> str:
-    given = request.headers.get(_REQUEST_ID, "")
-    return given if _ID.fullmatch(given) else secrets.token_hex(12)
-
 
 _NS = 1e-9
 

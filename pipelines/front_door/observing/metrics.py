@@ -163,21 +163,18 @@ class MetricsPage:
             return ""
 
 
-# vLLM's name -> ours and the description.
+# vLLM's name -> ours and the description; names of counters end in ``_total``.
 _COUNTERS = {
-    "vllm:spec_decode_num_drafts": ("spec_decode_num_drafts_total", "Rounds that verified draft tokens"),
-    "vllm:spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens_total", "Draft tokens verified"),
-    "vllm:spec_decode_num_accepted_tokens": (
-        "spec_decode_num_accepted_tokens_total",
-        "Draft tokens accepted",
-    ),
-    "vllm:generation_tokens": ("draftproof_output_tokens_total", "Output tokens"),
+    "vllm:spec_decode_num_drafts": ("spec_decode_num_drafts", "Rounds that verified draft tokens"),
+    "vllm:spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens", "Draft tokens verified"),
+    "vllm:spec_decode_num_accepted_tokens": ("spec_decode_num_accepted_tokens", "Draft tokens accepted"),
+    "vllm:generation_tokens": ("draftproof_output_tokens", "Output tokens"),
     "vllm:prefix_cache_queries": (
-        "draftproof_prefix_cache_queries_total",
+        "draftproof_prefix_cache_queries",
         "Tokens of prompts that were looked up in the target's KV cache",
     ),
     "vllm:prefix_cache_hits": (
-        "draftproof_prefix_cache_hits_total",
+        "draftproof_prefix_cache_hits",
         "Tokens of prompts that were in the target's KV cache",
     ),
 }
@@ -247,7 +244,7 @@ def under_vllms_names(samples: Samples, model_name: str, kv_block_size: int | No
         return made
 
     for name, (source, _) in _COUNTERS.items():
-        yield family(CounterMetricFamily, name, _sums(samples[source]))
+        yield family(CounterMetricFamily, name, _sums(samples[f"{source}_total"]))
     accepted = _sums(samples["spec_decode_num_accepted_tokens_per_pos_total"], "position")
     by_position = dict(sorted(accepted.items(), key=lambda item: int(item[0][0])))
     yield family(CounterMetricFamily, _PER_POSITION, by_position, "position")

@@ -1,7 +1,7 @@
 """Asks for the next message of a conversation, which it renders with the model's chat template.
 
 All APIs come here with messages as OpenAI's chat has them: ``message_blocks`` makes them of Anthropic's
-blocks, ``response_items`` of the items of responses.
+blocks, ``endpoints.responses`` of the items of responses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,38 +39,6 @@ _RESERVED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A conversation to render.
-
-    Attributes:
-        messages: The messages, as OpenAI's API has them.
-        functions: Functions that the model is told of.
-        variables: Further variables of the template, such as ``enable_thinking``.
-        add_generation_prompt: End with the beginning of an answer.
-        continue_final_message: End inside the last message.
-    """
-
-    messages: tuple[Message, ...]
-    functions: tuple[Function, ...] = ()
-    variables: Mapping[str, JsonValue] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-
-
-@dataclass(frozen=True)
-class ChatPrompt:
-    """A rendered conversation.
-
-    Attributes:
-        ids: Its tokens.
-        thinking: Whether the answer begins with thoughts.
-    """
-
-    ids: TokenIds
-    thinking: Thinking
-
-
 @configuration.strict
 @dataclass(frozen=True, kw_only=True)
 class MessageFields(SamplingFields):
@@ -97,23 +65,9 @@ class MessageFields(SamplingFields):
         yield from super().schemas
         yield from ((f"the function {each.name[:64]}", schema_of(each)) for each in self.functions)
 
-    @property
     @abstractmethod
-    def max_output(self) -> int | None:
-        """Most output tokens; None for all that fit."""
-
-    @property
-    @abstractmethod
-    def num_log_probs(self) -> int | None:
-        """See ``sampling.num_log_probs``."""
-
-    @abstractmethod
-    def to_conversation(self) -> Conversation:
-        """Return the conversation to render.
-
-        Raises:
-            InvalidRequestError: A part of it cannot be rendered.
-        """
+    async def rendered(self, model: ServedModel) -> tuple[TokenIds, Thinking]:
+        """Return the tokens of the conversation, and how its answer begins; see ``chat_prompt``."""
 
     def variables(self, effort: str | None = None) -> dict[str, JsonValue]:
         """Return the template's variables; OpenAI's effort of reasoning "none" turns thoughts off.
@@ -133,7 +87,11 @@ class MessageFields(SamplingFields):
 
 
 async def message_request(
-    body: MessageFields, model: ServedModel, field: str
+    body: MessageFields,
+    model: ServedModel,
+    field: str,
+    max_tokens: int | None,
+    num_log_probs: int | None = None,
 ) -> tuple[CompletionRequest, Callable[[], MessageReader]]:
     """Return the request for one answer, and a function that makes a reader of an answer.
 
@@ -141,32 +99,50 @@ async def message_request(
         body: The client's request.
         model: The model.
         field: The field with the conversation.
+        max_tokens: Most output tokens; None for all that fit.
+        num_log_probs: As in ``CompletionRequest``.
 
     Raises:
         ChatTemplateError: The conversation cannot be rendered, or how the model calls tools is unknown.
         InvalidRequestError: A field is wrong, or the conversation leaves no room for an answer.
     """
-    log_probs = body.num_log_probs
     plan = AnswerPlan(
         model.style(with_tools=bool(body.functions)),
         calling_of(body.functions, body.tool_choice, body.parallel_tool_calls),
         content_guide(body.form, body.structured_outputs),
     )
-    prompt = await chat_prompt(model, body.to_conversation())
-    model.limits.check_length(len(prompt.ids), field)
-    room = model.max_seq_len - len(prompt.ids)
+    ids, thinking = await body.rendered(model)
+    model.limits.check_length(len(ids), field)
     asked = replace(
-        sampling_request(body, model.defaults, room if body.max_output is None else body.max_output),
-        prompt_ids=prompt.ids,
-        guide=await asyncio.to_thread(plan.guide, prompt.thinking),  # schemas may be large
-        num_log_probs=log_probs,
+        sampling_request(
+            body, model.defaults, model.max_seq_len - len(ids) if max_tokens is None else max_tokens
+        ),
+        prompt_ids=ids,
+        guide=await asyncio.to_thread(plan.guide, thinking),  # schemas may be large
+        num_log_probs=num_log_probs,
         skip_special_tokens=body.skip_special_tokens is not False and not plan.has_special_marks,
     )
-    return asked, partial(plan.new_reader, prompt.thinking)
+    return asked, partial(plan.new_reader, thinking)
 
 
-async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPrompt:
-    """Render a conversation with the chat template of the model.
+async def chat_prompt(
+    model: ServedModel,
+    messages: Sequence[Message],
+    functions: Sequence[Function] = (),
+    variables: Mapping[str, JsonValue] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> tuple[TokenIds, Thinking]:
+    """Return the tokens of a conversation in the model's chat template, and how its answer begins.
+
+    Args:
+        model: The model.
+        messages: The messages, as OpenAI's API has them.
+        functions: Functions that the model is told of.
+        variables: Further variables of the template, such as ``enable_thinking``.
+        add_generation_prompt: End with the beginning of an answer.
+        continue_final_message: End inside the last message.
 
     Raises:
         ChatTemplateError: The model has no template, or it refuses the conversation.
@@ -175,24 +151,22 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
     """
     if model.chat is None:
         raise no_chat_template(f"model={model.name!r}")
-    style = model.style(with_tools=bool(conversation.functions))
-    messages = _with_one_head(
-        [_for_template(message, number, style) for number, message in enumerate(conversation.messages)]
-    )
+    style = model.style(with_tools=bool(functions))
+    found = _with_one_head([_for_template(each, number, style) for number, each in enumerate(messages)])
     # A conversation whose texts alone are too long is not rendered.
-    texts = [str(message.get("content") or "") for message in messages]
+    texts = [str(message.get("content") or "") for message in found]
     model.limits.check_bytes(sum(len(text.encode()) for text in texts), "messages")
     text = await model.chat.render(
-        messages,
-        tools=tools_for_template(conversation.functions) or None,
+        found,
+        tools=tools_for_template(functions) or None,
         # A conversation that is continued has no beginning of another answer.
-        add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final_message,
-        continue_final_message=conversation.continue_final_message,
-        **_checked_variables(conversation.variables or {}),
+        add_generation_prompt=add_generation_prompt and not continue_final_message,
+        continue_final_message=continue_final_message,
+        **_checked_variables(variables or {}),
     )
     ids = await model.encode(text, "messages", add_special_tokens=False, parse_special_tokens=True)
-    last = messages[-1].get("content") if conversation.continue_final_message else None
-    return ChatPrompt(ids, _thinking(style, text, last if isinstance(last, str) else ""))
+    last = found[-1].get("content") if continue_final_message else None
+    return ids, _thinking(style, text, last if isinstance(last, str) else "")
 
 
 def _thinking(style: MessageStyle, text: str, continued: str) -> Thinking:

@@ -39,7 +39,7 @@ def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[M
     Raises:
         InvalidRequestError: A role or a block is none that can be rendered.
     """
-    parts = _texts([] if system is None else system, "system")
+    parts = [_text(*block) for block in _blocks([] if system is None else system, "system")]
     kept = [part for part in parts if not part["text"].startswith(_BILLING)]
     found: list[dict[str, Any]] = [{"role": "system", "content": kept}] if kept else []
     for number, message in enumerate(messages):
@@ -58,12 +58,19 @@ def messages_of_blocks(system: JsonValue, messages: Sequence[Message]) -> list[M
 
 
 def left_out(tools: Sequence[Message], messages: Sequence[Message]) -> tuple[str, ...]:
-    """Return a warning for each tool and each type of block that only Anthropic's server runs or reads."""
+    """Return a warning for each tool and each type of block that only Anthropic's server runs or reads.
+
+    The outcome of its searches for tools is kept: ``chats_tools`` reads it.
+    """
     warning = "a tool of type {!s:.100} was left out: the model calls functions only".format
     found = [warning(tool.get("type")) for tool in tools if not _is_function(tool)]
     if _has_search(tools) and any(map(_is_deferred, tools)):
         found.append("no search for tools is run here: the model is told of all tools from the beginning")
-    others = {str(kind)[:100] for kind, _, block in _told(messages) if _is_servers(kind, block)}
+    others = {
+        str(kind)[:100]
+        for kind, name, _ in _told(messages)
+        if _is_done_elsewhere(kind) and kind != "tool_search_tool_result" and not name.startswith(_SEARCH)
+    }
     found += [f"blocks of type {kind} were left out: the model cannot read them" for kind in sorted(others)]
     return tuple(found)
 
@@ -151,13 +158,8 @@ def _objects(content: JsonValue) -> list[Message]:
     return [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
 
 
-def _is_servers(kind: JsonValue, block: Message) -> bool:
-    """Whether a block is what Anthropic's server did, but no search for tools, whose outcome is kept."""
-    is_search = kind == "tool_search_tool_result" or str(block.get("name")).startswith(_SEARCH)
-    return _is_done_elsewhere(kind) and not is_search
-
-
 def _is_done_elsewhere(kind: JsonValue) -> bool:
+    """Whether a block says what Anthropic's server did."""
     return isinstance(kind, str) and (kind == "server_tool_use" or kind.endswith("_tool_result"))
 
 
@@ -198,21 +200,19 @@ def _add_block(messages: list[dict[str, Any]], role: str, block: Message, name: 
     elif role == "assistant" and kind == "thinking":
         message.setdefault(_THOUGHTS, []).append(_field(block, "thinking", str, name))
     elif role != "assistant" or kind != "redacted_thinking":  # which only Anthropic can read
-        message["content"].append(_text(block, name))
+        message["content"].append(_text(name, block))
 
 
 def _result(block: Message, name: str) -> list[Message]:
     """Return the content of a tool's message; a failure is said in its text, as chat has no field for it."""
     blocks = _blocks(block.get("content") or [], f"{name}.content")
-    parts = [_reference(part) or _text(part, place) for place, part in blocks]
+    parts = [
+        _part(f"The tool {part.get('tool_name')} can be called now.")
+        if part.get("type") == "tool_reference"  # that a search found
+        else _text(place, part)
+        for place, part in blocks
+    ]
     return [_part("Error:"), *parts] if block.get("is_error") else parts
-
-
-def _reference(block: Message) -> dict[str, Any] | None:
-    """Return the text for a tool that a search found; None for another block."""
-    if block.get("type") != "tool_reference":
-        return None
-    return _part(f"The tool {block.get('tool_name')} can be called now.")
 
 
 def _open_message(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
@@ -222,11 +222,7 @@ def _open_message(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
     return messages[-1]
 
 
-def _texts(content: JsonValue, name: str) -> list[dict[str, Any]]:
-    return [_text(block, place) for place, block in _blocks(content, name)]
-
-
-def _text(block: Message, name: str) -> dict[str, Any]:
+def _text(name: str, block: Message) -> dict[str, Any]:
     if block.get("type") != "text":
         raise _wrong(f"{name}.type", block.get("type"), _READABLE)
     return _part(_field(block, "text", str, name))

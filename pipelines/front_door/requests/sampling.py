@@ -30,13 +30,11 @@ class StreamOptions:
         include_usage: Send the numbers of tokens in a last event.
         continuous_usage_stats: vLLM's: send them in every event.
         include_obfuscation: Means nothing here: events are not padded.
-        stream_interval: 1 sends an event for each token, also for those that arrived together.
     """
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
-    stream_interval: Literal[1] | None = None
 
     def usage_of_event(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Return ``usage`` of an event before the last: none, ``null``, or the numbers so far."""

@@ -21,7 +21,6 @@ from pipelines.upstreams.fleet.fleet_call import FleetCall, RetryBudget
 from pipelines.upstreams.fleet.placement import Placement
 from pipelines.upstreams.fleet.server import FleetServer, GatewayCalls
 from pipelines.wire.chunk import Chunk
-from pipelines.wire.chunk_parts import joined
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
@@ -133,8 +132,14 @@ class Fleet(Collector):
         """Return whether any server is ready."""
         return any(server.is_ready for server in self.servers.values())
 
-    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
+    async def stream(
+        self, request: CompletionRequest, *, streaming: bool = True
+    ) -> AsyncGenerator[Chunk, None]:
         """Send one request and stream its chunks, from as many servers as it takes.
+
+        Args:
+            request: The request.
+            streaming: Means nothing here: what a server has said is continued by another one in any case.
 
         Raises:
             DraftproofError: It names an arm, a server refused it, or no server answers.
@@ -163,15 +168,6 @@ class Fleet(Collector):
                     asked.may_read.set()
         finally:
             self._open.discard(asked)
-
-    async def generate(self, request: CompletionRequest) -> Chunk:
-        """Answer one request in one chunk.
-
-        Raises:
-            DraftproofError: As for ``stream``.
-        """
-        async with aclosing(self.stream(request)) as chunks:
-            return joined([chunk async for chunk in chunks])
 
     def _note_speaker(self, speakers: list[FleetServer], server: FleetServer) -> None:
         if speakers:

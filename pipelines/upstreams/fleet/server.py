@@ -14,9 +14,8 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines.client.connection import NOTICES_DEATH, Timeouts
-from pipelines.client.generation import chunk_from_outputs
-from pipelines.client.grpc_transport import as_error, infer_message, outputs_of
-from pipelines.client.refusals import refusal, unreachable
+from pipelines.client.refusals import as_error, refusal, unreachable
+from pipelines.client.tensors import chunk_of, infer_message
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.served_files import METHOD
 from pipelines.deploy.triton.models import ROUTER
@@ -104,7 +103,7 @@ class GatewayCalls:
                     response = arrival.infer_response
                     is_finished = response.parameters["triton_final_response"].bool_param
                     if response.outputs:
-                        yield chunk_from_outputs(outputs_of(response), loop.time())
+                        yield chunk_of(response, loop.time())
             if not is_finished:
                 raise unreachable(self._address, "the stream ended before the last response")
         except grpc.aio.AioRpcError as error:

@@ -6,8 +6,7 @@ import pytest
 
 from pipelines.deploy.server import Server
 from tests.attacks import HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
-from tests.attacks.http import GENERATE
-from tests.attacks.raw_http import generate_body, post
+from tests.attacks.raw_http import post
 from tests.integration.attacked import TO_THE_GATEWAY, Attacked, attacks
 from tests.integration.front_door.test_restart import front_door
 
@@ -46,18 +45,6 @@ def test_control_is_closed_at_both_ports(path: str, attacked: Attacked) -> None:
     for port, closed in ((server.ports.http, {"403", "404", "405"}), (server.ports.openai, {"404"})):
         assert post(("127.0.0.1", port), path, b"{}").status in closed
         assert post(("127.0.0.1", port), path, b"{}", "draftproof-key: wrong").status in closed
-
-
-def test_pages_of_other_sites_reach_neither_port(attacked: Attacked) -> None:
-    server = attacked.server
-    origin = "Origin: https://evil.example"
-    assert post(("127.0.0.1", server.ports.http), GENERATE, generate_body(), origin).status == "403"
-    body = b'{"prompt": "a", "max_tokens": 2}'
-    for header in (origin, "Sec-Fetch-Site: cross-site"):
-        reply = post(
-            ("127.0.0.1", server.ports.openai), "/v1/completions", body, header, "Content-Type: text/plain"
-        )
-        assert reply.status == "403" and "cors_origins" in reply.text
 
 
 def test_the_gateway_withstands_attacks_with_a_front_door(attacked: Attacked) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-from collections.abc import Callable
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
-from backports import zstd
 from openai.types.responses import Response
 
 from pipelines.deploy.server import Server
@@ -162,19 +158,6 @@ def test_openai_s_client_continues_reads_and_deletes_a_response(
         with pytest.raises(openai.NotFoundError, match=unknown) as refused:
             api.responses.create(**asked, previous_response_id=unknown)
         assert refused.value.code == "previous_response_not_found"
-
-
-@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
-def test_a_compressed_request_is_answered_and_a_bomb_is_not(
-    door: Server, encoding: str, compress: Callable[[bytes], bytes]
-) -> None:
-    def send(content: bytes) -> httpx.Response:
-        headers = {"Content-Encoding": encoding}
-        return httpx.post(f"{url_of(door)}/v1/responses", content=content, headers=headers, timeout=120)
-
-    assert send(compress(json.dumps({**ASKED, "max_output_tokens": 2}).encode())).status_code == 200
-    assert send(compress(b" " * (1 << 28))).status_code == 413
-    assert send(b"{}").status_code == 400
 
 
 def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:

@@ -48,8 +48,8 @@ def test_the_default_limits_allow_little_less_acceptance() -> None:
 
 PLANS: list[tuple[dict[str, Any], str]] = [
     ({"lease_s": 3}, "lease_s=3 .*; at least twice tick_s=2"),  # the next look would be too late
-    ({"tick_s": 0}, "tick_s=0; greater than 0"),
-    ({"watch_s": -1}, "watch_s=-1; greater than or equal to 0"),
+    ({"tick_s": 0}, "tick_s=0 is out of range: it must be greater than 0"),
+    ({"watch_s": -1}, "watch_s=-1 is out of range: it must be greater than or equal to 0"),
     ({"max_pairs": 349}, "max_pairs=349 .*; at least 350"),  # the steps alone need as many
     ({"steps": []}, r"weights of the steps must rise .*: \[\]"),
     ({"steps": [step(0)]}, "weights of the steps must rise"),
@@ -60,16 +60,19 @@ PLANS: list[tuple[dict[str, Any], str]] = [
     ({"bands": {"medium_from": 4, "high_from": 4}}, "bands.high_from=4"),
 ]
 LIMITS_: list[tuple[dict[str, Any], str]] = [
-    ({"alfa": 0.1}, r"unknown key: alfa; .*; did you mean alpha\?"),
-    ({"alpha": 0}, "alpha=0; greater than 0"),
-    ({"confidence": 1}, "confidence=1; less than 1"),
+    ({"alfa": 0.1}, r"alfa is unknown; .*; did you mean alpha\?"),
+    ({"alpha": 0}, "alpha=0 is out of range: it must be greater than 0"),
+    ({"confidence": 1}, "confidence=1 is out of range: it must be less than 1"),
     ({"confidence": 0.05}, "confidence=0.05"),  # mistaken for alpha: anything would pass
     ({"quantile": 1}, "quantile=1"),
-    ({"least_share": 0.34}, "least_share=0.34; less than 0.333333"),
-    ({"min_requests": 0}, "min_requests=0; greater than 0"),
-    ({"runtime": "fast"}, "runtime='fast'; 'exact' or 'batch_dependent'"),
-    ({"errors": {"pass_below": 0.1}}, "a key is missing: errors.rollback_above"),
-    ({"speed_up": None}, "unknown key: speed_up"),
+    ({"least_share": 0.34}, "least_share=0.34 is out of range: it must be less than 0.333333"),
+    ({"min_requests": 0}, "min_requests=0 is out of range: it must be greater than 0"),
+    (
+        {"runtime": "fast"},
+        "runtime='fast' is not one of the choices: it must be 'exact' or 'batch_dependent'",
+    ),
+    ({"errors": {"pass_below": 0.1}}, "errors.rollback_above is missing"),
+    ({"speed_up": None}, "speed_up is unknown"),
 ]
 
 
@@ -99,7 +102,7 @@ def test_no_limit_lies_where_its_regression_cannot(metric: str, which: str, tmp_
     """Evidence for such a limit would be invalid: after a drop of 1 nothing is left to bet."""
     limit = yaml.safe_load(LIMITS_FILE.read_text(encoding="utf-8"))[metric]
     least, most = RANGES[metric]
-    refused = rf"{metric}\.{which}=.*; (greater than|less than|a finite number|a valid number)"
+    refused = rf"{metric}\.{which}=.*: it must be (greater than|less than|a finite number|a valid number)"
     for beyond in (least, most, least - 0.5, most + 0.5, float("nan"), float("inf"), -float("inf"), True):
         limit[which] = beyond
         with pytest.raises(CanaryError, match=refused):

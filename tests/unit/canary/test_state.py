@@ -139,7 +139,7 @@ def test_a_file_of_others_is_refused_and_left_as_it_is(
 
 def test_a_damaged_rollout_is_an_error_that_names_the_key(store: Store, path: Path) -> None:
     with_marks(path, "UPDATE rollout SET progress = replace(progress, 'since_s', 'since')")
-    with pytest.raises(CanaryError, match=r"unknown key: position\.since; .*did you mean position\.since_s"):
+    with pytest.raises(CanaryError, match=r"position\.since is unknown; .*did you mean position\.since_s"):
         store.progress(ROLLOUT)
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from pipelines.bench.workers import Job, Workers
 from pipelines.client import CompletionRequest
-from pipelines.client.generation import Generation, chunk_from_outputs, join_chunks
+from pipelines.client.generation import Generation, join_chunks
 from pipelines.client.refusals import refusal
+from pipelines.client.tensors import chunk_from_outputs
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -62,11 +63,11 @@ def test_a_response_that_contradicts_itself_is_noticed() -> None:
     outputs = {"text_output": ["a"], "output_ids": [1, 2], "sequence_length": [2], "finish_reason": [""]}
     assert chunk_from_outputs(outputs, 0.0).counts is None
     counts = {name: value if isinstance(value, list) else [value] for name, value in FIRST_ROUND.items()}
-    with pytest.raises(InternalError, match="3 marks for 2 tokens"):
+    with pytest.raises(InternalError, match="3 of accepted_mask for 2 tokens"):
         chunk_from_outputs({**outputs, **counts}, 0.0)
     with pytest.raises(InternalError, match="finish_reason"):
         chunk_from_outputs({name: outputs[name] for name in outputs if name != "finish_reason"}, 0.0)
-    with pytest.raises(InternalError, match="1 log probs for 2 tokens"):
+    with pytest.raises(InternalError, match="1 of log_probs for 2 tokens"):
         chunk_from_outputs({**outputs, "output_log_probs": [-1.0]}, 0.0)
     for ids, values in (([1, 2, 3], [0.0] * 3), ([1, 2], [0.0])):
         with pytest.raises(InternalError, match="of alternatives, 2 tokens"):

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.client import Client, CompletionRequest, GenerationStream, Timeouts, grpc_transport
+from pipelines.client import Client, CompletionRequest, GenerationStream, Timeouts
+from pipelines.client import client as client_module
 from pipelines.client.connection import address_of
-from pipelines.client.grpc_transport import infer_message
+from pipelines.client.tensors import infer_message
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -197,8 +198,8 @@ def test_a_machine_that_is_gone_ends_an_answer_without_a_limit(
     monkeypatch: pytest.MonkeyPatch, streaming: bool
 ) -> None:
     """A cable is pulled: nobody closes the connection, and no response comes any more."""
-    quick = [(name, min(value, 300)) for name, value in grpc_transport.NOTICES_DEATH]
-    monkeypatch.setattr(grpc_transport, "NOTICES_DEATH", quick)
+    quick = [(name, min(value, 300)) for name, value in client_module.NOTICES_DEATH]
+    monkeypatch.setattr(client_module, "NOTICES_DEATH", quick)
     with (
         StandInServer(hang_after_one) as server,
         socket.create_server(("127.0.0.1", 0)) as listening,

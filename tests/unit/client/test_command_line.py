@@ -18,9 +18,7 @@ def test_the_command_line_prints_text_or_json(capsys: pytest.CaptureFixture[str]
         url = server.grpc_url
         assert main(["--url", url, "x"]) == 0
         assert capsys.readouterr().out == "a ü b\n"
-        assert main(["--url", url, "--stream", "x"]) == 0
-        assert capsys.readouterr().out == "a ü b\n"
-        assert main(["--url", url, "--stream", "--json", "--field", 'stop_words=["q"]', "x"]) == 0
+        assert main(["--url", url, "--json", "--field", 'stop_words=["q"]', "x"]) == 0
         document = json.loads(capsys.readouterr().out)
     assert document["output_ids"] == [5, 6, 7, 8]
     assert document["acceptance_rate"] == 0.25
@@ -37,7 +35,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
         **{"arm": "stable", "add_special_tokens": False, "parse_special_tokens": True},
         **{"skip_special_tokens": False},
     }
-    arguments = ["--max-tokens", "7", "--prompt-ids", "5,6"]
+    arguments = ["--max-tokens", "7", "-f", "prompt_ids=[5, 6]"]
     for name, value in fields.items():
         arguments += ["-f", f"{name}={json.dumps(value)}"]
     with StandInServer(with_log_probs) as server:

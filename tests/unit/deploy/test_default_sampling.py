@@ -82,7 +82,7 @@ def test_a_line_says_what_counts_and_why(
         ("temprature=0.7", r"did you mean (serving\.default_sampling\.)?temperature\?"),
         ("temperature", "temperature"),
         ("temperature=warm", "temperature"),
-        ("temperature=nan", "temperature=nan; a finite number"),
+        ("temperature=nan", "temperature=nan is wrong: it must be a finite number"),
         ("temperature=-1", "temperature is out of range.*at least 0"),
         ("top_p=0", "top_p is out of range.*above 0"),
         ("top_k=1.5", "top_k"),

@@ -84,10 +84,7 @@ class Router:
         num_scored = len(request.prompt_ids) - 1
         return replace(chunk, prompt_log_probs=(-1.0,) * num_scored, prompt_top_log_probs=((),) * num_scored)
 
-    async def generate(self, request: CompletionRequest) -> Chunk:
-        return self.answer(request)
-
-    async def stream(self, request: CompletionRequest) -> Any:
+    async def stream(self, request: CompletionRequest, *, streaming: bool) -> Any:
         yield self.answer(request)
 
 
@@ -188,24 +185,13 @@ async def test_a_prompt_of_tokens_is_not_turned_into_text_unless_it_is_echoed() 
         assert running.model.num_looked_up == 0
 
 
-@pytest.mark.parametrize(("interval", "num_events"), [({}, 1), ({"stream_interval": 1}, NUM_TOKENS)])
-async def test_each_token_is_an_event_if_a_stream_asks_for_it(interval: Any, num_events: int) -> None:
-    async with open_door() as running:
-        asked = {"prompt": [97], "max_tokens": NUM_TOKENS, "stream": True}
-        text = await running.ask("/v1/completions", **asked, stream_options=interval)
-        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-        assert len(events) == num_events
-        assert "".join(event["choices"][0]["text"] for event in events) == "b" * NUM_TOKENS
-
-
 async def test_warnings_stand_in_the_response_or_in_the_first_event() -> None:
     async with open_door() as running:
         form = {"type": "json_object", "schema": {"uniqueItems": True}}
         asked = {"prompt": [97], "max_tokens": 3, "response_format": form}
         assert "uniqueItems" in json.loads(await running.ask("/v1/completions", **asked))["warnings"][0]
-        by_token = {"stream": True, "stream_options": {"stream_interval": 1}}
-        text = await running.ask("/v1/completions", **asked, **by_token)
-        assert ["warnings" in event for event in text.split("\n\n")] == [True, False, False, False, False]
+        text = await running.ask("/v1/completions", **asked, n=2, stream=True)
+        assert ["warnings" in event for event in text.split("\n\n")] == [True, False, False, False]
 
 
 async def test_usage_counts_the_tokens_of_predictions_over_all_answers() -> None:

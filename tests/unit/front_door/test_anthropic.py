@@ -20,9 +20,7 @@ from pipelines.front_door import delivery
 from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.endpoints.anthropic import first_word
-from pipelines.front_door.messages.block_document import BlockDocument
 from pipelines.front_door.messages.call_styles.json_calls import HERMES
-from pipelines.front_door.messages.message import CallArguments, CallBegin
 from pipelines.front_door.messages.style import CALL_STYLES
 from pipelines.front_door.requests.message_blocks import messages_of_blocks
 from pipelines.front_door.served_model import ChatRenderers, ServedModel
@@ -76,7 +74,7 @@ class Router:
         self.waits_s = 0.0
         self.asked: list[CompletionRequest] = []
 
-    async def stream(self, request: CompletionRequest) -> Any:
+    async def stream(self, request: CompletionRequest, *, streaming: bool) -> Any:
         self.asked.append(request)
         await asyncio.sleep(self.waits_s)
         starts = range(0, len(self.answer) or 1, 3)
@@ -87,11 +85,6 @@ class Router:
             ids = tuple(TOKENIZER.encode(piece + self.stop_word * is_last, add_special_tokens=False))
             marks = (False,) * len(ids)
             yield Chunk(piece, ids, marks, self.reason if is_last else "", 0.0, 1, num_cached=7 * is_last)
-
-    async def generate(self, request: CompletionRequest) -> Chunk:
-        chunks = [chunk async for chunk in self.stream(request)]
-        ids = tuple(token_id for chunk in chunks for token_id in chunk.output_ids)
-        return Chunk(self.answer, ids, (False,) * len(ids), self.reason, 0.0, 1, num_cached=7)
 
 
 class Door:
@@ -353,12 +346,12 @@ def test_the_stop_word_is_that_of_the_cut(output: bytes, words: Any, expected: s
         ('{"a": "\\ud800"}', {"arguments": '{"a": "\\ud800"}'}),
     ],
 )
-def test_arguments_that_are_cut_off_are_an_object(arguments: str, expected: Any) -> None:
-    document = BlockDocument({}, "")
-    for part in (CallBegin("call_1", "clock"), CallArguments(arguments)):
-        list(document.add(part))
-    list(document.end("max_tokens", None, {}))
-    assert document.document["content"][0]["input"] == expected
+async def test_arguments_that_are_cut_off_are_an_object(arguments: str, expected: Any) -> None:
+    async with open_door() as door:
+        door.router.answer = '<tool_call>{"name": "get_weather", "arguments": ' + arguments
+        door.router.reason = "length"
+        answer = await door.answer(tools=[TOOL])
+        assert answer["content"][0]["input"] == expected
 
 
 async def test_thoughts_are_asked_for_and_prefills_are_continued() -> None:

@@ -92,7 +92,7 @@ def test_a_prediction_is_a_text_or_parts_of_one() -> None:
 )
 def test_the_effort_of_reasoning_turns_thoughts_off(fields: Any, variables: Any) -> None:
     body = parse_body(ChatBody, json.dumps({"messages": [], **fields}).encode())
-    assert body.to_conversation().variables == variables
+    assert body.variables(body.reasoning_effort) == variables
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_errors_of_the_server_do_not_tell_what_is_inside(
         ("top_p=2 is not 0 to 1", "try 1?", "top_p=2 is not 0 to 1. Try 1?", "top_p"),
         ("messages[0].role=1 is odd", "", "messages[0].role=1 is odd.", "messages"),
         ("it is long: prompt has 7 tokens", "", "It is long: prompt has 7 tokens.", "prompt"),
-        ("a key is missing: a", "", "A key is missing: a.", "a"),
+        ("a is missing; the keys are b", "", "a is missing; the keys are b.", "a"),
         ("it failed", "POST it again; \u00fc", "It failed. POST it again; \u00fc.", None),
         ("", "", "", None),
     ],

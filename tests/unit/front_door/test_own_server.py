@@ -30,7 +30,7 @@ async def test_an_answer_takes_as_long_as_its_tokens_unless_there_is_a_limit(
     monkeypatch.setattr(Router, "of", lambda *_, **__: SimpleNamespace(answer=answer))
     model: Any = SimpleNamespace(max_requests=1, tokenizer=None, max_seq_len=8)
     server = OwnServer(model, {}, FrontDoorSettings(**settings).timeout_s)
-    assert [chunk async for chunk in server.stream(CompletionRequest("x"))] == []
-    with pytest.raises(IndexError):  # the stand-in says nothing
-        await server.generate(CompletionRequest("x"))
+    for streaming in (True, False):
+        chunks = server.stream(CompletionRequest("x"), streaming=streaming)
+        assert [chunk async for chunk in chunks] == []  # the stand-in says nothing
     assert asked == [timeout_us] * 2

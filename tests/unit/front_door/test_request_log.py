@@ -13,7 +13,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import InvalidRequestError, ServerStartError
-from pipelines.front_door.observing.exchange import EXCHANGE, RequestLog, add_request_id, watching
+from pipelines.front_door.guarding import openai_application
+from pipelines.front_door.observing.exchange import EXCHANGE, RequestLog
 from pipelines.wire.chunk import Chunk, SpeculationCounts
 from pipelines.wire.request import CompletionRequest
 
@@ -36,10 +37,10 @@ def lines(
 ) -> list[dict[str, Any]]:
     """Answer requests to ``/x`` with a handler and return what was logged."""
     model: Any = Model()
-    log = RequestLog(FrontDoorSettings(request_log=str(path), log_texts=log_texts), model)
-    application = web.Application(middlewares=[watching(log.observe)])
+    settings = FrontDoorSettings(request_log=str(path), log_texts=log_texts)
+    log = RequestLog(settings, model)
+    application = openai_application(settings, log.observe, open_paths=())
     application.router.add_post("/x", handle)
-    application.on_response_prepare.append(add_request_id)
 
     async def ask() -> None:
         async with TestClient(TestServer(application)) as client:
@@ -62,8 +63,7 @@ async def answer(request: web.Request) -> web.Response:
 
 
 async def refuse(request: web.Request) -> web.Response:
-    request[EXCHANGE].error = InvalidRequestError("a", "b")
-    return web.Response(status=400)
+    raise InvalidRequestError("a", "b")
 
 
 def test_a_line_has_counts_and_no_text_unless_it_is_asked_for(tmp_path: Path) -> None:
@@ -86,8 +86,7 @@ def test_a_refusal_has_its_error_and_a_client_that_left_no_status(tmp_path: Path
     assert len({first["request_id"], second["request_id"], "a b"}) == 3
 
     async def leave(request: web.Request) -> web.Response:
-        request[EXCHANGE].has_left = True
-        return web.Response(status=400)
+        raise ConnectionResetError
 
     assert lines(tmp_path / "left", leave, {})[0]["status"] == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.front_door.messages.call_styles.json_calls import HERMES
 from pipelines.front_door.messages.message import Content, Thinking
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import MessageStyle
-from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens, by_token, runs_by_source
+from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens, runs_by_source
 from pipelines.text.chunk_boundary import decode_chunk
-from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk import TOKEN_SOURCES, Chunk
 
 THOUGHTS, SAID = "<think>\nhm \u00e9 \u2615\n</think>\n\n", "caf\u00e9 \u2615 <tool \U0001f600."
 CALL = '\n<tool_call>\n{"name": "f", "arguments": {"a": "\u2615"}}\n</tool_call>'
@@ -182,27 +180,3 @@ def test_the_tokens_of_thoughts_are_counted_up_to_their_end(written: str, number
     for begin in range(0, len(ids), size):
         thoughts.add(ids[begin : begin + size])
     assert thoughts.number == number
-
-
-@pytest.mark.parametrize("reason", ["", "length"])
-def test_a_chunk_in_pieces_of_a_token_says_the_same(reason: str) -> None:
-    model: Any = Model([b"a", b"\xc3", b"\xa9", b"cut"], {})
-    marks, tops = (False, True, True, False), (((1, -1.0),),) * 4
-    whole = Chunk("a\u00e9", (0, 1, 2, 3), marks, reason, 0.0, 9, None, num_cached=5)
-    whole = replace(whole, token_sources=(0, 1, 1, 0), log_probs=(-1.0, -2.0, -3.0, -4.0), top_log_probs=tops)
-    whole = replace(whole, prompt_log_probs=(-7.0,), seed=3)
-    pieces = [*by_token(model, whole)]
-    assert [piece.text for piece in pieces] == ["a", "", "\u00e9", ""]
-    assert [piece.sequence_length for piece in pieces] == [6, 7, 8, 9]
-    assert [piece.finish_reason for piece in pieces] == ["", "", "", reason]
-    for name in (
-        "output_ids",
-        "accepted_mask",
-        "token_sources",
-        "log_probs",
-        "top_log_probs",
-        "prompt_log_probs",
-    ):
-        assert sum((getattr(piece, name) for piece in pieces), ()) == getattr(whole, name)
-    assert sum(piece.num_cached for piece in pieces) == 5
-    assert [*by_token(model, pieces[0])] == pieces[:1]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.client.generation import TOKEN_SOURCES, chunk_from_outputs, join_chunks
+from pipelines.client.generation import join_chunks
+from pipelines.client.tensors import chunk_from_outputs
 from pipelines.router.router import with_news_only
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import Round
@@ -19,7 +20,7 @@ from pipelines.triton.backend.outputs import engine_outputs, text_outputs
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.speculative_answerer import counts_so_far
-from pipelines.wire.chunk import Chunk
+from pipelines.wire.chunk import TOKEN_SOURCES, Chunk
 from pipelines.wire.chunk_parts import with_text
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))

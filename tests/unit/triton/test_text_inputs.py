@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.client.inputs import inputs_of
+from pipelines.client.tensors import inputs_of
 from pipelines.triton.backend.inputs import completion_request
 from pipelines.wire.fields import TEXT_INPUTS
 from pipelines.wire.request import CompletionRequest

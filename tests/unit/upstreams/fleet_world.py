@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipelines.client.grpc_transport import tensor_values
+from pipelines.client.tensors import tensor_values
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import DraftproofError
 from pipelines.upstreams.fleet.addresses import Addresses

@@ -21,7 +21,7 @@ from pipelines.errors import (
     ServerStartError,
     ServerUnavailableError,
 )
-from pipelines.front_door.router_calls import generate_all
+from pipelines.front_door.answering import generate_all
 from pipelines.upstreams.fleet.fleet import Fleet
 from pipelines.upstreams.fleet.fleet_call import FleetCall, RetryBudget
 from pipelines.wire.chunk import Chunk

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.front_door.router_calls import generate_all
+from pipelines.front_door.answering import generate_all
 from pipelines.upstreams.fleet.addresses import Addresses
 from pipelines.upstreams.fleet.fleet import Fleet
 from tests.unit.upstreams.fleet_world import StandInServer, fleet_of

@@ -68,5 +68,7 @@ def test_a_description_arrives_as_it_was_sent() -> None:
     with pytest.raises(ServerStartError, match="a:8001") as refused:
         ServedFiles.of_wire(FILES.to_wire().replace(b'"format": 2', b'"format": 1'), "a:8001")
     assert "same version" in refused.value.remedy
-    with pytest.raises(ServerStartError, match="wrong type"):
+    with pytest.raises(
+        ServerStartError, match="tokenizer=None has the wrong type: it must be a valid string"
+    ):
         ServedFiles.of_wire(replace(FILES, tokenizer=None).to_wire(), "a:8001")  # type: ignore[arg-type]

@@ -1,10 +1,4 @@
-"""Says what a style of tool calls consists of.
-
-A new style of JSON or of tags is an instance of ``JsonCalls`` or ``TaggedCalls``; a new form is a module here
-with a subclass of ``CallStyle``. Add the style to ``messages.style.CALL_STYLES``, a template to
-``tests/support/chat_templates.py`` and what its model writes to ``tests/unit/front_door/messages/cases.py``:
-the tests there show that its calls are recognised, allowed, read in any pieces, and rendered again.
-"""
+"""Says what a style of tool calls consists of; ``docs/how-to/change-draftproof.md`` shows how to add one."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class TaggedCalls(CallStyle):
 
     def unenforced(self, function: Function, limit_s: float = MOST_READING_S) -> list[str]:
         """Return what of a function's schema the grammar leaves out: values but texts follow it, as JSON."""
-        return schemas.unenforced(function, limit_s, of_texts_alone=True)
+        return schemas.unenforced(function, limit_s)
 
     def add_rules(self, rules: Rules) -> None:
         """Add the terminals for texts between tags, with what may stand around them and without."""

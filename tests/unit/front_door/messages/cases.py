@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from pipelines.front_door.endpoints.response_format import ResponseFormat
+from pipelines.front_door.messages.answer_format import GuideParts
 from pipelines.front_door.messages.call_styles.call_style import CallStyle
-from pipelines.front_door.messages.call_styles.gemma_4 import GEMMA_4
 from pipelines.front_door.messages.call_styles.harmony import HARMONY_MARKS
 from pipelines.front_door.messages.call_styles.json_calls import HERMES, LLAMA_3, MISTRAL_LIST, MISTRAL_NAMES
 from pipelines.front_door.messages.call_styles.tagged_calls import MINICPM, QWEN_XML
+from pipelines.front_door.messages.grammar import AnswerPlan
+from pipelines.front_door.messages.message import Thinking
+from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import MessageStyle
-from pipelines.front_door.messages.tools import Function
+from pipelines.front_door.messages.tools import Calling, Function
 from pipelines.text.guides import GrammarCompiler
 from pipelines.text.prompt_tokenizer import PromptTokenizer
+from pipelines.wire.chunk import Chunk
+from pipelines.wire.request import CompletionRequest
 
 THOUGHTS = ("<think>", "</think>")
 SPECIAL = (
     *("</s>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-    *("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
     *HARMONY_MARKS,
 )
 """The names that are special tokens in published models; ``<tool_call>`` and ``<think>`` are text there."""
@@ -82,8 +88,6 @@ def _written(style: CallStyle, name: str, arguments: str) -> str:
     if style in _JSON_CALLS:
         return _JSON_CALLS[style] % (name, arguments)
     values = json.loads(arguments)
-    if style is GEMMA_4:
-        return f"<|tool_call>call:{name}{_bare(values)}<tool_call|>"
     texts = {
         key: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
         for key, each in values.items()
@@ -97,17 +101,28 @@ def _written(style: CallStyle, name: str, arguments: str) -> str:
     return f'<function name="{name}">{inside}</function>'
 
 
-def _bare(value: Any) -> str:
-    if isinstance(value, str):
-        return f'<|"|>{value}<|"|>'
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_bare(value[key])}" for key in sorted(value)) + "}"
-    return f"[{','.join(map(_bare, value))}]" if isinstance(value, list) else json.dumps(value)
-
-
 def message_style(calls: CallStyle | None, *, can_think: bool = True) -> MessageStyle:
     """Return a style with the marks that the tokenizer has as special tokens."""
     return MessageStyle(calls, THOUGHTS if can_think else None, _IDS)
+
+
+def guide_of_answer(
+    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideParts | None
+) -> GuideParts | None:
+    """Return the guide of an answer."""
+    return AnswerPlan(style, calling, content).guide(thinking)
+
+
+def response_of(reader: MessageReader, text: str, *, ends: str) -> dict[str, Any]:
+    """Return what ``/v1/responses`` answers if a model writes a text and ends for a reason."""
+    model: Any = SimpleNamespace(name="m", fingerprint="f", style=lambda **_: MessageStyle())
+    asked = CompletionRequest(prompt_ids=(1,))
+    return ResponseFormat({}, model, asked, reader, lambda kept: None).whole([chunk_of(text, ends)])
+
+
+def chunk_of(text: str, ends: str = "") -> Chunk:
+    """Return a chunk of an answer, whose tokens do not matter."""
+    return Chunk(text, (), (), ends, 0.0, 0)
 
 
 def tokens(text: str) -> list[int]:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
-import re
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages import schemas
 from pipelines.front_door.messages.call_styles.call_style import MOST_READING_S, CallStyle
-from pipelines.front_door.messages.call_styles.gemma_4 import GEMMA_4
 from pipelines.front_door.messages.call_styles.tagged_calls import MINICPM, QWEN_XML
 from pipelines.front_door.messages.message import CallArguments, Thinking, read_arguments
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.tools import Calling, Function
 from tests.attacks.guides import slow_to_read_function
-from tests.unit.front_door.messages.cases import TOOLS, message_style, written
-from tests.unit.front_door.messages.test_message_grammar import follows, guide_of_answer
+from tests.unit.front_door.messages.cases import TOOLS, guide_of_answer, message_style, written
+from tests.unit.front_door.messages.test_message_grammar import follows
 
 EDIT = Function(
     name="edit",
@@ -59,7 +54,7 @@ VALUES = {
     "note": "5",
     "sizes": {"a": 1, "b": 2},
 }
-STYLES = pytest.mark.parametrize("style", [QWEN_XML, MINICPM, GEMMA_4], ids=lambda style: style.name)
+STYLES = pytest.mark.parametrize("style", [QWEN_XML, MINICPM], ids=lambda style: style.name)
 
 
 def arguments_of(style: CallStyle, pieces: list[str]) -> str:
@@ -76,8 +71,8 @@ def test_values_have_the_types_of_the_schema(style: CallStyle, note: str | None)
     guide = guide_of_answer(message_style(style), Thinking.NONE, Calling((EDIT, *TOOLS), "auto"), None)
     assert follows(guide, text) == "whole"
     found = json.loads(arguments_of(style, [text]))
-    is_told = note != "null" or style is GEMMA_4  # without quotes, the text cannot be told from the value
-    assert found == {**values, "note": note if is_told else None}
+    # Without quotes, the text "null" cannot be told from the value.
+    assert found == {**values, "note": None if note == "null" else note}
 
 
 @STYLES
@@ -101,34 +96,6 @@ def test_an_argument_that_is_nested_too_deeply_is_a_text(style: CallStyle, depth
     text = written(style, ("edit", json.dumps({"at": "@", "code": "c"}))).replace("@", nested)
     at = read_arguments(arguments_of(style, [text])).get("at")
     assert at == nested
-
-
-KEYS = st.text("ab1:,{}[]<\"' \u00e9\n", max_size=6) | st.sampled_from(
-    ["xml:lang", "filter[a,b]", "{id}", "::"]
-)
-"""But for those that are written like what may stand behind a key: ``a:1,b`` is two members."""
-NOT_KEYS = re.compile(r"[\s}]|.*:\s*([{\[]|[^{}\[\],:<]+[,}\]])", re.DOTALL)
-LEAVES = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
-OBJECTS = st.recursive(
-    LEAVES,
-    lambda inner: st.lists(inner) | st.dictionaries(KEYS.filter(lambda key: not NOT_KEYS.match(key)), inner),
-).map(lambda value: {"a:b": value})
-
-
-@given(values=OBJECTS, places=st.lists(st.integers(0, 300)))
-def test_any_object_with_bare_keys_is_read_as_it_was_written(values: JsonValue, places: list[int]) -> None:
-    text = written(GEMMA_4, ("edit", json.dumps(values)))
-    ends = sorted({0, *(place % len(text) for place in places), len(text)})
-    pieces = [text[begin:end] for begin, end in itertools.pairwise(ends)]
-    assert json.loads(arguments_of(GEMMA_4, pieces)) == values
-
-
-@pytest.mark.parametrize(("word", "value"), [("True", True), ("None", None), ("1e3", 1000.0), ("NaN", "NaN")])
-def test_a_bare_word_is_a_value_of_json_or_a_text(word: str, value: JsonValue) -> None:
-    found = arguments_of(GEMMA_4, [f"<|tool_call>call:edit{{ a: {word}, b: [{word}] }}<tool_call|>"])
-    assert json.loads(found, parse_constant=int) == {"a": value, "b": [value]}
 
 
 @STYLES
@@ -174,9 +141,8 @@ def test_values_behind_a_choice_are_named_also_if_another_property_has_them_alon
     assert QWEN_XML.unenforced(function) == ["enum of b"]
 
 
-@pytest.mark.parametrize("style", [QWEN_XML, GEMMA_4], ids=lambda style: style.name)
 def test_a_schema_that_refers_often_to_a_long_one_is_refused_before_it_is_written(
-    style: CallStyle, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     long: JsonValue = {"anyOf": [{"type": ["array", "string"], "title": str(number)} for number in range(90)]}
     named: JsonValue = {f"a{number}": {"$ref": "#/$defs/T", "title": str(number)} for number in range(4500)}
@@ -184,26 +150,17 @@ def test_a_schema_that_refers_often_to_a_long_one_is_refused_before_it_is_writte
     seen: list[object] = []
     counted = schemas.own_types
     monkeypatch.setattr(schemas, "own_types", lambda part: seen.append(0) or counted(part))
-    assert style.unenforced(function) == []
+    assert QWEN_XML.unenforced(function) == []
     assert len(seen) < 1000
     with pytest.raises(InvalidRequestError, match="grammar of the answer is too long"):
-        guide_of_answer(message_style(style), Thinking.NONE, Calling((function,), "auto"), None)
+        guide_of_answer(message_style(QWEN_XML), Thinking.NONE, Calling((function,), "auto"), None)
 
 
-def test_long_chains_of_references_have_a_grammar() -> None:
-    chain = {f"T{number}": {"properties": {"a": {"$ref": f"#/$defs/T{number + 1}"}}} for number in range(600)}
-    parameters = {"properties": {"a": {"$ref": "#/$defs/T0"}}, "$defs": {**chain, "T600": {"type": "null"}}}
-    calling = Calling((Function(name="f", parameters=parameters),), "auto")  # type: ignore[arg-type]
-    guide = guide_of_answer(message_style(GEMMA_4), Thinking.NONE, calling, None)
-    assert follows(guide, written(GEMMA_4, ("f", '{"a": {"a": {}}}'))) == "whole"
-
-
-@pytest.mark.parametrize("style", [QWEN_XML, GEMMA_4], ids=lambda style: style.name)
-def test_warnings_of_a_schema_are_bounded_in_time_and_number(style: CallStyle) -> None:
+def test_warnings_of_a_schema_are_bounded_in_time_and_number() -> None:
     slow = Function(name="f", parameters=slow_to_read_function())
     began_s = time.thread_time()
-    found = style.unenforced(slow)
+    found = QWEN_XML.unenforced(slow)
     assert time.thread_time() - began_s < 5 * MOST_READING_S
-    assert style is GEMMA_4 or found[-1].endswith("took too long to read"), "Gemma's is read at once"
+    assert found[-1].endswith("took too long to read")
     named: JsonValue = {f"a{number}": {"type": "string", "maxLength": 3} for number in range(500)}
-    assert len(style.unenforced(Function(name="f", parameters={"properties": named}))) == 100
+    assert len(QWEN_XML.unenforced(Function(name="f", parameters={"properties": named}))) == 100

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.endpoints.responses import messages_of
 from pipelines.front_door.messages.call_styles.harmony import HARMONY
-from pipelines.front_door.messages.grammar import AnswerPlan, guide_of_answer
+from pipelines.front_door.messages.grammar import AnswerPlan
 from pipelines.front_door.messages.message import MessageDocument, Thinking
-from pipelines.front_door.messages.response_document import ResponseDocument
 from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.messages.tools import Calling
-from pipelines.front_door.requests.conversation import Conversation
-from pipelines.front_door.requests.response_items import messages_of
 from tests.support.chat_templates import ALL
-from tests.unit.front_door.messages.cases import HARMONY_IDS, TOOLS, WEATHER
+from tests.unit.front_door.messages.cases import HARMONY_IDS, TOOLS, WEATHER, guide_of_answer, response_of
 from tests.unit.front_door.messages.test_message_grammar import JSON_FORM, follows
 from tests.unit.front_door.messages.test_round_trip import Served, render, served
 
@@ -131,17 +129,14 @@ def test_the_grammar_allows_these_answers(mode: Any, content: Any, answer: str, 
 
 def test_every_answer_however_cut_off_can_be_sent_back(served: Served) -> None:
     model, user = served(SOURCE), {"role": "user", "content": "and?"}
-    assert render(model, Conversation((user,), (WEATHER,)))[1] is Thinking.POSSIBLE
+    assert render(model, [user], [WEATHER])[1] is Thinking.POSSIBLE
     answer = THOUGHTS + CALL
     for end in range(0, len(answer) + 1, 3):
         message = read([answer[:end]])
-        response = ResponseDocument({})
         reader = AnswerPlan(STYLE, Calling(TOOLS, "auto"), None).new_reader(Thinking.POSSIBLE)
-        for part in [*reader.read(answer[:end]), *reader.end()]:
-            list(response.add(part))
-        list(response.end("length", {}))
-        for sent in ([message], response.document["output"]):
-            found, _ = render(model, Conversation(tuple([user, *messages_of([*sent]), user]), TOOLS))
+        response = response_of(reader, answer[:end], ends="length")
+        for sent in ([message], response["output"]):
+            found, _ = render(model, [user, *messages_of([*sent]), user], TOOLS)
             assert "None" not in found
-    whole, _ = render(model, Conversation((user, read([answer]), user), TOOLS))
+    whole, _ = render(model, [user, read([answer]), user], TOOLS)
     assert f"{THOUGHTS.removesuffix(NEXT)}<|end|>" in whole and json.dumps(json.loads(ARGUMENTS))[:9] in whole

@@ -14,7 +14,6 @@ from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.answer_format import lark_of
 from pipelines.front_door.messages.call_styles.call_style import CallStyle
 from pipelines.front_door.messages.call_styles.json_calls import HERMES, LLAMA_3, MISTRAL_NAMES
-from pipelines.front_door.messages.grammar import guide_of_answer
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thinking
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import CALL_STYLES
@@ -27,6 +26,7 @@ from tests.unit.front_door.messages.cases import (
     ONE_CALL,
     TOKENIZER,
     TOOLS,
+    guide_of_answer,
     message_style,
     tokens,
     written,

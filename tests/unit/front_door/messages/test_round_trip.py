@@ -14,19 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
-from pipelines.front_door.endpoints.responses import ResponsesBody
+from pipelines.front_door.endpoints.responses import ResponsesBody, messages_of
 from pipelines.front_door.messages.call_styles.json_calls import MISTRAL_NAMES
 from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.response_document import ResponseDocument
-from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
+from pipelines.front_door.requests.conversation import Message, chat_prompt
 from pipelines.front_door.requests.fields import parse_body
-from pipelines.front_door.requests.response_items import messages_of
-from pipelines.front_door.served_model import ChatRenderers, ServedModel
+from pipelines.front_door.served_model import ChatRenderers, ServedModel, TokenIds
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import ALL
-from tests.unit.front_door.messages.cases import ONE_CALL, SPECIAL, TOKENIZER, TOOLS, written
+from tests.unit.front_door.messages.cases import ONE_CALL, SPECIAL, TOKENIZER, TOOLS, response_of, written
 
 TEMPLATES = {
     "hermes": ALL["chatml"],
@@ -35,7 +33,6 @@ TEMPLATES = {
     "mistral_names": ALL["tools_mistral_11"],
     "qwen3_xml": ALL["tools_qwen_xml"],
     "minicpm5": ALL["tools_minicpm"],
-    "gemma4": ALL["tools_gemma_4"],
 }
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ARGUMENTS = '{"city": "S\u00e3o \\"}{\\" <b> & \'Paulo\' \\\\ \u2603", "days": 2}'
@@ -67,9 +64,14 @@ def served() -> Iterator[Served]:
         yield make
 
 
-def render(model: ServedModel, conversation: Conversation) -> tuple[str, Thinking]:
-    prompt = asyncio.run(chat_prompt(model, conversation))
-    return TOKENIZER.vocabulary.join_with_special(prompt.ids, 10**6).decode(), prompt.thinking
+def render(model: ServedModel, *conversation: Any, **options: Any) -> tuple[str, Thinking]:
+    """Return the prompt of a conversation; arguments are those of ``chat_prompt``."""
+    return as_text(asyncio.run(chat_prompt(model, *conversation, **options)))
+
+
+def as_text(prompt: tuple[TokenIds, Thinking]) -> tuple[str, Thinking]:
+    ids, thinking = prompt
+    return TOKENIZER.vocabulary.join_with_special(ids, 10**6).decode(), thinking
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -91,8 +93,7 @@ def test_an_answer_that_comes_back_is_rendered_as_the_model_wrote_it(
         for call in document.document["tool_calls"]
     ]
     messages = [{"role": "user", "content": "hot?"}, document.document, *results]
-    conversation = Conversation(tuple(messages), TOOLS)
-    found, _ = render(model, conversation)
+    found, _ = render(model, messages, TOOLS)
     if style.calls is MISTRAL_NAMES:  # its template adds the ids that the model left out
         for call in document.document["tool_calls"]:
             assert f"{call['function']['name']}[CALL_ID]{call['id']}[ARGS]" in found
@@ -113,20 +114,24 @@ def test_every_answer_however_cut_off_can_be_sent_back(name: str, data: Any, ser
     answer = thoughts + data.draw(st.sampled_from(["", "text \u2603", one, two]))
     cut = answer[: data.draw(st.integers(0, len(answer)))]
     reader = MessageReader(Thinking.POSSIBLE, style.calls, functions=TOOLS)
-    message, response = MessageDocument(), ResponseDocument({})
+    message = MessageDocument()
     for part in [*reader.read(cut), *reader.end()]:
         message.add(part)
-        list(response.add(part))
-    list(response.end("length", {}))
+    again = MessageReader(Thinking.POSSIBLE, style.calls, functions=TOOLS)
+    response = response_of(again, cut, ends="length")
     user: Message = {"role": "user", "content": "and?"}
     calls = message.document.get("tool_calls", [])
     results: list[Message] = [{"role": "tool", "tool_call_id": call["id"], "content": "1"} for call in calls]
-    outputs = [{"type": "function_call_output", "call_id": call["id"], "output": "1"} for call in calls]
+    outputs = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "1"}
+        for item in response["output"]
+        if item["type"] == "function_call"
+    ]
     for messages in (
         [user, message.document, *results, *([] if results else [user])],
-        messages_of([user, *response.document["output"], *outputs, *([] if outputs else [user])]),
+        messages_of([user, *response["output"], *outputs, *([] if outputs else [user])]),
     ):
-        found, _ = render(model, Conversation(tuple(messages), TOOLS))
+        found, _ = render(model, messages, TOOLS)
         assert "None" not in found
 
 
@@ -141,14 +146,14 @@ def test_every_answer_however_cut_off_can_be_sent_back(name: str, data: Any, ser
 def test_the_prompt_says_whether_thoughts_follow(variables: Any, expected: Thinking, served: Served) -> None:
     model = served(ALL["chatml"])
     user = {"role": "user", "content": "<think>"}
-    assert render(model, Conversation((user,), variables=variables))[1] is expected
+    assert render(model, [user], variables=variables)[1] is expected
     for content, thinking in (
         ("<think>a", Thinking.BEGUN),
         ("<think>a</think>b", Thinking.NONE),
         ("b", Thinking.NONE),
     ):
         last = {"role": "assistant", "content": content}
-        found = render(model, Conversation((user, last), continue_final_message=True))
+        found = render(model, [user, last], continue_final_message=True)
         assert found[1] is thinking and found[0].endswith(content)
 
 
@@ -159,7 +164,7 @@ def test_thoughts_and_roles_reach_the_template(served: Served) -> None:
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": "d", "reasoning": "e", "refusal": None, "function_call": None},
     ]
-    found, _ = render(model, Conversation(tuple(messages), add_generation_prompt=False))
+    found, _ = render(model, messages, add_generation_prompt=False)
     assert found == (
         "<|im_start|>system\na\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
         "<|im_start|>assistant\n<think>\ne\n</think>\n\nd<|im_end|>\n"
@@ -210,12 +215,12 @@ def test_what_codex_sends_is_rendered(served: Served) -> None:
         "client_metadata": {"a": "b"},
     }
     body = parse_body(ResponsesBody, json.dumps(sent).encode())
-    found, _ = render(served(ALL["chatml"]), body.to_conversation())
+    found, _ = as_text(asyncio.run(body.rendered(served(ALL["chatml"]))))
     assert found.count("<|im_start|>system\nBe brief.\n\nSandbox.<|im_end|>") == 1
     assert '{"name": "apply", "arguments": {"input": "*** Begin"}}' in found
     assert '{"name": "clock.now", "arguments": {}}' in found and "done" in found and "noon" in found
     probe = parse_body(ResponsesBody, b'{"input": [], "max_output_tokens": 1}')
-    assert "user" in render(served(ALL["chatml"]), probe.to_conversation())[0]
+    assert "user" in as_text(asyncio.run(probe.rendered(served(ALL["chatml"]))))[0]
     with pytest.raises(InvalidRequestError, match="item_reference"):
         messages_of([{"type": "item_reference", "id": "msg_1"}])
 
@@ -228,4 +233,4 @@ def test_what_a_template_refuses_is_refused(served: Served) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
     )
     with pytest.raises(ChatTemplateError, match="length 9"):
-        render(model, Conversation(messages, TOOLS))
+        render(model, messages, TOOLS)

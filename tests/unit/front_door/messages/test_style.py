@@ -26,7 +26,6 @@ GLM = "{{ '<tool_call>' + name + '<arg_key>' }}"
         (ALL["tools_qwen_xml"], "qwen3_xml", True),
         (TEMPLATES["chatml"] + "{{ '<parameter=' + name + '>' }}", "qwen3_xml", True),
         (ALL["tools_minicpm"], "minicpm5", True),
-        (ALL["tools_gemma_4"], "gemma4", True),
         (ALL["tools_harmony"], None, False),  # where its marks are no special tokens
         (GLM, None, False),
     ],

@@ -8,10 +8,17 @@ import pytest
 
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.call_styles.json_calls import HERMES
-from pipelines.front_door.messages.grammar import guide_of_answer
 from pipelines.front_door.messages.message import Thinking
 from pipelines.front_door.messages.tools import Calling, Function, calling_of
-from tests.unit.front_door.messages.cases import ARGUMENTS, CLOCK, TOOLS, WEATHER, message_style, written
+from tests.unit.front_door.messages.cases import (
+    ARGUMENTS,
+    CLOCK,
+    TOOLS,
+    WEATHER,
+    guide_of_answer,
+    message_style,
+    written,
+)
 from tests.unit.front_door.messages.test_message_grammar import follows
 
 THIRD = Function(name="third")

@@ -1,4 +1,4 @@
-"""Tests of calls to ``router`` on a real gRPC connection: no call is cancelled while it ends."""
+"""Tests of several answers to one request, and of calls over gRPC: none is cancelled while it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines import kserve_stream
 from pipelines.errors import InvalidRequestError, ServerBusyError
-from pipelines.front_door.router_calls import generate_all, merged
+from pipelines.front_door.answering import generate_all, merged
 from pipelines.upstreams.fleet.server import GatewayCalls
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
@@ -143,7 +143,7 @@ def test_answers_that_nobody_needs_have_ended_when_the_error_arrives() -> None:
     ended: list[str] = []
 
     class Router:
-        async def generate(self, request: CompletionRequest) -> Chunk:
+        async def stream(self, request: CompletionRequest, *, streaming: bool) -> AsyncIterator[Chunk]:
             if request.prompt == "fail":
                 raise InvalidRequestError("no")
             try:
@@ -151,7 +151,7 @@ def test_answers_that_nobody_needs_have_ended_when_the_error_arrives() -> None:
             finally:
                 await asyncio.sleep(0.01)  # the connection is closed
                 ended.append(request.prompt)
-            raise AssertionError
+            yield chunk_of("")
 
     async def run() -> None:
         with pytest.raises(InvalidRequestError):
