@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from pipelines.bench.__main__ import main as bench
-from pipelines.bench.workers import Job, Workers
-from pipelines.client import Client, CompletionRequest, Generation, Timeouts
+from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.client.__main__ import main as ask
 from pipelines.command_line import running_server
 from pipelines.command_line.prompts import Prompts
@@ -61,22 +60,6 @@ def test_the_command_answers_and_fails_with_its_codes(url: str, capsys: pytest.C
     assert len(json.loads(capsys.readouterr().out)["output_ids"]) == 12
     assert ask(["--url", url, "--max-tokens", "0", "def main("]) == 1
     assert "max_tokens" in capsys.readouterr().err
-
-
-def test_clients_in_many_threads_get_their_own_answers(url: str) -> None:
-    jobs = [
-        Job(CompletionRequest(prompt.text, max_tokens=20), model)
-        for prompt in PROMPTS[:6]
-        for model in ("generate", "generate_target")
-    ]
-    with Workers.connect(url, 4, streaming=True) as workers:
-        alone = workers.run(jobs, 1)
-        at_once = workers.run(jobs, 4)
-    for answer, other in zip(alone, at_once, strict=True):
-        assert isinstance(answer, Generation), answer
-        assert isinstance(other, Generation), other
-        assert answer.output_ids == other.output_ids
-    assert len({answer.output_ids for answer in alone if isinstance(answer, Generation)}) == 6
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -13,7 +13,6 @@ from pipelines.client import CompletionRequest
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
 from pipelines.triton.supervision.model_processes import find_model_processes
-from tests.attacks.attack import Reply
 from tests.attacks.fuzz import Sent, fuzz
 from tests.integration.conftest import grpc_client, target_alone, wait_until
 
@@ -63,19 +62,3 @@ def test_every_damaged_request_is_refused_or_answered_and_harms_nobody(server: S
 @pytest.mark.parametrize("seed", range(100, 110))
 def test_many_more_damaged_requests(server: Server, seed: int) -> None:
     assert _fuzz(server, seed, 4000) == []
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply("500", '{"error": "draftproof/internal: the server failed"}'),
-        Reply("200", 'data: {"error": "Traceback (most recent call last)'),
-        Reply("silent"),
-        Reply("UNKNOWN", "Unexpected <class 'KeyError'>"),
-        Reply("INVALID_ARGUMENT", "unexpected inference input"),
-        Reply("DEADLINE_EXCEEDED", "Deadline Exceeded"),
-    ],
-)
-def test_a_defect_is_no_proper_answer(reply: Reply) -> None:
-    """Negative control of the tests above."""
-    assert not Sent("body", 0, reply).is_proper

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import tritonclient.grpc
 from tokenizers import Tokenizer
 
 from pipelines.client import Client, CompletionRequest
 from pipelines.command_line.running_server import engine_directories
 from pipelines.deploy.server import Server
-from pipelines.errors import InvalidRequestError
-from tests.integration.conftest import grpc_client, infer_inputs, post, text_tensors
+from tests.integration.conftest import grpc_client, post
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
@@ -39,15 +36,6 @@ def test_ids_are_answered_as_their_text(
     answers = [client.stream(request, model).result() for request in (of_text, of_ids)]
     assert answers[0].output_ids == answers[1].output_ids and answers[0].text == answers[1].text
     assert client.generate(of_ids, model).output_ids == answers[0].output_ids
-
-
-@pytest.mark.parametrize("model", ["generate", "generate_target", "router"])
-def test_kserve_takes_ids(server: Server, tokenizer: Tokenizer, model: str) -> None:
-    ids = np.array([tokenizer.encode(TEXT).ids], np.int32)
-    given = [{"input_ids": ids, **text_tensors(max_tokens=8)}, text_tensors(text_input=TEXT, max_tokens=8)]
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
-        answers = [kserve.infer(model, infer_inputs(tensors)).as_numpy("output_ids") for tensors in given]
-    assert (answers[0] == answers[1]).all() and answers[0].size == 8
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -91,10 +79,3 @@ def test_special_tokens_are_parsed_and_shown_only_when_asked(
 def test_the_ensemble_does_not_ignore_what_it_lacks(server: Server) -> None:
     reply = post(server, {"text_input": "x", "max_tokens": 4, "skip_special_tokens": False}, "ensemble")
     assert reply.status_code == 400 and "'skip_special_tokens'" in reply.json()["error"]
-
-
-def test_a_client_error_says_which_id_is_wrong(client: Client) -> None:
-    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
-        client.generate(CompletionRequest(prompt_ids=(5, 9999)))
-    with pytest.raises(InvalidRequestError, match="prompt_ids cannot be sent"):
-        client.generate(CompletionRequest(prompt_ids=(2**31,)))
