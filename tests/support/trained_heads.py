@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from build.checkpoints.tensor_file import Float32Array, Tensor, write_tensors
 
-FORMATS = ("specforge", "speculators", "angelslim")
 HIDDEN, INNER, VOCAB = 128, 192, 2048
 
 
