@@ -1,7 +1,6 @@
 """Tests of attacks on the gateway as `draftproof serve` starts it: each is refused, and nothing else changes.
 
-``test_haproxy_server.py`` tests the attacks behind HAProxy. Slow senders take half a minute: pytest tests -m
-long.
+``test_haproxy.py`` sends them to HAProxy. Slow senders take half a minute: pytest tests -m long.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
 from tests.attacks.grpc import request, stream
 from tests.attacks.http import GENERATE, INFER
 from tests.attacks.raw_http import generate_body, infer_body, post
-from tests.integration.attacked import OVER_GRPC, TO_THE_GATEWAY, Attacked, attacks, is_typed
+from tests.integration.attacked import OVER_GRPC, OVER_HTTP, Attacked, attacks, is_typed
 
 pytestmark = [pytest.mark.triton, pytest.mark.long]
 
@@ -37,7 +36,7 @@ def attacked(server: Server, logged_before: int) -> Attacked:
     "attack", attacks(HTTP_ATTACKS, SMUGGLING_ATTACKS, long=("slow header", "slow body"))
 )
 def test_http(attack: Attack, attacked: Attacked) -> None:
-    attacked.withstands(attack, attacked.http, TO_THE_GATEWAY)
+    attacked.withstands(attack, attacked.http, OVER_HTTP)
 
 
 @pytest.mark.parametrize("attack", attacks(GRPC_ATTACKS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import statistics
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
-from pipelines.errors import DraftproofError, ServerBusyError
+from pipelines.errors import DraftproofError
 from tests.integration.conftest import (
     MAX_BATCH_SIZE,
     MAX_QUEUE_SIZE,
@@ -110,36 +109,6 @@ def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) ->
 
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
         assert any(cancel() for _ in range(20))
-
-
-def test_a_full_queue_refuses_at_once_and_answers_the_rest(server: Server) -> None:
-    num_requests = MAX_BATCH_SIZE + MAX_QUEUE_SIZE + 6
-    answered_s: list[float] = []
-    refused_s: list[float] = []
-    deadline_s = time.monotonic() + 120
-
-    def ask(number: int, client: Client) -> None:
-        """Ask until one request was refused: a fast machine answers before all have asked."""
-        while not refused_s and time.monotonic() < deadline_s:
-            began_s = time.monotonic()
-            try:
-                request = CompletionRequest(f"def f{number}(", max_tokens=150, end_id=-1)
-                generation = client.generate(request)
-            except ServerBusyError as error:
-                assert f"max_queue_size={MAX_QUEUE_SIZE}" in str(error)
-                refused_s.append(time.monotonic() - began_s)
-            else:
-                assert len(generation.output_ids) == 150
-                answered_s.append(time.monotonic() - began_s)
-
-    with ExitStack() as stack:
-        clients = [stack.enter_context(grpc_client(server)) for _ in range(num_requests)]
-        with ThreadPoolExecutor(num_requests) as pool:
-            list(pool.map(ask, range(num_requests), clients))
-    assert refused_s
-    assert len(answered_s) >= MAX_BATCH_SIZE + MAX_QUEUE_SIZE
-    assert statistics.median(refused_s) < statistics.median(answered_s)
-    assert wait_until(lambda: all_blocks_are_free(server))
 
 
 def models_of(server: Server) -> list[str]:

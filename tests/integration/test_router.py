@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -25,14 +25,8 @@ from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.front_door.own_server import OwnServer
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, ShadowSetting, write_table
-from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
-from pipelines.router.suspects import Suspects
-from pipelines.speculation.sampling.params import SamplingParams
-from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.chunk import Chunk as EngineChunk
-from pipelines.wire.messages import EngineRequest
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, wait_until
 from tests.support.ready_server import ready_server
 
@@ -246,39 +240,3 @@ def test_what_the_client_did_wrong_is_no_fault_of_an_arm(door: Door, follow: Cal
             door.ask(CompletionRequest("x", num_draft_tokens=99))
     assert door.ask(REQUESTS[0]).arm == "stable"
     assert not door.is_out("stable")
-
-
-GOES_ON = {
-    "greedy": SamplingParams(seed=3),
-    "penalties": SamplingParams(temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.5, seed=3),
-    "min_tokens": SamplingParams(temperature=0.8, min_tokens=9, seed=3),
-}
-
-
-@pytest.mark.parametrize("arm", ["speculative", "target"])
-@pytest.mark.parametrize("case", GOES_ON)
-async def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
-    routed: Server, directory: Path, arm: str, case: str
-) -> None:
-    request = EngineRequest((40, 50, 60, 70), 96, sampling=GOES_ON[case], num_log_probs=0)
-    sockets: dict[Arm, Path] = {"stable": directory / f"{arm}.sock"}
-    vocabulary = Vocabulary(())
-    asked = EngineCall(request, sockets, vocabulary, lambda arm: lambda outcome: None, Suspects())
-
-    async def all_of(chunks: AsyncGenerator[EngineChunk, None]) -> list[EngineChunk]:
-        async with aclosing(chunks):
-            return [chunk async for chunk in chunks]
-
-    def told(chunks: list[EngineChunk], name: str) -> list[float]:
-        return [value for chunk in chunks for value in getattr(chunk, name)]
-
-    whole = await all_of(asked.ask("stable"))
-    assert len(whole) > 2
-    for num_chunks, chunk in enumerate(whole[:-1], start=1):
-        begin = whole[:num_chunks]
-        asked.deliver(chunk)
-        rest = await all_of(asked.ask("stable"))
-        for name in ("output_ids", "log_probs"):
-            assert told([*begin, *rest], name) == told(whole, name), num_chunks
-        for name in ("sequence_length", "finish_reason"):
-            assert getattr(rest[-1], name) == getattr(whole[-1], name)
