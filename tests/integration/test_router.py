@@ -21,7 +21,7 @@ from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import ROUTER, rendered_parameters
-from pipelines.errors import InvalidRequestError, PromptTooLongError
+from pipelines.errors import InvalidRequestError
 from pipelines.front_door.own_server import OwnServer
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, ShadowSetting, write_table
@@ -197,13 +197,6 @@ def test_a_candidate_that_nobody_serves_loses_no_request(
     assert reasons[:5] == [("error",)] * 5 and ("out",) in reasons[5:]  # a slow machine tries it again
 
 
-def test_a_torn_table_is_not_followed(door: Door, directory: Path, follow: Callable[..., None]) -> None:
-    follow(1.0)
-    assert door.ask(REQUESTS[0]).arm == "candidate"
-    (directory / "arms.json").write_text('{"format": 1, "generation"')
-    assert door.ask(REQUESTS[0]).arm == "candidate"
-
-
 def test_replays_are_compared(
     door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
 ) -> None:
@@ -229,14 +222,3 @@ def test_a_client_names_its_arm(client_of_router: Client) -> None:
 def client_of_router(routed: Server) -> Iterator[Client]:
     with http_client(routed) as client:
         yield client
-
-
-def test_what_the_client_did_wrong_is_no_fault_of_an_arm(door: Door, follow: Callable[..., None]) -> None:
-    follow(0.0)
-    for _ in range(8):
-        with pytest.raises(PromptTooLongError):
-            door.ask(CompletionRequest("x " * 2000))
-        with pytest.raises(InvalidRequestError):
-            door.ask(CompletionRequest("x", num_draft_tokens=99))
-    assert door.ask(REQUESTS[0]).arm == "stable"
-    assert not door.is_out("stable")
