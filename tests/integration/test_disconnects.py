@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +15,11 @@ import tritonclient.grpc
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
-from pipelines.deploy.triton.place import prefix_of
 from pipelines.errors import DraftproofError
 from tests.integration.conftest import (
     MAX_BATCH_SIZE,
     MAX_QUEUE_SIZE,
     grpc_client,
-    http_client,
     kserve_inputs,
     read_gauge,
     wait_until,
@@ -109,35 +104,6 @@ def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) ->
 
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
         assert any(cancel() for _ in range(20))
-
-
-def models_of(server: Server) -> list[str]:
-    """Return the processes of the server's models."""
-    found = subprocess.run(["pgrep", "-f", f"^{server.directory}/backends"], capture_output=True, text=True)
-    return found.stdout.split()
-
-
-def test_a_killed_server_leaves_no_client_waiting(render: Callable[..., Path]) -> None:
-    server = Server.start(render("tiny-killed", "router"), Ports.free())
-    try:
-        server.wait_ready()
-        with grpc_client(server) as grpc, http_client(server) as http:
-            streams = [
-                client.stream(CompletionRequest("def main(", max_tokens=480)) for client in (grpc, http)
-            ]
-            for stream in streams:
-                next(stream)
-            os.kill(server.process.pid, signal.SIGKILL)
-            for stream in streams:
-                with pytest.raises(DraftproofError):
-                    stream.result()
-            # the client reports this without a server being started
-            assert wait_until(lambda: not models_of(server))
-            assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix_of(server.directory)}*")))
-            assert not grpc.is_ready()
-    finally:
-        server.stop()
-    assert wait_until(lambda: not models_of(server))
 
 
 def test_a_server_that_is_stopped_under_streams_ends_in_good_order(render: Callable[..., Path]) -> None:

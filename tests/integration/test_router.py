@@ -28,9 +28,8 @@ from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, ShadowSettin
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, wait_until
-from tests.support.ready_server import ready_server
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 CONNECT = {"grpc": grpc_client, "http": http_client}
 # Every third prompt is token ids.
@@ -47,14 +46,8 @@ REQUESTS = tuple(
 
 
 @pytest.fixture(scope="module")
-def directory(render: Callable[..., Path]) -> Path:
-    return render("tiny-router")
-
-
-@pytest.fixture(scope="module")
-def routed(directory: Path) -> Iterator[Server]:
-    with ready_server(directory) as running:
-        yield running
+def directory(server: Server) -> Path:
+    return server.directory
 
 
 class Door:
@@ -92,7 +85,7 @@ def ids_of(chunks: list[Chunk]) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def door(directory: Path, routed: Server) -> Iterator[Door]:
+def door(directory: Path) -> Iterator[Door]:
     door = Door(directory)
     yield door
     door.close()
@@ -135,8 +128,8 @@ def noted(directory: Path) -> Callable[[int], list[Observation]]:
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_without_a_table_it_answers_as_generate(routed: Server, scheme: str) -> None:
-    with CONNECT[scheme](routed) as client:
+def test_without_a_table_it_answers_as_generate(server: Server, scheme: str) -> None:
+    with CONNECT[scheme](server) as client:
         for request in REQUESTS:
             expected = client.generate(request, "generate_target")
             streamed = client.stream(request, "router").result()
@@ -147,21 +140,21 @@ def test_without_a_table_it_answers_as_generate(routed: Server, scheme: str) -> 
             assert streamed.num_rounds
 
 
-def test_kserve_calls_take_no_part_in_a_rollout(routed: Server, follow: Callable[..., None]) -> None:
+def test_kserve_calls_take_no_part_in_a_rollout(server: Server, follow: Callable[..., None]) -> None:
     follow(1.0)
-    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{routed.ports.grpc}")
+    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")
     result = kserve.infer("router", kserve_inputs(b"def main(", 20))
     kserve.close()
-    with grpc_client(routed) as client:
+    with grpc_client(server) as client:
         expected = client.generate(CompletionRequest("def main(", max_tokens=20), "generate")
     assert tuple(result.as_numpy("output_ids").ravel().tolist()) == expected.output_ids
     assert result.as_numpy("arm").item() == b"stable"
 
 
 def test_arms_change_under_load_and_every_answer_stays_the_same(
-    routed: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+    server: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
 ) -> None:
-    with grpc_client(routed) as client:
+    with grpc_client(server) as client:
         expected = [client.generate(request, "generate_target").output_ids for request in REQUESTS]
 
     def ask(number: int) -> str:
@@ -184,10 +177,10 @@ def test_arms_change_under_load_and_every_answer_stays_the_same(
 
 
 def test_a_candidate_that_nobody_serves_loses_no_request(
-    routed: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+    server: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
 ) -> None:
     follow(1.0, socket="absent")
-    with grpc_client(routed) as client:
+    with grpc_client(server) as client:
         for request in REQUESTS:
             chunks = door.stream(request)
             assert ids_of(chunks) == client.generate(request, "generate").output_ids
@@ -219,6 +212,6 @@ def test_a_client_names_its_arm(client_of_router: Client) -> None:
 
 
 @pytest.fixture
-def client_of_router(routed: Server) -> Iterator[Client]:
-    with http_client(routed) as client:
+def client_of_router(server: Server) -> Iterator[Client]:
+    with http_client(server) as client:
         yield client
