@@ -101,7 +101,6 @@ class Branching:
     """
 
     owner: str = ""
-    num_paths: int = 0
     touched: set[Variable] = field(default_factory=set)
     drawn: list[Draw] = field(default_factory=list)
     _noise: Noise = field(default_factory=dict)
@@ -129,7 +128,6 @@ class Branching:
             self._noise, self._probability, self._depth, self.drawn = dict(noise), Fraction(1), 0, []
             result = run()
             assert self._depth == len(self._path), "the code did something else than the last time"
-            self.num_paths += 1
             found.append(Outcome(result, self._probability, self._noise, tuple(self.drawn)))
             while self._path and self._path[-1] == self._num_options[-1] - 1:
                 self._path.pop()
