@@ -149,10 +149,8 @@ def test_a_guide_works_with_the_other_parameters(client: Client) -> None:
 @pytest.mark.parametrize(
     ("guide", "found"),
     [
-        (("json_schema", '{"type": "strin"}'), "strin"),
         (("json_schema", ""), "with a guide of"),
         (("", "[a-z]"), "with a guide of"),
-        (("yaml", "a: b"), "yaml"),
         (("regex", "(a"), "unclosed group"),
     ],
 )
