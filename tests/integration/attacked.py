@@ -29,7 +29,7 @@ class Way:
     not_read: frozenset[str]
 
 
-OVER_HTTP = Way(
+TO_THE_GATEWAY = Way(
     frozenset(
         {
             *("Accept-Encoding with a weight of 1e999", "parameter that Triton reserves"),

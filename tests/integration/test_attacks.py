@@ -15,7 +15,7 @@ from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
 from tests.attacks.grpc import request, stream
 from tests.attacks.http import GENERATE, INFER
 from tests.attacks.raw_http import generate_body, infer_body, post
-from tests.integration.attacked import OVER_GRPC, OVER_HTTP, Attacked, attacks, is_typed
+from tests.integration.attacked import OVER_GRPC, TO_THE_GATEWAY, Attacked, attacks, is_typed
 
 pytestmark = [pytest.mark.triton, pytest.mark.long]
 
@@ -36,7 +36,7 @@ def attacked(server: Server, logged_before: int) -> Attacked:
     "attack", attacks(HTTP_ATTACKS, SMUGGLING_ATTACKS, long=("slow header", "slow body"))
 )
 def test_http(attack: Attack, attacked: Attacked) -> None:
-    attacked.withstands(attack, attacked.http, OVER_HTTP)
+    attacked.withstands(attack, attacked.http, TO_THE_GATEWAY)
 
 
 @pytest.mark.parametrize("attack", attacks(GRPC_ATTACKS))
