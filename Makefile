@@ -102,9 +102,9 @@ test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangCh
 	@$(venv) -m pytest tests/integration/front_door/test_other_clients.py -m long $(ARGS)
 
 .PHONY: test-all
-test-all: .venv/test.stamp .venv/torch.stamp ## run what is too long for `test`: long and statistical tests, drills, all examples of Hypothesis (hours)
+test-all: .venv/test.stamp .venv/torch.stamp ## run what is too long for `test`: long and statistical tests, all examples of Hypothesis (hours)
 	-@$(MAKE) -s .venv-clients/clients.stamp # where it cannot be installed, its tests are skipped
-	@$(venv) -m pytest tests -m "long or statistical or drills or hypothesis" --hypothesis-profile full \
+	@$(venv) -m pytest tests -m "long or statistical or hypothesis" --hypothesis-profile full \
 	  -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
 
 .PHONY: gpu-day

@@ -13,7 +13,7 @@ rejected one again, with the same stream and position but after other tokens. Th
 draft's noise and the coin up to the rejected position, and on the recovered token's noise. All of that is
 independent of the noise behind the position, which is therefore as good as new. The enumeration does not rely
 on this argument: it treats the second use as what it is, and the distributions come out equal. They do not
-where the same noise decides twice about one position (``faulty_variants``: shared noise with the ratio rule).
+where the same noise decides twice about one position, as if draft and target shared it with the ratio rule.
 
 Probabilities are exact for the given weights. The weights are exp(score) on a grid of 1/1024 of the largest.
 An identity that holds for every distribution needs no finer grid, and small numbers keep the fractions short.
@@ -101,7 +101,6 @@ class Branching:
     """
 
     owner: str = ""
-    num_paths: int = 0
     touched: set[Variable] = field(default_factory=set)
     drawn: list[Draw] = field(default_factory=list)
     _noise: Noise = field(default_factory=dict)
@@ -129,7 +128,6 @@ class Branching:
             self._noise, self._probability, self._depth, self.drawn = dict(noise), Fraction(1), 0, []
             result = run()
             assert self._depth == len(self._path), "the code did something else than the last time"
-            self.num_paths += 1
             found.append(Outcome(result, self._probability, self._noise, tuple(self.drawn)))
             while self._path and self._path[-1] == self._num_options[-1] - 1:
                 self._path.pop()

@@ -1,7 +1,7 @@
 """Checks that every possible answer to a request must pass; each raises AssertionError.
 
-A check is given every path of one case under one rule (``Explored``). ``faulty_variants`` shows for every
-check that there is a fault that it rejects.
+A check is given every path of one case under one rule (``Explored``). ``tests/breakages`` plants faults known
+from other decoders that they reject.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from tests.support.recording_engine import RecordingEngine
 
 Result = TypeVar("Result")
 
-Table = Callable[[tuple[int, ...]], list[float]]
+Table = Callable[[tuple[int, ...]], Sequence[float] | Logits]
 """Maps a context, with all of its tokens, to logits."""
 
 STEP = 0.25  # logits are multiples of it, so that ties occur and float32 is exact
@@ -55,8 +55,8 @@ def reversed_ranks(own: Table) -> Table:
 class TableEngine(RecordingEngine):
     """An engine that caches tokens instead of keys and values, and looks up its logits by them."""
 
-    def __init__(self, logits: Table, vocab_size: int, role: str) -> None:
-        super().__init__(_NUM_BLOCKS, role=role)
+    def __init__(self, logits: Table, vocab_size: int, role: str, num_blocks: int = _NUM_BLOCKS) -> None:
+        super().__init__(num_blocks, role=role)
         self.config = dataclasses.replace(self.config, vocab_size=vocab_size)
         self._table = logits
 

@@ -81,7 +81,7 @@ def test_under_the_coupled_rule_the_target_decides_alone(branching: Branching, n
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", ["temperature 1", "everything"])
+@pytest.mark.parametrize("name", ["temperature 1", "everything", "K=1, twice"])
 def test_ways_gone_from_the_beginning_have_the_same_probabilities(
     branching: Branching, name: str, rule: str
 ) -> None:

@@ -22,38 +22,29 @@ class Way:
     Attributes:
         harmless: Attacks that get an answer: parameters of Triton without a meaning here, headers that
             nothing reads, calls that the client cancels.
-        not_read: Attacks that aiohttp, HAProxy or gRPC refuse in their own words, as invalid HTTP or as too
-            large.
+        not_read: Attacks that aiohttp or gRPC refuse in their own words, as invalid HTTP or as too large.
     """
 
     harmless: frozenset[str]
     not_read: frozenset[str]
 
 
-_ANSWERED = frozenset(
-    {
-        *("Accept-Encoding with a weight of 1e999", "parameter that Triton reserves", "sequence id of text"),
-        "100 pipelined requests",
-    }
-)
-_NO_HTTP = frozenset(
-    {
-        *("length and chunks", "negative length and chunks", "length of 2 GiB and chunks", "two lengths"),
-        *("length beyond INT32 and chunks", "length with a plus sign", "space before the colon"),
-        *("chunk of 2^64 bytes", "header of 1 MB", "10,000 headers", "path of 1 MB", "no HTTP at all"),
-        *("HTTP/2 without TLS", "slow header"),
-    }
-)
 TO_THE_GATEWAY = Way(
-    _ANSWERED
-    | {
-        *("configuration of a model", "chunks, one of them", "question with chunks", "HTTP/0.9"),
-        "upgrade to a WebSocket",
-    },
-    _NO_HTTP,
-)
-THROUGH_HAPROXY = Way(
-    _ANSWERED, _NO_HTTP | {"HTTP/0.9", "upgrade to a WebSocket", "CONNECT", "control with a fragment"}
+    frozenset(
+        {
+            *("Accept-Encoding with a weight of 1e999", "parameter that Triton reserves"),
+            *("sequence id of text", "100 pipelined requests", "configuration of a model"),
+            *("chunks, one of them", "question with chunks", "HTTP/0.9", "upgrade to a WebSocket"),
+        }
+    ),
+    frozenset(
+        {
+            *("length and chunks", "negative length and chunks", "length of 2 GiB and chunks", "two lengths"),
+            *("length beyond INT32 and chunks", "length with a plus sign", "space before the colon"),
+            *("chunk of 2^64 bytes", "header of 1 MB", "10,000 headers", "path of 1 MB", "no HTTP at all"),
+            *("HTTP/2 without TLS", "slow header"),
+        }
+    ),
 )
 OVER_GRPC = Way(
     frozenset({"cancelled at random instants"}),

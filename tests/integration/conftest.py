@@ -183,18 +183,8 @@ def stream_infer(
     Raises:
         DraftproofError: The server answered with an error.
     """
-    return list(responses(server, tensors, model))
-
-
-def responses(
-    server: Server, tensors: Mapping[str, npt.NDArray[Any]], model: str
-) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """Yield the outputs of each response of ``ModelStreamInfer`` when it arrives.
-
-    Raises:
-        DraftproofError: The server answered with an error.
-    """
     answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    found = []
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
         client.start_stream(
             lambda result, error: answers.put((result, error)), headers={"draftproof-key": server.key}
@@ -206,9 +196,9 @@ def responses(
                 raise refusal(error.message())
             reply = result.get_response()
             if reply.outputs:
-                yield {output.name: result.as_numpy(output.name) for output in reply.outputs}
+                found.append({output.name: result.as_numpy(output.name) for output in reply.outputs})
             if reply.parameters["triton_final_response"].bool_param:
-                return
+                return found
 
 
 def infer_inputs(tensors: Mapping[str, npt.NDArray[Any]]) -> list[Any]:

@@ -1,7 +1,6 @@
 """Tests of attacks on the gateway as `draftproof serve` starts it: each is refused, and nothing else changes.
 
-``test_haproxy_server.py`` tests the attacks behind HAProxy. Slow senders take half a minute: pytest tests -m
-long.
+``test_haproxy.py`` sends them to HAProxy. Slow senders take half a minute: pytest tests -m long.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from pipelines.deploy.server import Server
-from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack, Reply
+from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
 from tests.attacks.grpc import request, stream
 from tests.attacks.http import GENERATE, INFER
 from tests.attacks.raw_http import generate_body, infer_body, post
@@ -100,20 +99,3 @@ def test_no_attack_left_a_traceback_in_the_log(attacked: Attacked, logged_before
     """A client's mistake is not a defect, and would fill the log. Runs after the attacks above."""
     written = attacked.server.log.read_bytes()[logged_before:]
     assert b"Traceback" not in written, written[written.find(b"Traceback") :][:3000].decode()
-
-
-def test_errors_of_other_programs_are_told_from_ours() -> None:
-    """Negative controls of ``is_typed``."""
-    words = "draftproof/invalid_request: no"
-    assert is_typed(Reply("400", json.dumps({"error": words})))
-    assert is_typed(Reply("INVALID_ARGUMENT", words))
-    for reply in (
-        Reply("200", json.dumps({"error": words})),
-        Reply("500", json.dumps({"error": words})),
-        Reply("400", words),
-        Reply("400", json.dumps({"error": "Triton says no"})),
-        Reply("closed"),
-        Reply("INTERNAL", "draftproof/internal: a defect"),
-        Reply("UNKNOWN", "Unexpected <class 'ValueError'>"),
-    ):
-        assert not is_typed(reply), reply

@@ -38,7 +38,7 @@ from tests.support.tiny_engines import build_tiny_pair
 from tests.unit.canary.simulated_world import EASY_LIMITS
 from tests.unit.canary.simulated_world import PLAN as EASY_PLAN
 
-# test_canary_drills.py promotes and rolls back pairs with the same target.
+# `make drills` promotes and rolls back pairs with the same target.
 pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 QUESTIONS = questions_of((f"def f{number}():\n" for number in range(20)), max_tokens=12)

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from pipelines.bench.__main__ import main as bench
-from pipelines.bench.workers import Job, Workers
-from pipelines.client import Client, CompletionRequest, Generation, Timeouts
+from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.client.__main__ import main as ask
 from pipelines.command_line import running_server
 from pipelines.command_line.prompts import Prompts
@@ -24,12 +23,21 @@ from pipelines.demo.__main__ import converse
 from pipelines.demo.summary import figures_of, verdict_of
 from pipelines.deploy.__main__ import set_draft_length
 from pipelines.deploy.server import Server
+from pipelines.deploy.triton.place import prefix_of
 from pipelines.errors import RequestTimeoutError, ServerUnavailableError
+from pipelines.process import processes_with
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main as verify
 from pipelines.validation.exact.comparing import first_difference, margin_of
 from pipelines.validation.exact.plan import LOADS
-from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, read_gauge, wait_until
+from tests.integration.conftest import (
+    MAX_BATCH_SIZE,
+    MAX_DRAFT_LEN,
+    MAX_QUEUE_SIZE,
+    http_client,
+    read_gauge,
+    wait_until,
+)
 from tests.support.demo_prompts import HELD_OUT, held_out_prompts
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
@@ -60,22 +68,6 @@ def test_the_command_answers_and_fails_with_its_codes(url: str, capsys: pytest.C
     assert len(document["output_ids"]) == 12 and document["text"] + "\n" == whole
     assert ask(["--url", url, "--max-tokens", "0", "def main("]) == 1
     assert "max_tokens" in capsys.readouterr().err
-
-
-def test_clients_in_many_threads_get_their_own_answers(url: str) -> None:
-    jobs = [
-        Job(CompletionRequest(prompt.text, max_tokens=20), model)
-        for prompt in PROMPTS[:6]
-        for model in ("generate", "generate_target")
-    ]
-    with Workers.connect(url, 4, streaming=True) as workers:
-        alone = workers.run(jobs, 1)
-        at_once = workers.run(jobs, 4)
-    for answer, other in zip(alone, at_once, strict=True):
-        assert isinstance(answer, Generation), answer
-        assert isinstance(other, Generation), other
-        assert answer.output_ids == other.output_ids
-    assert len({answer.output_ids for answer in alone if isinstance(answer, Generation)}) == 6
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -198,14 +190,17 @@ def test_a_server_of_its_own_is_started_and_stopped_and_its_death_is_noticed(
         assert own is not None
         with running_server.running_server("", "own") as again:  # a running server is used, and left running
             assert again == address
-        with Client.connect(address) as client:
+        with Client.connect(address) as client, http_client(own) as over_http:
             assert client.is_ready()
             request = CompletionRequest("def main(", max_tokens=450, num_draft_tokens=0)
-            streams = [client.stream(request) for _ in range(8)]  # half of them wait for the others
+            streams = [over_http.stream(request), *(client.stream(request) for _ in range(7))]
             next(streams[0])
             os.kill(own.process.pid, signal.SIGKILL)
-            with pytest.raises(ServerUnavailableError):
-                for stream in streams:
+            for stream in streams[0], streams[-1]:  # the last one waits for others
+                with pytest.raises(ServerUnavailableError):
                     stream.result()
             assert not client.is_ready()
+            prefix = prefix_of(directory)
+            assert wait_until(lambda: not [*processes_with(prefix)]), "the models end by themselves"
+            assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix}*")))
     assert Server.running(directory) is None

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
-import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +15,11 @@ import tritonclient.grpc
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
-from pipelines.deploy.triton.place import prefix_of
-from pipelines.errors import DraftproofError, ServerBusyError
+from pipelines.errors import DraftproofError
 from tests.integration.conftest import (
     MAX_BATCH_SIZE,
     MAX_QUEUE_SIZE,
     grpc_client,
-    http_client,
     kserve_inputs,
     read_gauge,
     wait_until,
@@ -110,65 +104,6 @@ def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) ->
 
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
         assert any(cancel() for _ in range(20))
-
-
-def test_a_full_queue_refuses_at_once_and_answers_the_rest(server: Server) -> None:
-    num_requests = MAX_BATCH_SIZE + MAX_QUEUE_SIZE + 6
-    answered_s: list[float] = []
-    refused_s: list[float] = []
-    deadline_s = time.monotonic() + 120
-
-    def ask(number: int, client: Client) -> None:
-        """Ask until one request was refused: a fast machine answers before all have asked."""
-        while not refused_s and time.monotonic() < deadline_s:
-            began_s = time.monotonic()
-            try:
-                request = CompletionRequest(f"def f{number}(", max_tokens=150, end_id=-1)
-                generation = client.generate(request)
-            except ServerBusyError as error:
-                assert f"max_queue_size={MAX_QUEUE_SIZE}" in str(error)
-                refused_s.append(time.monotonic() - began_s)
-            else:
-                assert len(generation.output_ids) == 150
-                answered_s.append(time.monotonic() - began_s)
-
-    with ExitStack() as stack:
-        clients = [stack.enter_context(grpc_client(server)) for _ in range(num_requests)]
-        with ThreadPoolExecutor(num_requests) as pool:
-            list(pool.map(ask, range(num_requests), clients))
-    assert refused_s
-    assert len(answered_s) >= MAX_BATCH_SIZE + MAX_QUEUE_SIZE
-    assert statistics.median(refused_s) < statistics.median(answered_s)
-    assert wait_until(lambda: all_blocks_are_free(server))
-
-
-def models_of(server: Server) -> list[str]:
-    """Return the processes of the server's models."""
-    found = subprocess.run(["pgrep", "-f", f"^{server.directory}/backends"], capture_output=True, text=True)
-    return found.stdout.split()
-
-
-def test_a_killed_server_leaves_no_client_waiting(render: Callable[..., Path]) -> None:
-    server = Server.start(render("tiny-killed", "router"), Ports.free())
-    try:
-        server.wait_ready()
-        with grpc_client(server) as grpc, http_client(server) as http:
-            streams = [
-                client.stream(CompletionRequest("def main(", max_tokens=480)) for client in (grpc, http)
-            ]
-            for stream in streams:
-                next(stream)
-            os.kill(server.process.pid, signal.SIGKILL)
-            for stream in streams:
-                with pytest.raises(DraftproofError):
-                    stream.result()
-            # the client reports this without a server being started
-            assert wait_until(lambda: not models_of(server))
-            assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix_of(server.directory)}*")))
-            assert not grpc.is_ready()
-    finally:
-        server.stop()
-    assert wait_until(lambda: not models_of(server))
 
 
 def test_a_server_that_is_stopped_under_streams_ends_in_good_order(render: Callable[..., Path]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,28 +43,6 @@ def setting(server: Server) -> Iterator[Path]:
     path = server.directory / "draft_length.json"
     yield path
     path.unlink(missing_ok=True)
-
-
-def test_adaptive_answers_are_the_targets_while_load_and_text_change(server: Server, setting: Path) -> None:
-    """How much is drafted depends on the machine's load; the answers do not."""
-    setting.write_text(json.dumps({"num_draft_tokens": None}))
-    requests = [
-        replace(REQUEST, prompt=prompt, temperature=temperature, seed=seed, max_tokens=20 + 10 * seed)
-        for seed, prompt in enumerate(PROMPTS)
-        for temperature in (0.0, 0.9)
-    ]
-
-    def ask(request: CompletionRequest, model: str) -> Generation:
-        with grpc_client(server) as own:
-            return own.stream(request, model).result()
-
-    alone = [ask(request, "generate_target") for request in requests]
-    for num_at_once in (1, 3, 4):
-        with ThreadPoolExecutor(num_at_once) as pool:
-            answers = list(pool.map(ask, requests, ["generate"] * len(requests)))
-        for answer, expected in zip(answers, alone, strict=True):
-            assert (answer.output_ids, answer.text) == (expected.output_ids, expected.text)
-            assert answer.draft_length == "adaptive"
 
 
 def test_the_draft_length_is_set_while_the_server_runs(client: Client, setting: Path) -> None:

@@ -6,11 +6,9 @@ import contextlib
 import http.client
 import json
 import re
-import shutil
 import signal
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from tests.attacks import HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
 from tests.attacks.http import GENERATE, STREAM
 from tests.attacks.raw_http import exchange, generate_body, get, head, post
 from tests.integration.conftest import wait_until
+from tests.support.certificate import make_certificate
 from tests.support.haproxy import HAPROXY, IS_MISSING, Proxy, listens, proxies
 from tests.support.loopback_http import SilentHandler, served
 
@@ -246,19 +245,14 @@ def test_the_metrics_port_answers_metrics_health_and_nothing_else(recorded: tupl
 def test_tls_ends_here_where_a_certificate_is_mounted(
     tmp_path: Path, backend: tuple[Backend, int], start: Callable[..., Proxy]
 ) -> None:
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("no openssl to make a certificate with")
-    made = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    files = ["-keyout", str(tmp_path / "tls.key"), "-out", str(tmp_path / "tls.crt")]
-    subprocess.run([*made, *files], check=True, capture_output=True)
+    tls = make_certificate(tmp_path)
     port = backend[1]
     proxy = start(Ports(port, port, port), certificates=tmp_path)
     assert post(proxy.http, GENERATE, generate_body()).status != "200", "this is no TLS"
-    context = ssl.create_default_context(cafile=str(tmp_path / "tls.crt"))
+    context = ssl.create_default_context(cafile=tls.certificate)
     with (
         socket.create_connection(proxy.http) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as secured,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
         body = generate_body()
         secured.sendall(head(GENERATE, f"Content-Length: {len(body)}") + body)

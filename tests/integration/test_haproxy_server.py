@@ -1,4 +1,4 @@
-"""Tests of the real HAProxy in front of a real server: attacks, and clients' answers."""
+"""Tests of the real HAProxy in front of a real server; ``test_haproxy.py`` sends it the attacks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError
 from pipelines.wire.request import KEY_HEADER
-from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
+from tests.attacks import GRPC_ATTACKS, Attack
 from tests.attacks.raw_http import get
-from tests.integration.attacked import OVER_GRPC, THROUGH_HAPROXY, Attacked, attacks
 from tests.integration.conftest import TIMEOUTS, wait_until
 from tests.support import kserve_http
 from tests.support.haproxy import HAPROXY, IS_MISSING, Proxy, proxies
@@ -39,12 +38,6 @@ def before_gateway(server: Server, tmp_path_factory: pytest.TempPathFactory) -> 
         yield proxy
 
 
-@pytest.fixture(scope="module")
-def attacked(server: Server, before_gateway: Proxy) -> Attacked:
-    """Return the server behind HAProxy and its state before the first attack."""
-    return Attacked.unharmed(server, before_gateway.http)
-
-
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_answers_and_streams_pass(scheme: str, before_gateway: Proxy) -> None:
     connect = {"http": kserve_http.connect, "grpc": Client.connect}[scheme]
@@ -53,21 +46,6 @@ def test_answers_and_streams_pass(scheme: str, before_gateway: Proxy) -> None:
         chunks = list(client.stream(CompletionRequest("x", max_tokens=8)))
     assert whole.text
     assert "".join(chunk.text for chunk in chunks) == whole.text
-
-
-# By day these are sent to HAProxy before a recording backend, and to the gateway without HAProxy.
-@pytest.mark.long
-@pytest.mark.parametrize("attack", attacks(HTTP_ATTACKS, SMUGGLING_ATTACKS))
-def test_a_server_behind_it_withstands_http(attack: Attack, attacked: Attacked) -> None:
-    attacked.withstands(attack, attacked.http, THROUGH_HAPROXY)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("attack", attacks(GRPC_ATTACKS))
-def test_a_server_behind_it_withstands_grpc(
-    attack: Attack, attacked: Attacked, before_gateway: Proxy
-) -> None:
-    attacked.withstands(attack, before_gateway.grpc, OVER_GRPC)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +57,9 @@ def test_methods_not_for_clients_are_refused_by_haproxy_itself(attack: Attack, b
     assert "clients may not call this method" in reply.text
 
 
-def test_the_key_of_a_server_opens_nothing_from_here(attacked: Attacked, before_gateway: Proxy) -> None:
+def test_the_key_of_a_server_opens_nothing_from_here(server: Server, before_gateway: Proxy) -> None:
     """Negative control: the key does open the same things at the gateway."""
-    key = attacked.server.key
+    key = server.key
 
     def over_grpc(ports: Ports) -> bool:
         with Client.connect(f"grpc://127.0.0.1:{ports.grpc}", TIMEOUTS, key) as client:
@@ -95,4 +73,4 @@ def test_the_key_of_a_server_opens_nothing_from_here(attacked: Attacked, before_
         return httpx.get(url, headers={KEY_HEADER: key}, timeout=60, trust_env=False).status_code == 200
 
     for is_open in (over_grpc, over_http):
-        assert is_open(attacked.server.ports) and not is_open(before_gateway.ports)
+        assert is_open(server.ports) and not is_open(before_gateway.ports)

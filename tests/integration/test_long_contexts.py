@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from build.operators.library import COMPILER
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.server import Server
@@ -25,10 +27,11 @@ PATIENT = Timeouts(connect_s=60, read_s=240, total_s=480)
 
 @pytest.fixture(scope="module")
 def long_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return a ready server with caches in 8 bits."""
+    """Return a ready server with caches in 8 bits, and attention of our own where it can be compiled."""
     pair = build_tiny_pair(
         tmp_path_factory.mktemp("engines"),
         kv_cache_dtype="int8",
+        attention="draftproof" if shutil.which(COMPILER) else "openvino",
         max_position_embeddings=MAX_SEQ_LEN,
         intermediate_size=64,
         **SIZES,

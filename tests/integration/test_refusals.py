@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -41,13 +42,14 @@ from tests.support.tiny_engines import tiny_config
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 VOCAB_SIZE = int(tiny_config()["vocab_size"])
+HUGE = "x" * 10**6
 
 BAD_BODIES: dict[str, tuple[dict[str, Any] | bytes, type[DraftproofError], str]] = {
     "empty prompt": ({"text_input": ""}, InvalidRequestError, "prompt is empty"),
     "max_tokens of 0": ({"max_tokens": 0}, InvalidRequestError, "max_tokens=0"),
     "max_tokens over the limit": ({"max_tokens": 10**6}, PromptTooLongError, "1000000"),
     "prompt too long": ({"text_input": "x " * 600}, PromptTooLongError, "max_seq_len"),
-    "prompt far too long": ({"text_input": "x" * 10**6}, PromptTooLongError, "1000000"),
+    "prompt far too long": ({"text_input": HUGE}, PromptTooLongError, "1000000"),
     "draft too long": (
         {"num_draft_tokens": MAX_DRAFT_LEN + 1},
         InvalidRequestError,
@@ -56,6 +58,12 @@ BAD_BODIES: dict[str, tuple[dict[str, Any] | bytes, type[DraftproofError], str]]
     "invalid UTF-8": (b'{"text_input": "caf\xe9", "max_tokens": 4}', InvalidRequestError, "0xe9"),
     "misspelt parameter": ({"temprature": 0.5}, InvalidRequestError, "did you mean 'temperature'"),
     "deadline passed": ({"parameters": {"timeout": 1}}, RequestTimeoutError, "deadline"),
+    "long session": ({"session_id": HUGE}, InvalidRequestError, "the session_id has 1000000 bytes"),
+    "long name": ({HUGE: 1}, InvalidRequestError, "the parameters of the request cannot be used"),
+    "long parameter": ({"p": HUGE}, InvalidRequestError, "more than 16384"),
+    "long id": ({"id": HUGE}, InvalidRequestError, "the request id, of 1000000 bytes"),
+    "long stop word": ({"stop_words": [HUGE]}, InvalidRequestError, "a stop word is empty or too long"),
+    "many stop words": ({"stop_words": ["x"] * 10_000}, InvalidRequestError, "too many stop words: 10000"),
 }
 
 
@@ -180,5 +188,38 @@ def test_bad_input_gets_its_error_and_harms_nobody(server: Server, name: str) ->
         assert len(bystander.result().output_ids) == 100
     error = from_wire(reply.json()["error"])
     assert type(error) is kind
-    assert words in str(error)
+    assert words in str(error) and len(str(error)) < 1000
     assert "Traceback" not in reply.text
+
+
+@pytest.mark.parametrize("timeout", ['"1"', "0.5", "-1", "NaN", "99999999999999999999"])
+def test_a_timeout_is_honoured_or_refused(server: Server, timeout: str) -> None:
+    for model, inputs in (
+        ("generate", '"text_input": "x", "max_tokens": 4'),
+        ("speculative", '"input_ids": [5], "input_lengths": 1, "request_output_len": 4'),
+    ):
+        error = refusal(post(server, f'{{{inputs}, "timeout": {timeout}}}'.encode(), model).json()["error"])
+        assert type(error) is InvalidRequestError and "timeout" in str(error)
+    assert "text_output" in post(server, {"text_input": "x", "max_tokens": 4, "timeout": 0}).json()
+
+
+@pytest.mark.parametrize("timeout", [-1, 2**62])
+def test_over_grpc_a_timeout_is_honoured_or_refused(server: Server, timeout: int) -> None:
+    tensors = infer_inputs(text_tensors(text_input="x", max_tokens=4))
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
+        with pytest.raises(InferenceServerException, match="timeout") as refused:
+            client.infer("generate", tensors, timeout=timeout)
+        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_nobody_waits_for_anothers_long_prompts(server: Server) -> None:
+    """Prompts have the largest allowed size, beside a stream whose answer must not change."""
+    request = CompletionRequest("def main(", max_tokens=100, seed=3)
+    body = json.dumps({"text_input": "x y " * 3000, "max_tokens": 4}).encode()
+    with grpc_client(server) as client, ThreadPoolExecutor(8) as pool:
+        expected = client.generate(request).output_ids
+        replies = [pool.submit(post, server, body) for _ in range(24)]
+        assert client.generate(request).output_ids == expected
+        for reply in replies:
+            error = refusal(reply.result().json()["error"])
+            assert "too long" in str(error) or "busy" in error.code

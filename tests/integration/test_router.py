@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -21,22 +21,15 @@ from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.models import ROUTER, rendered_parameters
-from pipelines.errors import InvalidRequestError, PromptTooLongError
+from pipelines.errors import InvalidRequestError
 from pipelines.front_door.own_server import OwnServer
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, ShadowSetting, write_table
-from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
-from pipelines.router.suspects import Suspects
-from pipelines.speculation.sampling.params import SamplingParams
-from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.chunk import Chunk as EngineChunk
-from pipelines.wire.messages import EngineRequest
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, wait_until
-from tests.support.ready_server import ready_server
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 CONNECT = {"grpc": grpc_client, "http": http_client}
 # Every third prompt is token ids.
@@ -53,14 +46,8 @@ REQUESTS = tuple(
 
 
 @pytest.fixture(scope="module")
-def directory(render: Callable[..., Path]) -> Path:
-    return render("tiny-router")
-
-
-@pytest.fixture(scope="module")
-def routed(directory: Path) -> Iterator[Server]:
-    with ready_server(directory) as running:
-        yield running
+def directory(server: Server) -> Path:
+    return server.directory
 
 
 class Door:
@@ -98,7 +85,7 @@ def ids_of(chunks: list[Chunk]) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def door(directory: Path, routed: Server) -> Iterator[Door]:
+def door(directory: Path) -> Iterator[Door]:
     door = Door(directory)
     yield door
     door.close()
@@ -141,8 +128,8 @@ def noted(directory: Path) -> Callable[[int], list[Observation]]:
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_without_a_table_it_answers_as_generate(routed: Server, scheme: str) -> None:
-    with CONNECT[scheme](routed) as client:
+def test_without_a_table_it_answers_as_generate(server: Server, scheme: str) -> None:
+    with CONNECT[scheme](server) as client:
         for request in REQUESTS:
             expected = client.generate(request, "generate_target")
             streamed = client.stream(request, "router").result()
@@ -153,21 +140,21 @@ def test_without_a_table_it_answers_as_generate(routed: Server, scheme: str) -> 
             assert streamed.num_rounds
 
 
-def test_kserve_calls_take_no_part_in_a_rollout(routed: Server, follow: Callable[..., None]) -> None:
+def test_kserve_calls_take_no_part_in_a_rollout(server: Server, follow: Callable[..., None]) -> None:
     follow(1.0)
-    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{routed.ports.grpc}")
+    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")
     result = kserve.infer("router", kserve_inputs(b"def main(", 20))
     kserve.close()
-    with grpc_client(routed) as client:
+    with grpc_client(server) as client:
         expected = client.generate(CompletionRequest("def main(", max_tokens=20), "generate")
     assert tuple(result.as_numpy("output_ids").ravel().tolist()) == expected.output_ids
     assert result.as_numpy("arm").item() == b"stable"
 
 
 def test_arms_change_under_load_and_every_answer_stays_the_same(
-    routed: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+    server: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
 ) -> None:
-    with grpc_client(routed) as client:
+    with grpc_client(server) as client:
         expected = [client.generate(request, "generate_target").output_ids for request in REQUESTS]
 
     def ask(number: int) -> str:
@@ -190,10 +177,10 @@ def test_arms_change_under_load_and_every_answer_stays_the_same(
 
 
 def test_a_candidate_that_nobody_serves_loses_no_request(
-    routed: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+    server: Server, door: Door, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
 ) -> None:
     follow(1.0, socket="absent")
-    with grpc_client(routed) as client:
+    with grpc_client(server) as client:
         for request in REQUESTS:
             chunks = door.stream(request)
             assert ids_of(chunks) == client.generate(request, "generate").output_ids
@@ -201,13 +188,6 @@ def test_a_candidate_that_nobody_serves_loses_no_request(
     assert door.is_out("candidate")
     reasons = [each.fallback_reasons for each in noted(len(REQUESTS))]
     assert reasons[:5] == [("error",)] * 5 and ("out",) in reasons[5:]  # a slow machine tries it again
-
-
-def test_a_torn_table_is_not_followed(door: Door, directory: Path, follow: Callable[..., None]) -> None:
-    follow(1.0)
-    assert door.ask(REQUESTS[0]).arm == "candidate"
-    (directory / "arms.json").write_text('{"format": 1, "generation"')
-    assert door.ask(REQUESTS[0]).arm == "candidate"
 
 
 def test_replays_are_compared(
@@ -232,53 +212,6 @@ def test_a_client_names_its_arm(client_of_router: Client) -> None:
 
 
 @pytest.fixture
-def client_of_router(routed: Server) -> Iterator[Client]:
-    with http_client(routed) as client:
+def client_of_router(server: Server) -> Iterator[Client]:
+    with http_client(server) as client:
         yield client
-
-
-def test_what_the_client_did_wrong_is_no_fault_of_an_arm(door: Door, follow: Callable[..., None]) -> None:
-    follow(0.0)
-    for _ in range(8):
-        with pytest.raises(PromptTooLongError):
-            door.ask(CompletionRequest("x " * 2000))
-        with pytest.raises(InvalidRequestError):
-            door.ask(CompletionRequest("x", num_draft_tokens=99))
-    assert door.ask(REQUESTS[0]).arm == "stable"
-    assert not door.is_out("stable")
-
-
-GOES_ON = {
-    "greedy": SamplingParams(seed=3),
-    "penalties": SamplingParams(temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.5, seed=3),
-    "min_tokens": SamplingParams(temperature=0.8, min_tokens=9, seed=3),
-}
-
-
-@pytest.mark.parametrize("arm", ["speculative", "target"])
-@pytest.mark.parametrize("case", GOES_ON)
-async def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
-    routed: Server, directory: Path, arm: str, case: str
-) -> None:
-    request = EngineRequest((40, 50, 60, 70), 96, sampling=GOES_ON[case], num_log_probs=0)
-    sockets: dict[Arm, Path] = {"stable": directory / f"{arm}.sock"}
-    vocabulary = Vocabulary(())
-    asked = EngineCall(request, sockets, vocabulary, lambda arm: lambda outcome: None, Suspects())
-
-    async def all_of(chunks: AsyncGenerator[EngineChunk, None]) -> list[EngineChunk]:
-        async with aclosing(chunks):
-            return [chunk async for chunk in chunks]
-
-    def told(chunks: list[EngineChunk], name: str) -> list[float]:
-        return [value for chunk in chunks for value in getattr(chunk, name)]
-
-    whole = await all_of(asked.ask("stable"))
-    assert len(whole) > 2
-    for num_chunks, chunk in enumerate(whole[:-1], start=1):
-        begin = whole[:num_chunks]
-        asked.deliver(chunk)
-        rest = await all_of(asked.ask("stable"))
-        for name in ("output_ids", "log_probs"):
-            assert told([*begin, *rest], name) == told(whole, name), num_chunks
-        for name in ("sequence_length", "finish_reason"):
-            assert getattr(rest[-1], name) == getattr(whole[-1], name)

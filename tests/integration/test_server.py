@@ -1,36 +1,26 @@
-"""Tests of the answers of a real Triton server on tiny engines."""
+"""Tests of the answers of a real Triton server: text, stop words, prompts as ids, special tokens."""
 
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
+from tokenizers import Tokenizer
 
-from pipelines.client import Client, CompletionRequest, Generation
+from pipelines.client import Client, CompletionRequest
+from pipelines.command_line.running_server import engine_directories
 from pipelines.deploy.server import Server
-from pipelines.errors import InvalidRequestError, from_wire
-from tests.integration.conftest import (
-    MAX_DRAFT_LEN,
-    grpc_client,
-    http_client,
-    infer_inputs,
-    kserve_inputs,
-    text_tensors,
-)
+from tests.integration.conftest import grpc_client, post
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
-MODELS = ("generate", "generate_target")
+MODELS = ("generate", "generate_target", "ensemble")
 PROMPTS = ("def main(", "import os\n", "class Tree:\n    def __init__", "naïve café ☕ ", "\n\n\n")
-
-
-def token_ids(generation: Generation) -> list[int]:
-    return list(generation.output_ids)
+END = "<|endoftext|>"
+TEXT = "na\u00efve def f(x):\n    return"
 
 
 def test_the_log_of_a_start_has_no_error_on_a_machine_without_a_gpu(server: Server) -> None:
@@ -39,7 +29,7 @@ def test_the_log_of_a_start_has_no_error_on_a_machine_without_a_gpu(server: Serv
     assert not re.findall(r"^[EW]\d{4} .*", start, re.MULTILINE) and "evhtp" not in rest
 
 
-@pytest.mark.parametrize("model", (*MODELS, "ensemble"))
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 1.5])
 def test_streamed_chunks_join_to_the_text_that_is_not_streamed(
     client: Client, model: str, temperature: float
@@ -51,11 +41,10 @@ def test_streamed_chunks_join_to_the_text_that_is_not_streamed(
             chunks = list(stream)
         assert len(chunks) > 1
         assert "".join(chunk.text for chunk in chunks) == whole.text
-        streamed_ids = [token_id for chunk in chunks for token_id in chunk.output_ids]
-        assert streamed_ids == token_ids(whole)
+        assert tuple(token_id for chunk in chunks for token_id in chunk.output_ids) == whole.output_ids
 
 
-@pytest.mark.parametrize("model", (*MODELS, "ensemble"))
+@pytest.mark.parametrize("model", MODELS)
 def test_a_stop_word_that_straddles_tokens_ends_the_text_before_it(client: Client, model: str) -> None:
     for prompt in PROMPTS[:3]:
         request = CompletionRequest(prompt, max_tokens=60)
@@ -75,62 +64,62 @@ def test_a_stop_word_that_straddles_tokens_ends_the_text_before_it(client: Clien
         assert whole.finish_reason == chunks[-1].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_speculation_gives_the_tokens_of_the_target_alone(server: Server, temperature: float) -> None:
+@pytest.fixture(scope="module")
+def tokenizer(server: Server) -> Tokenizer:
     with grpc_client(server) as client:
-        accepted = 0
-        for seed, prompt in enumerate(PROMPTS[:3]):
-            request = CompletionRequest(prompt, max_tokens=40, temperature=temperature, seed=seed)
-            expected = token_ids(client.generate(request, "generate_target"))
-            for length in (None, 0, 1, MAX_DRAFT_LEN):
-                asked = CompletionRequest(
-                    prompt, max_tokens=40, temperature=temperature, seed=seed, num_draft_tokens=length
-                )
-                generation = client.generate(asked, "generate")
-                assert token_ids(generation) == expected
-                accepted += generation.total_accepted_draft_tokens
-        assert accepted > 0
-
-
-def test_concurrent_requests_get_the_tokens_they_get_alone(server: Server) -> None:
-    prompts = [f"{prompt}{number}" for number in range(2) for prompt in PROMPTS]
-    requests = [CompletionRequest(prompt, max_tokens=40) for prompt in prompts]
-    with grpc_client(server) as client:
-        alone = [token_ids(client.generate(request, "generate_target")) for request in requests]
-
-    def ask(request: CompletionRequest) -> list[int]:
-        with grpc_client(server) as client:
-            return token_ids(client.stream(request).result())
-
-    with ThreadPoolExecutor(len(requests)) as pool:
-        assert list(pool.map(ask, requests)) == alone
+        return Tokenizer.from_file(str(engine_directories(client)["target"] / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_kserve_infer_answers_as_generate_does(server: Server, model: str) -> None:
-    with http_client(server) as client:
-        expected = client.generate(CompletionRequest("def main(", max_tokens=20), model)
-    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")
-    result = kserve.infer(model, kserve_inputs(b"def main(", 20))
-    assert result.as_numpy("text_output")[0, 0].decode() == expected.text
-    assert result.as_numpy("output_ids").ravel().tolist() == token_ids(expected)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_ids_are_answered_as_their_text(
+    client: Client, tokenizer: Tokenizer, model: str, temperature: float
+) -> None:
+    of_text = CompletionRequest(TEXT, max_tokens=24, temperature=temperature, seed=3, stop_words=("zz",))
+    of_ids = replace(of_text, prompt="", prompt_ids=tuple(tokenizer.encode(TEXT).ids))
+    answers = [client.stream(request, model).result() for request in (of_text, of_ids)]
+    assert answers[0].output_ids == answers[1].output_ids and answers[0].text == answers[1].text
+    assert client.generate(of_ids, model).output_ids == answers[0].output_ids
 
-    streaming = infer_inputs(text_tensors(text_input="def main(", max_tokens=20, stream=True))
-    for refused_inputs in (kserve_inputs(b"def main(", 0), streaming):
-        with pytest.raises(InferenceServerException) as refused:
-            kserve.infer(model, refused_inputs)
-        assert isinstance(from_wire(refused.value.message()), InvalidRequestError)
-        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
-    kserve.close()
 
-    body = {
-        "inputs": [
-            {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["def main("]},
-            {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [20]},
-        ]
-    }
-    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/infer"
-    reply = httpx.post(url, json=body, timeout=120, trust_env=False)
-    outputs = {output["name"]: output["data"] for output in reply.json()["outputs"]}
-    assert outputs["text_output"] == [expected.text]
-    assert outputs["output_ids"] == token_ids(expected)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "neither text_input nor input_ids"),
+        ({"text_input": "x", "input_ids": [5]}, "text_input and input_ids, not one prompt"),
+        ({"input_ids": [5, 2048]}, "input_ids has ids from 5 to 2048, not 0 to 2047"),
+        ({"input_ids": []}, "the prompt is empty"),
+        ({"input_ids": [5], "parse_special_tokens": True}, "cannot be sent with input_ids"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(server: Server, model: str, body: dict[str, Any], message: str) -> None:
+    reply = post(server, {"max_tokens": 4, **body}, model)
+    assert reply.status_code == 400 and message in reply.json()["error"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_special_tokens_are_parsed_and_shown_only_when_asked(
+    client: Client, tokenizer: Tokenizer, model: str
+) -> None:
+    def ids_of(**settings: Any) -> tuple[int, ...]:
+        return client.generate(CompletionRequest(max_tokens=8, **settings), model).output_ids
+
+    end_id = tokenizer.token_to_id(END)
+    tokenizer.encode_special_tokens = True
+    as_text = tuple(tokenizer.encode(f"x{END}y").ids)
+    tokenizer.encode_special_tokens = False
+    parsed = tuple(tokenizer.encode(f"x{END}y").ids)
+    assert end_id in parsed and end_id not in as_text
+    assert ids_of(prompt=f"x{END}y") == ids_of(prompt_ids=as_text)
+    assert ids_of(prompt=f"x{END}y", parse_special_tokens=True) == ids_of(prompt_ids=parsed)
+    only_end = CompletionRequest("x", max_tokens=3, end_id=-1, logit_bias=((end_id, 100.0),))
+    for skip in (True, False) if model != "ensemble" else (True,):
+        answer = client.stream(replace(only_end, skip_special_tokens=skip), model).result()
+        assert answer.output_ids == (end_id,) * 3
+        assert answer.text == ("" if skip else END * 3)
+
+
+def test_the_ensemble_does_not_ignore_what_it_lacks(server: Server) -> None:
+    reply = post(server, {"text_input": "x", "max_tokens": 4, "skip_special_tokens": False}, "ensemble")
+    assert reply.status_code == 400 and "'skip_special_tokens'" in reply.json()["error"]

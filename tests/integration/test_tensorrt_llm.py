@@ -10,16 +10,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-import tritonclient.grpc
 
-from pipelines.bench.reporting.conditions import engine_conditions
-from pipelines.client import Client, CompletionRequest, Timeouts
+from pipelines.client import Client, CompletionRequest
 from pipelines.command_line.prompts import Prompt
-from pipelines.command_line.running_server import engine_directories
 from pipelines.errors import (
     EngineFailedError,
     InvalidRequestError,
-    RequestTimeoutError,
     ServerBusyError,
 )
 from pipelines.validation.exact.plan import Limits, ProofPlan
@@ -29,7 +25,6 @@ from pipelines.validation.size import Size
 from tests.integration.conftest import (
     grpc_client,
     http_client,
-    kserve_inputs,
     read_gauge,
     target_alone,
     wait_until,
@@ -75,19 +70,6 @@ def test_greedy_answers_are_the_targets_own(client: Client, num_draft_tokens: in
         reasons.add(answer.finish_reason)
     assert (0 < accepted <= drafted) == (num_draft_tokens != 0)
     assert reasons == {"stop", "length"}, "the prompts must end both ways, or this shows less than it says"
-
-
-@pytest.mark.parametrize("model", (*MODELS, "ensemble"))
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 1.5])
-def test_streamed_chunks_join_to_the_whole(client: Client, model: str, temperature: float) -> None:
-    for seed, prompt in enumerate(PROMPTS):
-        request = CompletionRequest(prompt, max_tokens=40, temperature=temperature, seed=seed)
-        whole = client.generate(request, model)
-        with client.stream(request, model) as stream:
-            chunks = list(stream)
-        assert len(chunks) > 1
-        assert "".join(chunk.text for chunk in chunks) == whole.text
-        assert tuple(token for chunk in chunks for token in chunk.output_ids) == whole.output_ids
 
 
 def test_the_ensemble_answers_as_generate_does(client: Client) -> None:
@@ -184,16 +166,6 @@ def test_a_client_that_leaves_ends_the_work_at_nvidias_models(
     assert asked[-1]["cancelled_after"] < 300
 
 
-def test_a_deadline_ends_a_request(nvidia: Served) -> None:
-    short = Timeouts(connect_s=5, read_s=5, total_s=0.3)
-    for model in MODELS:
-        with (
-            Client.connect(f"grpc://127.0.0.1:{nvidia.server.ports.grpc}", short) as client,
-            pytest.raises(RequestTimeoutError),
-        ):
-            client.generate(CompletionRequest("def main(", max_tokens=450, end_id=-1), model)
-
-
 def test_more_than_the_queue_holds_is_refused_at_once(nvidia: Served) -> None:
     room = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
 
@@ -255,16 +227,6 @@ def test_concurrent_requests_get_what_they_get_alone(nvidia: Served) -> None:
             assert target_alone(client, request).output_ids == answer
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_kserve_infer_answers_as_generate_does(nvidia: Served, model: str) -> None:
-    with http_client(nvidia.server) as client:
-        expected = client.generate(CompletionRequest("def main(", max_tokens=20), model)
-    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{nvidia.server.ports.grpc}")
-    result = kserve.infer(model, kserve_inputs(b"def main(", 20))
-    assert tuple(result.as_numpy("output_ids").ravel().tolist()) == expected.output_ids
-    kserve.close()
-
-
 def test_a_draft_that_hangs_is_waited_for_a_while(nvidia: Served) -> None:
     request = CompletionRequest(PROMPTS[0], max_tokens=12, num_draft_tokens=3)
     with grpc_client(nvidia.server) as client:
@@ -290,10 +252,3 @@ def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     assert sections[EQUALITY].document["failures"] == []
     assert sections[EQUALITY].document["tokens_compared"] > 0
     assert "this server does not draft for these" in sections[PASSES].summary
-
-
-def test_reports_say_what_engines_they_were_made_with(nvidia: Served) -> None:
-    with grpc_client(nvidia.server) as client:
-        found = engine_conditions(engine_directories(client))
-    assert found["target"]["fingerprint"] == "target"
-    assert found["draft"]["tensorrt_llm"] == "1.2.1"

@@ -7,11 +7,13 @@ does nothing, and our Python models are replaced by the same one, so only the co
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
@@ -22,8 +24,8 @@ from build.tensorrt_llm.memory_plan import plan_memory
 from build.tensorrt_llm.pair import read_pair
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.install import TritonInstall
+from tests.integration.conftest import wait_until
 from tests.stand_in_tensorrt_llm.repository import write_engine
-from tests.support.bare_triton import Ask, options, running
 from tests.unit.tensorrt_llm.test_preflight import with_models
 
 pytestmark = [pytest.mark.triton, pytest.mark.long]  # a stand-in of a GPU
@@ -32,6 +34,8 @@ PRODUCTION_RECIPES = sorted(
     path.stem for path in RECIPES.glob("*.yaml") if load_recipe(path.stem).runtime == "tensorrt_llm"
 )
 ONE_OF_EACH_KIND = ("llama-3-1-405b-int8", "qwen3-8b-fp8")  # eight GPUs and one, both quantizations
+
+Ask = Callable[[str], Any]
 
 NOTHING = """\
 class TritonPythonModel:
@@ -57,15 +61,39 @@ def rendered(name: str, tmp_path: Path) -> Path:
 
 @contextmanager
 def triton(repository: Path, tmp_path: Path) -> Iterator[Ask]:
-    """Start Triton with every model of a repository."""
-    install, port = TritonInstall.find(), Ports.free().http
+    """Start Triton alone, over HTTP, with every model of a repository.
+
+    Yields:
+        Asks for a path below ``/v2/`` and returns the JSON.
+
+    Raises:
+        AssertionError: It ended, or is not ready in time; the message is its log.
+    """
+    install, port, log = TritonInstall.find(), Ports.free().http, tmp_path / "triton.log"
     backends = install.prepare_backend(tmp_path / "backends")
     (backends / "tensorrtllm").mkdir(exist_ok=True)
     (backends / "tensorrtllm" / "model.py").write_text(NOTHING)
     command = [str(install.binary), f"--model-repository={repository}", "--disable-auto-complete-config"]
-    command += options(backends, port)
-    with running(command, install.environment(tmp_path / "libraries"), port, tmp_path / "triton.log") as ask:
-        yield ask
+    command += [f"--backend-directory={backends}", "--http-address=127.0.0.1", f"--http-port={port}"]
+    command += ["--allow-grpc=false", "--allow-metrics=false", "--exit-timeout-secs=5"]
+    command += [f"--backend-config=python,shm-region-prefix-name=bare_{port}_"]
+    environment = install.environment(tmp_path / "libraries")
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/v2/", trust_env=False, timeout=120) as client:
+
+        def is_ready() -> bool:
+            assert server.poll() is None, log.read_text()
+            with suppress(httpx.TransportError):
+                return client.get("health/ready").is_success
+            return False
+
+        try:
+            assert wait_until(is_ready), log.read_text()
+            yield lambda path: client.get(path).json()
+        finally:
+            server.terminate()
+            server.wait(120)
 
 
 def missing(expected: Any, found: Any, where: str) -> list[str]:

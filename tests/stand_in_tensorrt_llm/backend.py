@@ -13,7 +13,7 @@ from typing import Any
 from tests.stand_in_tensorrt_llm.generation import Life, outputs, steps
 from tests.stand_in_tensorrt_llm.request import Limits, Refused, Tensors, parse
 
-STEP_S = 0.002  # per step and request, unless the engine directory has a file ``step_s``
+STEP_S = 0.002  # per step and request
 _SPEC_MODE_EXTERNAL = 2  # draft_tokens_external in build_config
 _REQUIRED = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 
@@ -25,8 +25,8 @@ class Failed(Exception):
 class Backend:
     """One model, ``draft`` or ``target``.
 
-    The file ``fault`` in the engine directory holds a word: "fails", "hangs", "loses the input". The file
-    ``step_s`` holds seconds. ``requests.jsonl`` gets a line per request, for tests to read.
+    The file ``fault`` in the engine directory holds a word: "fails", "hangs", "loses the input".
+    ``requests.jsonl`` gets a line per request, for tests to read.
     """
 
     def __init__(self, args: dict[str, str], pb_utils: Any) -> None:
@@ -131,16 +131,17 @@ class Backend:
                 self._open = {name: event for name, event in self._open.items() if event is not cancelled}
 
     def _generate(self, sender: Any, request: Any, wanted: list[str], cancelled: Any) -> None:
-        fault = self._word("fault")
+        path = self._directory / "fault"
+        fault = path.read_text() if path.is_file() else ""
         if fault == "fails":
             raise Failed("CUDA error (/src/cpp/x.cpp:12)\n1 0x7f")
         while fault == "hangs" and not (cancelled.is_set() or sender.is_cancelled()):
             time.sleep(0.02)
         if fault == "loses the input":
             request.excludes_input = True
-        life, num_sent, step_s = Life(), 0, float(self._word("step_s") or STEP_S)
+        life, num_sent = Life(), 0
         for _ in steps(request, self._limits, life, is_draft=self._is_draft):
-            time.sleep(step_s)
+            time.sleep(STEP_S)
             if cancelled.is_set() or sender.is_cancelled():
                 self._log.write(json.dumps({"cancelled_after": len(life.new_ids)}) + "\n")
                 break
@@ -148,10 +149,6 @@ class Backend:
                 self._send(sender, outputs(request, self._limits, life, num_sent), wanted, is_final=False)
                 num_sent = len(life.new_ids)
         self._send(sender, outputs(request, self._limits, life, num_sent), wanted, is_final=True)
-
-    def _word(self, name: str) -> str:
-        path = self._directory / name
-        return path.read_text() if path.is_file() else ""
 
     def _send(self, sender: Any, tensors: Tensors, wanted: list[str], *, is_final: bool) -> None:
         made = [self._pb.Tensor(name, array) for name, array in tensors.items() if name in wanted]

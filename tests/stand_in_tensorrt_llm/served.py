@@ -35,18 +35,7 @@ class Served:
     @contextmanager
     def fault(self, role: str, word: str) -> Iterator[None]:
         """Make an engine fail within the block."""
-        with self._said(role, "fault", word):
-            yield
-
-    @contextmanager
-    def step_s(self, role: str, seconds: float) -> Iterator[None]:
-        """Make an engine's steps take so many seconds within the block."""
-        with self._said(role, "step_s", str(seconds)):
-            yield
-
-    @contextmanager
-    def _said(self, role: str, name: str, word: str) -> Iterator[None]:
-        path = self.directory.parent / "engines" / role / name
+        path = self.directory.parent / "engines" / role / "fault"
         path.write_text(word)
         try:
             yield

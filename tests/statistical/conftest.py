@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.statistical.judge import ALPHA, FAMILY_ALPHA, NUM_TESTS, POWER, Judgement
+from tests.statistical.judge import ALPHA, FAMILY_ALPHA, NUM_TESTS, Judgement
 
 _JUDGEMENTS: list[Judgement] = []
-_CONTROLS: list[str] = []
 
 
 @pytest.fixture
@@ -24,23 +23,6 @@ def accept() -> Callable[[Judgement], None]:
     return check
 
 
-@pytest.fixture
-def reject() -> Callable[[str, list[Judgement]], None]:
-    """Report a faulty variant and assert that one of its judgements rejects."""
-
-    def check(variant: str, judgements: list[Judgement]) -> None:
-        seen = max(judgements, key=lambda judgement: judgement.power_seen)
-        assert seen.is_rejected, f"faulty variant passed: {variant}: {'; '.join(map(str, judgements))}"
-        assert seen.power_seen >= POWER, f"other seeds might let it pass: {variant}: {seen}"
-        outcome = seen.outcome
-        _CONTROLS.append(
-            f"{variant}: {seen.name}, n={outcome.num_samples:.0f}, dof={outcome.dof}, "
-            f"p={outcome.p_value:.2g}, power {seen.power_seen:.4f}"
-        )
-
-    return check
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the power of every test, which is part of its result."""
     if _JUDGEMENTS:
@@ -51,7 +33,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
     for judgement in _JUDGEMENTS:
         terminalreporter.line(str(judgement))
-    if _CONTROLS:
-        terminalreporter.section("faulty variants, all rejected")
-    for line in _CONTROLS:
-        terminalreporter.line(line)

@@ -47,19 +47,6 @@ class Judgement:
         between = max(0.0, total_variation - self.outcome.pooled_probability)
         return power(self.outcome.num_samples, between, self.outcome.dof, ALPHA)
 
-    @property
-    def power_seen(self) -> float:
-        """Return the probability that other seeds would reject, if the truth is what these samples show.
-
-        The noncentrality is estimated by the statistic minus its degrees of freedom, its expected value under
-        the hypothesis.
-        """
-        noncentrality = max(0.0, self.outcome.statistic - self.outcome.dof)
-        if np.isinf(noncentrality):
-            return 1.0
-        total_variation = np.sqrt(noncentrality / self.outcome.num_samples) / 2
-        return power(self.outcome.num_samples, total_variation, self.outcome.dof, ALPHA)
-
     def __str__(self) -> str:
         return (
             f"{self.name}: n={self.outcome.num_samples:.0f}, dof={self.outcome.dof}, "

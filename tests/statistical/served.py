@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -14,7 +14,6 @@ from scipy.special import chdtrc, softmax
 
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
-from pipelines.executor.step import StepInputs
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
@@ -22,7 +21,8 @@ from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.distribution.chi_square import CellTest
-from tests.support.recording_engine import BLOCK_SIZE, recording_config
+from tests.exact.engines import TableEngine
+from tests.exact.races import agreement
 
 VOCABULARY = Vocabulary((b"a", b"b", b"c"))
 SIZE = VOCABULARY.size
@@ -73,13 +73,10 @@ def joint_law() -> npt.NDArray[np.float64]:
 def acceptance_of(output: tuple[int, ...], *, by_ratio: bool) -> float:
     """Return the probability that a draft token after an output is accepted.
 
-    By the ratio rule it is the sum of min(p, q). Where both take argmax(log p + g) with the same Gumbel noise
-    g, token i wins both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). Source: arXiv:2408.07978.
+    By the ratio rule it is the sum of min(p, q), and otherwise that of ``agreement``.
     """
     p, q = law_of("target", output), law_of("draft", output)
-    if by_ratio:
-        return float(np.minimum(p, q).sum())
-    return float(sum(1 / np.maximum(p / p[i], q / q[i]).sum() for i in range(SIZE)))
+    return float(np.minimum(p, q).sum() if by_ratio else sum(agreement(p.tolist(), q.tolist())))
 
 
 @dataclass
@@ -122,40 +119,14 @@ class Counts:
         return CellTest(statistic, len(tested), float(chdtrc(len(tested), statistic)), num_samples, 0.0)
 
 
-class TableEngine:
-    """An engine that caches tokens where a network caches keys and values."""
-
-    is_busy = False
-
-    def __init__(self, role: str) -> None:
-        self.config = replace(recording_config(role), vocab_size=SIZE)
-        self._role = role
-        self._tokens = np.zeros((_NUM_BLOCKS, BLOCK_SIZE), int)
-
-    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
-        contexts: list[tuple[npt.NDArray[np.int32], int]] = []
-        begins = inputs.block_indices_begins
-        spans = zip(inputs.subsequence_begins, inputs.subsequence_begins[1:], strict=False)
-        for index, (begin, end) in enumerate(spans):
-            blocks = inputs.block_indices[begins[index] : begins[index + 1]]
-            for row in range(begin, end):
-                position = int(inputs.position_ids[row])
-                self._tokens[blocks[position // BLOCK_SIZE], position % BLOCK_SIZE] = inputs.input_ids[row]
-                contexts.append((blocks, position + 1))
-        rows = []
-        for row in inputs.logits_rows:
-            blocks, length = contexts[row]
-            seen = self._tokens[blocks].ravel()[len(_PROMPT) : length]
-            rows.append(logits_of(self._role, tuple(seen.tolist())))
-        return np.stack(rows) if rows else np.empty((0, SIZE), np.float32)
-
-    def copy_block(self, source: int, destination: int) -> None:
-        self._tokens[destination] = self._tokens[source]
+def engine_of(role: str) -> TableEngine:
+    """Return the engine of a model, which looks its logits up by the output."""
+    return TableEngine(lambda context: logits_of(role, context[len(_PROMPT) :]), SIZE, role, _NUM_BLOCKS)
 
 
 def count_served(seeds: range, *, by_ratio: bool) -> Counts:
     """Ask with every seed, many requests at once, executors that batch and cache."""
-    draft, target = (Executor(TableEngine(role), VOCABULARY, _LIMITS) for role in ("draft", "target"))
+    draft, target = (Executor(engine_of(role), VOCABULARY, _LIMITS) for role in ("draft", "target"))
     counts = Counts()
 
     async def answer(seed: int) -> list[Round]:

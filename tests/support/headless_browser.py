@@ -6,7 +6,6 @@ Its DevTools protocol is JSON messages, each terminated by a zero byte. Commands
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -98,11 +97,6 @@ class Browser:
         found = self._call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
-
-    def screenshot(self, path: Path) -> None:
-        """Save a screenshot of the whole page as PNG."""
-        found = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

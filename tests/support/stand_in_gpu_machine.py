@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+_OF_A_GPU = ("--cuda-memory-pool-byte-size", "--enable-peer-access", "--pinned-memory-pool-byte-size")
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 H100 = "NVIDIA H100 80GB HBM3, 81559, 81079, 9.0, 580.95.05"
 
@@ -130,9 +131,28 @@ def _mpirun(arguments: list[str]) -> int:
 
 
 def _serving_tritonserver(arguments: list[str]) -> int:
-    from tests.support import stand_in_nvidia_triton
+    """Run the wheel's real Triton; models of ``tensorrtllm`` become Python models, nothing else changes."""
+    from pipelines.deploy.triton.install import TritonInstall
+    from tests.stand_in_tensorrt_llm.repository import stand_in
 
-    return stand_in_nvidia_triton.main(arguments)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--model-repository", type=Path, required=True)
+    parser.add_argument("--backend-directory", type=Path, required=True)
+    options, others = parser.parse_known_args(arguments)
+    assert (options.backend_directory / "tensorrtllm").is_dir()
+    for role in ("draft", "target"):
+        stand_in(options.model_repository / role)
+    run, install = options.model_repository.parent, TritonInstall.find()
+    command = [
+        str(install.binary),
+        f"--model-repository={options.model_repository}",
+        f"--backend-directory={install.prepare_backend(run / 'backends')}",
+        "--allow-gpu-metrics=false",
+        *(option for option in others if not option.startswith(_OF_A_GPU)),
+    ]
+    found = f"{os.environ['PATH']}:{os.defpath}"  # the Python backend starts its stubs through a shell
+    environment = {**os.environ, **install.environment(run / "libraries"), "PATH": found}
+    os.execve(command[0], command, environment)
 
 
 def _spawning_tritonserver(arguments: list[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from tests.support.lost_cancellations import turns_that_lose_a_cancellation
 def test_a_cancellation_that_arrives_with_the_result_is_not_lost() -> None:
     assert turns_that_lose_a_cancellation(lambda awaited: within(60, awaited), 1) == []
     assert turns_that_lose_a_cancellation(lambda awaited: within(None, awaited), 1) == []
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="asyncio.wait_for is right since Python 3.12")
-def test_asyncio_s_own_function_loses_one() -> None:
-    """So ``within`` is needed, and the test above can fail."""
-    assert turns_that_lose_a_cancellation(lambda awaited: asyncio.wait_for(awaited, 60), 1)
 
 
 def test_results_and_errors_are_those_of_the_work() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.bench.measuring import measure, num_different_answers, run_once, warm_up
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop, describe
-from pipelines.bench.workers import Workers
+from pipelines.bench.workers import Job, Workers
 from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError, VerificationError
 from tests.unit.bench.answers import CODE, K2, K4, ODD, answer, measured, plan
@@ -96,6 +96,12 @@ def test_other_answers_are_counted_at_every_load() -> None:
 def test_each_answer_unlike_the_first_of_the_target_alone_counts(given: list[tuple[Arm, Generation]]) -> None:
     cell = Cell(CODE, ClosedLoop(1))
     assert num_different_answers([measured(cell, arm, 0, 1.0, each) for arm, each in given]) == 1
+
+
+def test_answers_come_in_the_order_of_their_jobs() -> None:
+    jobs = [Job(CompletionRequest("x", max_tokens=length), "generate") for length in range(1, 20)]
+    workers = Workers([lambda request, model: answer(request.max_tokens)] * 4)
+    assert [len(each.output_ids) for each in workers.run(jobs, 4)] == list(range(1, 20))  # type: ignore[union-attr]
 
 
 def test_the_plan_says_how_much_it_asks() -> None:

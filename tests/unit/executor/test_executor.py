@@ -33,7 +33,6 @@ from pipelines.speculation.sampling.sampler import Sampler
 from tests.support.examples import examples
 from tests.support.recording_engine import (
     NUM_BLOCKS,
-    VOCAB_SIZE,
     RecordingEngine,
     alone,
     draft_and_target,
@@ -49,21 +48,6 @@ from tests.support.recording_engine import (
 def test_a_prompt_of_any_length_is_answered_in_full(prompt_len: int) -> None:
     prompt = [1 + i % 15 for i in range(prompt_len)]
     assert len(alone(request(prompt, end_ids=()))) == 12
-
-
-def test_speculation_emits_the_tokens_of_the_target_alone() -> None:
-    for seed, length in [(None, 1), (None, 4), (7, 3), (7, 8)]:
-        sampling = (
-            SamplingParams()
-            if seed is None
-            else SamplingParams(temperature=0.8, seed=seed, top_k=9, top_p=0.9)
-        )
-        req = request([3, 1, 4, 1, 5, 9, 2, 6], 40, sampling=sampling)
-        draft, target = draft_and_target()
-        rounds = run([draft, target], lambda: rounds_of(req, draft.complete, target, length))
-        assert tokens_of(rounds) == alone(req)
-        num_accepted = sum(part.num_accepted_tokens for part in rounds)
-        assert 0 < num_accepted < sum(part.num_draft_tokens for part in rounds)
 
 
 def test_a_draft_equal_to_the_target_is_accepted_whole() -> None:
@@ -175,21 +159,6 @@ def test_a_verification_of_a_fresh_prompt_is_answered_too() -> None:
         num_equal = next((i for i, token in enumerate(drafts) if token != expected[i]), len(drafts))
         assert answer == expected[: num_equal + 1]
         target = make_executor(RecordingEngine(NUM_BLOCKS))
-
-
-def test_the_output_ends_before_the_end_token_and_after_a_stop_word() -> None:
-    free = alone(request([5, 6, 7], 30))
-    end_id = free[9]
-    cut = free[: free.index(end_id)]
-    unused = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in free)
-    word = bytes(ord("a") + token - 1 for token in free[4:6])
-    for length in (0, 3):
-        for fields, expected in [({"end_ids": (unused, end_id)}, cut), ({"stop_words": (word,)}, free[:6])]:
-            req = request([5, 6, 7], 30, **fields)
-            draft, target = draft_and_target(agreement=16)
-            rounds = run([draft, target], lambda req=req: rounds_of(req, draft.complete, target, length))
-            assert tokens_of(rounds) == expected == alone(req)
-            assert rounds[-1].finish_reason == "stop"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.compiler import needs_compiler
-from tests.support.pretended_processors import pretend_processors
 from tests.support.tiny_engines import ROOT, build_tiny_pair
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -26,6 +25,31 @@ THREADS = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def eight_processors(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return pretend_processors(tmp_path_factory.mktemp("processors"), 8)
+
+
+def pretend_processors(folder: Path, count: int) -> dict[str, str]:
+    """Return the variables with which a program sees ``count`` processors.
+
+    OpenVINO starts no more threads than there are processors, and its kernels depend on their number.
+    """
+    for number in range(count):
+        processor = folder / "cpu" / f"cpu{number}"
+        for level in range(4):
+            _write(processor / "cache" / f"index{level}" / "shared_cpu_list", f"{number}")
+        _write(processor / "topology" / "core_cpus_list", f"{number}")
+        _write(processor / "topology" / "physical_package_id", "0")
+    for name in ("online", "possible", "present"):
+        _write(folder / "cpu" / name, f"0-{count - 1}")
+    _write(folder / "node" / "node0" / "cpulist", f"0-{count - 1}")
+    library = folder / "pretended_processors.so"
+    source = Path(__file__).with_name("pretended_processors.c")
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "PRETENDED_SYSTEM": str(folder), "PRETENDED_PROCESSORS": str(count)}
+
+
+def _write(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(line + "\n", encoding="utf-8")
 
 
 def build(folder: Path, form: str) -> Path:

@@ -176,26 +176,6 @@ def test_the_ratio_rule_answers_all_combinations_in_its_limits(req: GenerationRe
         assert answer.log_probs is not None and len(answer.log_probs.token_log_probs) == len(answer.token_ids)
 
 
-def test_an_output_does_not_end_before_min_tokens() -> None:
-    free = alone(request([5, 6, 7], 30, end_ids=())).token_ids.tolist()
-    end_id = free[4]
-    assert len(alone(request([5, 6, 7], 30, end_ids=(end_id,))).token_ids) <= 4
-    at_least = SamplingParams(min_tokens=10)
-    answer = alone(request([5, 6, 7], 30, end_ids=(end_id,), sampling=at_least)).token_ids.tolist()
-    assert len(answer) >= 10 and end_id not in answer
-    # A stop word that lies in the first ten tokens, or begins there, does not count.
-    target = make_executor(RecordingEngine(NUM_BLOCKS))
-    for start in (3, 9):
-        word = target.vocabulary.join(free[start : start + 2])
-        assert target.vocabulary.join(free).find(word) == start, (
-            "choose another place: the word stands earlier"
-        )
-        stopped = alone(request([5, 6, 7], 30, end_ids=(), stop_words=(word,))).token_ids.tolist()
-        assert stopped == free[: start + 2]
-        later = alone(request([5, 6, 7], 30, end_ids=(), stop_words=(word,), sampling=at_least))
-        assert len(later.token_ids) > start + 2
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -1,8 +1,7 @@
 """Tests of the row rule on a real engine, bit for bit: docs/decisions/exact-rows.md.
 
 A decode token, which is computed as a row of its own, has exactly the logits of plain decoding, whatever
-else the step computes. Controls show that the two forms that the rule avoids do differ, so the comparison can
-fail.
+else the step computes. ``tests/breakages`` plants the two forms that the rule avoids.
 """
 
 from __future__ import annotations
@@ -52,13 +51,6 @@ OWN_PRODUCTS = tuple(
 )
 LONE_ROW_DIFFERS = ("INT8 head", "few inputs")
 Logits = npt.NDArray[np.float32]
-
-
-@pytest.fixture(scope="module", params=["float32", "float16", "int8"])
-def int8_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    directory = tmp_path_factory.mktemp("row_rule")
-    _, target = build_tiny_pair(directory, hidden_size=256, kv_cache_dtype=request.param)
-    return load_engine(EngineFiles(target), NUM_BLOCKS)
 
 
 @pytest.fixture(
@@ -194,14 +186,6 @@ def test_dummy_rows_beside_a_prompt_change_no_bit(engine: Engine, decoded: Decod
         assert np.array_equal(np.stack(found), np.stack(expected)), f"cut at {cut}"
 
 
-def test_control_output_computed_as_a_chunk_has_other_bits(int8_engine: Engine) -> None:
-    steps = Steps(int8_engine, seed=17)
-    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
-    expected = plain_decoding(steps, prompt, output)[1:]
-    logits = steps.run(steps.piece(0, output, PROMPT_LEN, False, OUTPUT_LEN))
-    assert not np.array_equal(logits, np.stack(expected))
-
-
 def test_with_attention_of_our_own_chunks_and_decode_tokens_have_the_same_bits(
     own_engines: list[Engine],
 ) -> None:
@@ -287,20 +271,6 @@ def test_an_engine_whose_keys_have_a_scale_per_block_is_refused(tmp_path: Path) 
     by_channel = {**config.compile_properties, "KEY_CACHE_QUANT_MODE": "BY_CHANNEL"}
     with pytest.raises(EngineLoadError, match="other bits among 9 rows than among two"):
         load_engine(files, NUM_BLOCKS, dataclasses.replace(config, compile_properties=by_channel))
-
-
-def test_control_one_token_steps_have_other_bits(
-    int8_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here because of the attention, which ``with_sequences`` avoids; in larger networks also of products."""
-    monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
-    found = []
-    for least in (2, 1):
-        rules = dataclasses.replace(int8_engine.rules, least_tokens=least)
-        monkeypatch.setattr(int8_engine, "rules", rules)
-        steps = Steps(int8_engine, seed=17)
-        found.append(plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))[1:])
-    assert not np.array_equal(*found)
 
 
 @pytest.mark.skipif(not has_avx2_alone(), reason="OpenVINO's products are known to be inexact on AVX2 alone")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from xml.etree import ElementTree
 
 import pytest
 
 from build.recipe import EngineRecipe, Serving
-from docs.code_tables.__main__ import PICTURES, TABLES, errors, files
+from docs.code_tables.__main__ import TABLES, files
 from docs.code_tables.metrics import metrics
 from docs.code_tables.recipe_keys import recipe_keys
 from docs.licences import differing
-from tests.conftest import REPOSITORY_ROOT
 
 
 def test_pages_and_pictures_are_up_to_date() -> None:
@@ -46,18 +44,6 @@ def test_each_recipe_key_stands_with_its_type_and_default() -> None:
 )
 def test_metrics_of_every_process_are_listed(row: str) -> None:
     assert row in metrics()
-
-
-def test_errors_are_listed_by_code() -> None:
-    assert "| `draftproof/server_busy` | `ServerBusyError` |" in errors()
-
-
-@pytest.mark.parametrize("name", [*PICTURES, "demo.svg"])
-def test_a_picture_says_its_content_in_words_and_knows_dark_pages(name: str) -> None:
-    text = (REPOSITORY_ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8")
-    title = ElementTree.fromstring(text).findtext("{http://www.w3.org/2000/svg}title")
-    assert len(title or "") > 20
-    assert "prefers-color-scheme: dark" in text
 
 
 def test_the_notices_name_every_locked_package() -> None:

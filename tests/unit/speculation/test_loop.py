@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import EngineFailedError
 from pipelines.speculation import loop
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, FixedDraftLength, Proposal
 from pipelines.speculation.lookup.prompt_lookup import PromptLookup
@@ -75,18 +74,6 @@ def tokens(rounds: list[Round]) -> list[int]:
     return np.concatenate([part.token_ids for part in rounds]).tolist()
 
 
-def test_one_token_never_asks_the_draft() -> None:
-    draft, target = ScriptedDraft([1]), ScriptedTarget([1])
-    assert tokens(run(draft, target, 1, 4)) == [1]
-    assert (len(draft.calls), len(target.calls)) == (0, 1)
-
-
-def test_zero_draft_tokens_is_the_target_alone() -> None:
-    draft, target = ScriptedDraft([1, 2, 3]), ScriptedTarget([1, 2, 3])
-    rounds = run(draft, target, 3, 0)
-    assert tokens(rounds) == [1, 2, 3] and not draft.calls and len(target.calls) == 3
-
-
 def test_full_acceptance_adds_a_bonus_token_each_round() -> None:
     text = list(range(1, 12))
     rounds = run(ScriptedDraft(text), ScriptedTarget(text), 11, 4)
@@ -144,45 +131,19 @@ def test_the_output_ends_among_the_draft_tokens() -> None:
     assert rounds[-1].finish_reason == "stop" and rounds[-1].num_accepted_tokens == 2
 
 
-def test_a_draft_that_proposes_nothing_costs_nothing() -> None:
-    target = ScriptedTarget([1, 2, 3])
-    rounds = run(ScriptedDraft([]), target, 3, 4)
-    assert tokens(rounds) == [1, 2, 3] and len(target.calls) == 3
-
-
-def test_the_error_of_an_engine_passes_through() -> None:
-    async def failing(request: GenerationRequest) -> Output:
-        raise EngineFailedError("an engine step failed", "r")
-
-    async def collect() -> None:
-        async for _ in speculate(
-            GenerationRequest("test", ids(PROMPT), 4), failing, failing, FixedDraftLength(2)
-        ):
-            pass
-
-    with pytest.raises(EngineFailedError):
-        asyncio.run(collect())
-
-
 @given(
     output=st.lists(st.integers(0, 3), min_size=1, max_size=40),
-    noise=st.lists(st.integers(0, 3), min_size=40, max_size=40),
+    noise=st.lists(st.integers(0, 3), max_size=40),
     num_draft_tokens=st.integers(0, 9),
 )
 def test_any_draft_gives_the_output_of_the_target(
     output: list[int], noise: list[int], num_draft_tokens: int
 ) -> None:
-    rounds = run(ScriptedDraft(noise), ScriptedTarget(output), len(output), num_draft_tokens)
-    assert tokens(rounds) == output
+    draft, target = ScriptedDraft(noise), ScriptedTarget(output)
+    rounds = run(draft, target, len(output), num_draft_tokens)
+    assert tokens(rounds) == output and len(target.calls) == len(rounds)
+    assert not draft.calls or (num_draft_tokens and len(output) > 1)
     assert [bool(part.finish_reason) for part in rounds] == [False] * (len(rounds) - 1) + [True]
-
-
-@pytest.mark.parametrize(
-    ("draft", "target", "expected"),
-    [([], [1], 0), ([1], [1, 2], 1), ([1, 2, 3], [1, 9, 3], 1), ([5], [6, 5], 0), ([1, 2], [1], 1)],
-)
-def test_accepted_tokens_are_the_common_beginning(draft: list[int], target: list[int], expected: int) -> None:
-    assert count_accepted(ids(draft), ids(target)) == expected
 
 
 def test_statistics_by_hand() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest
-from pipelines.speculation.sampling.draws import draw_token, is_accepted
+from pipelines.speculation.sampling.draws import draw_token
 from pipelines.speculation.sampling.noise import NoiseStream, gumbel, uniform, words_at
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.sampling.sampler import Sampler
@@ -66,33 +66,6 @@ def test_noise_is_made_only_where_it_can_win(seed: int, position: int, table: in
     scores[table % 50] = -np.inf
     everywhere = int(np.argmax(scores + gumbel(words_at(seed, SHARED, position, 50))))
     assert draw_token(scores, seed, SHARED, position) == everywhere
-
-
-def test_shared_noise_makes_two_models_agree_where_they_can() -> None:
-    other = np.log(np.array([0.3, 0.4, 0.1, 0.2], np.float32))
-    total_variation = 0.2
-    positions = range(1, 4001)
-    target = [sampler(i, temperature=1.0, seed=1).choose(LOGITS) for i in positions]
-    shared = np.mean(
-        [sampler(i, temperature=1.0, seed=1).choose(other) for i in positions] == np.array(target)
-    )
-    stranger = np.mean(
-        [sampler(i, temperature=1.0, seed=2).choose(other) for i in positions] == np.array(target)
-    )
-    assert shared >= (1 - total_variation) / (1 + total_variation) - 0.03 > stranger
-
-
-def test_gumbel_noise_has_its_mean_and_variance() -> None:
-    noise = gumbel(words_at(3, SHARED, 0, 200_000))
-    assert abs(noise.mean() - np.euler_gamma) < 0.01
-    assert abs(noise.var() - np.pi**2 / 6) < 0.03
-
-
-def test_the_coin_of_the_ratio_rule_falls_as_often_as_it_should() -> None:
-    accepted = np.mean([is_accepted(0.3, 0.5, 7, position) for position in range(10_000)])
-    assert abs(accepted - 0.6) < 0.02
-    assert all(is_accepted(0.5, 0.5, 7, position) for position in range(1000))
-    assert not any(is_accepted(0.0, 0.5, 7, position) for position in range(1000))
 
 
 def test_a_draft_token_that_its_logits_rule_out_is_refused() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.grpc import model_config_pb2
 
 from build.files import write_manifest
 from pipelines.errors import EngineFailedError, EngineLoadError
@@ -25,7 +26,8 @@ from pipelines.triton.tensorrt_llm.end_of_output import OutputEnd
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.tensors import plain_tensors
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
-from tests.support.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS
+from tests.stand_in_tensorrt_llm.repository import recipe
+from tests.unit.tensorrt_llm.test_repository import configs_of, render
 
 PROMPT = np.array([5, 9, 200, 31], np.int32)
 GREEDY = SamplingParams()
@@ -99,6 +101,12 @@ def tokens(
     return [int(token) for outcome in found for token in outcome.token_ids]
 
 
+TYPES = {
+    model_config_pb2.TYPE_INT32: np.int32,
+    model_config_pb2.TYPE_UINT64: np.uint64,
+    model_config_pb2.TYPE_FP32: np.float32,
+    model_config_pb2.TYPE_BOOL: np.bool_,
+}
 EVERYTHING = SamplingParams(
     0.7, 5, 0.9, 0.0, 1.2, 0.5, 0.25, 3, logit_bias=((4, 1.5), (9, -2.0)), seed=2**64 - 1
 )
@@ -106,24 +114,21 @@ EVERYTHING = SamplingParams(
 
 @pytest.mark.parametrize("sampling", [GREEDY, EVERYTHING], ids=["greedy", "everything"])
 def test_every_tensor_is_one_of_1_2_1_with_its_type_and_shape(
-    engines: TensorRtLlmEngines, calls: InProcessCalls, sampling: SamplingParams
+    engines: TensorRtLlmEngines, calls: InProcessCalls, sampling: SamplingParams, tmp_path: Path
 ) -> None:
+    config = configs_of(render(tmp_path / "rendered", recipe()))["target"]
+    known = {tensor.name: tensor for tensor in config.input}
     asked = request(bad_words=(b"zz",), num_log_probs=None, sampling=sampling, end_ids=(0,))
     tokens(engines, asked, 0)
     asyncio.run(rounds_of(engines, request(sampling=sampling, end_ids=(0,)), 3, by_ratio=True))
-    types = {"int32": "TYPE_INT32", "uint64": "TYPE_UINT64", "float32": "TYPE_FP32", "bool": "TYPE_BOOL"}
     sent = set()
     for model, tensors in calls.asked:
         assert model in ("draft", "target")
         for name, array in tensors.items():
-            known = INPUTS[name]
             sent.add(name)
-            assert types[array.dtype.name] == {"LOGITS": "TYPE_FP32"}.get(known.data_type, known.data_type), (
-                name
-            )
-            assert array.ndim == 1 + len(known.dims), name
-            assert array.shape[0] == 1, name
-            assert all(wanted in (-1, size) for wanted, size in zip(known.dims, array.shape[1:], strict=True))
+            assert array.dtype == TYPES[known[name].data_type], name
+            shapes = zip((1, *known[name].dims), array.shape, strict=True)
+            assert all(wanted in (-1, size) for wanted, size in shapes), name
     expected = {"input_ids", "input_lengths", "request_output_len", "exclude_input_in_output", "streaming"}
     expected |= {"end_id", "runtime_top_k", "draft_input_ids", "bad_words_list"}
     if sampling is EVERYTHING:
@@ -136,7 +141,8 @@ def test_every_tensor_is_one_of_1_2_1_with_its_type_and_shape(
             "return_generation_logits",
         }
     assert sent == expected
-    assert {"output_ids", "sequence_length", "output_log_probs", "generation_logits"} <= set(OUTPUTS)
+    names = {tensor.name for tensor in config.output}
+    assert {"output_ids", "sequence_length", "output_log_probs", "generation_logits"} <= names
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A real head and its target: the output is the target's own, whatever the head proposes."""
+"""Real pairs with a trained head or with experts: the output is the target's own, whatever was proposed."""
 
 from __future__ import annotations
 
@@ -34,18 +34,21 @@ def requests(temperature: float) -> list[GenerationRequest]:
 
 
 @pytest.mark.parametrize(
-    ("linear", "attention", "quantization"),
+    ("kind", "linear", "attention", "quantization"),
     [
-        ("draftproof", "draftproof", "int8"),
-        ("openvino", "draftproof", "int8"),
-        ("openvino", "openvino", "none"),
+        ("head", "draftproof", "draftproof", "int8"),
+        ("head", "openvino", "draftproof", "int8"),
+        ("head", "openvino", "openvino", "none"),
+        ("mixture", "draftproof", "openvino", "int8"),
+        ("gpt_oss", "draftproof", "draftproof", "int8"),
     ],
 )
-def test_the_output_with_a_head_is_that_of_the_target_alone(
-    tmp_path: Path, linear: str, attention: str, quantization: str
+def test_the_output_is_that_of_the_target_alone(
+    tmp_path: Path, kind: str, linear: str, attention: str, quantization: str
 ) -> None:
-    kind = {"linear": linear, "attention": attention, "quantization": quantization}
-    folders = build_tiny_pair(tmp_path, draft="head", **kind)
+    form = {"linear": linear, "attention": attention, "quantization": quantization}
+    pair = {"draft": "head"} if kind == "head" else {"draft": "self", "target": kind}
+    folders = build_tiny_pair(tmp_path, **pair, **form)
     for temperature in (0.0, 0.7):
         draft, target, cold = (Executor.load(each, _LIMITS) for each in (*folders, folders[1]))
         asked = requests(temperature)
@@ -60,4 +63,4 @@ def test_the_output_with_a_head_is_that_of_the_target_alone(
             alone = run([cold], lambda each=each: cold.complete(each))
             assert tokens_of(found) == alone.token_ids.tolist()
         num_accepted = sum(part.num_accepted_tokens for found in rounds for part in found)
-        assert num_accepted > _NUM_TOKENS, "the head drafts better than by chance"
+        assert num_accepted > _NUM_TOKENS, "drafts are better than by chance"
