@@ -23,6 +23,7 @@ def as_text(section: Section) -> str:
     """Render a section as lines of text."""
     verdict = "" if section.verdict == "info" else f": {section.verdict.upper()}"
     parts = [f"\n{section.title}{verdict}", *textwrap.wrap(section.summary, _WIDTH)]
+    parts += section.example.splitlines()
     if section.table is not None and section.table.rows:
         parts += _table_lines(section.table)
     return "\n".join([*parts, *textwrap.wrap(section.power, _WIDTH)])
@@ -87,7 +88,7 @@ def show(sections: Sequence[Section], conditions: dict[str, Any], page: Path, *,
         page: File that gets the page.
         as_json: Whether the last line is the report as JSON.
     """
-    for section in sections:
+    for section in (*sections[1:], *sections[:1]):  # the end of a log is what its reader sees
         print(as_text(section))
     write_whole(page, as_html(sections, conditions))
     verdict = joint_verdict(sections)

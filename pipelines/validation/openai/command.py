@@ -86,7 +86,7 @@ def _record(baseline: Baseline, options: argparse.Namespace) -> int:
         "baseline": str(options.record),
         "sha256": digest,
         "control": baseline.control,
-        "questions": len(baseline.plain.questions) + len(baseline.featured.questions),
+        "questions": len(baseline.answers.questions),
         "failures": dict(baseline.failures),
         "not_checked": list(baseline.not_checked),
     }
@@ -161,7 +161,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"also compare N sampled answers to each of {NUM_PROMPTS} prompts, such as 1000",
     )
     parser.add_argument(
-        "--timeout-s", type=float, default=Run.timeout_s, help="longest silence of a server (%(default)s)"
+        "--timeout-s",
+        type=float,
+        help="longest silence of a server (default: the candidate's is five times the control's slowest "
+        "answer, at least 30 s)",
     )
     parser.add_argument(
         "--expect",
