@@ -18,9 +18,9 @@ from pipelines.validation.asking import Stages
 from pipelines.validation.openai.baseline import Baseline, Settings
 from pipelines.validation.openai.recording import Recorder, rounds
 from pipelines.validation.openai.sampled import compare_samples
+from pipelines.validation.openai.sections import report
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.openai.server.server import OpenAIServer
-from pipelines.validation.openai.verdict import report
 from pipelines.validation.openai.verify import Candidate, Expect, check_paths, compare
 from pipelines.validation.size import Size
 
