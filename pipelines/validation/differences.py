@@ -31,6 +31,7 @@ END = "<end>"
 """Stands in a difference for a token behind the end of an answer."""
 
 _NUM_LISTED = 20
+_LONGEST_CELL = 60  # characters
 _Answer = TypeVar("_Answer")
 
 
@@ -134,6 +135,10 @@ def excerpt(text: str, start: int) -> str:
     return repr(text[max(0, start - 12) : start + 24])
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 3]}..."
+
+
 def table_of(listed: Sequence[tuple[Difference, str]]) -> Table | None:
     """Show the first differences, each with its kind; None without differences."""
     rows: list[dict[str, object]] = []
@@ -145,8 +150,8 @@ def table_of(listed: Sequence[tuple[Difference, str]]) -> Table | None:
                 "prompt": difference.prompt_id,
                 "kind": kind,
                 "position": difference.place,
-                "target alone": difference.expected,
-                "this answer": difference.actual,
+                "expected": _short(difference.expected),
+                "found": _short(difference.actual),
                 "margin": margin.why_unknown if known is None else known,
             }
         )

@@ -34,7 +34,8 @@ UNIT = 6
 """Prompts that are asked as they are for each question of every other kind."""
 
 _SHORTEST = 16  # tokens of an answer, unless fewer are asked for
-_CHARACTERS_PER_MINUTE = 400  # of all time; several long prompts are read several times
+_SHORTEST_PROMPT = 500  # characters of a long one
+_CHARACTERS_OF_TOKEN = 20  # that are read, at least, while one token is written
 _TOKENS_OF_OTHERS = 250  # that the questions of other kinds take in a unit
 _PASSES = 3.2  # of one server: two servers answer alone, and under load in 0.6 of that time
 _SHARE = 0.9  # of the time; a round may take longer than the one before it
@@ -92,13 +93,11 @@ class Recorder:
             math.inf if size.num_prompts else until_s
         )  # who chooses the prompts has them all asked
         self._named_ids = with_ids and control.abilities.token_ids
-        self._longest = _CHARACTERS_PER_MINUTE * (size.minutes or math.inf)
         self._ways: dict[str, Way] = {}
         self._notes: list[str] = []
         self._tried: dict[str, Answer] = {}
-        self._settings = settings
-        if not size.max_tokens:
-            self._settings = replace(settings, max_tokens=self._length(until_s, num_servers))
+        length, self._longest = self._choose_lengths(until_s, num_servers, size.max_tokens)
+        self._settings = replace(settings, max_tokens=length)
 
     def rounds(self) -> Iterator[Answers]:
         """Yield what the control answers in each round; what the caller does meanwhile is a part of it.
@@ -134,16 +133,16 @@ class Recorder:
             conditions=conditions | {"prompts": prompts.document()},
         )
 
-    def _length(self, until_s: float, num_servers: int) -> int:
-        """Return how long answers may be for all prompts to be asked in time."""
+    def _choose_lengths(self, until_s: float, num_servers: int, max_tokens: int | None) -> tuple[int, float]:
+        """Return how many tokens answers, and characters prompts, may have for all to be asked in time."""
         began_s = time.monotonic()
         with suppress(DraftproofError):  # it is asked again, and then counted
             self._control.try_out(Question(self._prompts.all[0], _SHORTEST, PLAIN), log_probs=False)
         seconds_of_token = (time.monotonic() - began_s) / _SHORTEST
-        num_units = math.ceil(len(self._prompts.all) / UNIT)
-        seconds_of_unit = (until_s - time.monotonic()) / num_units
+        seconds_of_unit = (until_s - time.monotonic()) / math.ceil(len(self._prompts.all) / UNIT)
         tokens = seconds_of_unit / (seconds_of_token * _PASSES * num_servers / 2) - _TOKENS_OF_OTHERS
-        return max(_SHORTEST, int(min(MOST_TOKENS, tokens / (2 * UNIT))))
+        length = max_tokens or max(_SHORTEST, int(min(MOST_TOKENS, tokens / (2 * UNIT))))
+        return length, max(_SHORTEST_PROMPT, _CHARACTERS_OF_TOKEN * (tokens - 2 * UNIT * length))
 
     def _round(self, prompts: Sequence[Prompt], units: slice) -> Answers:
         plain = [Question(prompt, self._settings.max_tokens, PLAIN) for prompt in prompts]

@@ -44,14 +44,8 @@ def report(
     said = sentence(compared, seconds)
     document = {
         "sentence": said,
-        "faults": [
-            *compared.faults,
-            *(f"{way.judged.name}: {why}" for way in compared.ways for why in way.judged.faults),
-        ],
-        "doubts": [
-            *compared.doubts,
-            *(f"{way.judged.name}: {why}" for way in compared.ways for why in way.judged.doubts),
-        ],
+        "faults": [*compared.faults, *(each for way in compared.ways for each in way.judged.faults)],
+        "doubts": [*compared.doubts, *(each for way in compared.ways for each in way.judged.doubts)],
         "differences": [each.document() for each in found[:_MOST_DIFFERENCES]],
         "num_differences": len(found),
         "alpha": ALPHA,
@@ -91,7 +85,7 @@ def _asked(compared: Compared) -> Section:
         for who, (num, greedy) in zip(("control", "candidate"), compared.sampled, strict=True)
     )
     summary = (
-        f"Every question was asked one at a time and under load; {tie}, as the control's own differences say. "
+        f"Each question was asked one at a time and under load; {tie}, as the control's own differences say. "
         f"Of the {SAMPLED} (temperature 1) are the greedy ones: {greedy}."
     )
     document = {

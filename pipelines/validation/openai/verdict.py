@@ -55,7 +55,8 @@ class Tally:
         if sum(failed.values()) == len(self.suspect):
             what = f"failed ({self.way.name}; {failed.most_common(1)[0][0].removeprefix('error: ')})"
         num = len(self.suspect)
-        return f"{num} of {self.num} {self.kind} {what}; the control's own in {self.num_noise} of {self.num}"
+        own = f"the control differs from itself in {self.num_noise}"
+        return f"{num} of {self.num} {self.kind} {what}, {own}"
 
 
 def tallies(ways: Sequence[Way]) -> list[Tally]:
