@@ -69,7 +69,7 @@ class Recorder:
         until_s: Clock time at which the comparison ends, in seconds of ``time.monotonic``.
         num_servers: Number of servers that share the time.
         on_answer: Called after each answer.
-        with_ids: Whether the candidate may have token ids, by which answers are then compared.
+        named_ids: Whether log probabilities may name tokens by ids, which the candidate has too.
 
     Attributes:
         parts: What it answered so far.
@@ -85,14 +85,14 @@ class Recorder:
         num_servers: int,
         on_answer: OnAnswer,
         *,
-        with_ids: bool = True,
+        named_ids: bool = True,
     ) -> None:
         self.parts: list[Answers] = []
         self._control, self._prompts, self._on_answer = control, prompts, on_answer
         self._until_s = (
             math.inf if size.num_prompts else until_s
         )  # who chooses the prompts has them all asked
-        self._named_ids = with_ids and control.abilities.token_ids
+        self._named_ids = named_ids
         self._ways: dict[str, Way] = {}
         self._notes: list[str] = []
         self._tried: dict[str, Answer] = {}

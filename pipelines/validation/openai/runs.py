@@ -58,13 +58,13 @@ class Run:
         """
         with closing(self._reach(control)) as first, closing(self._reach(candidate)) as second:
             check_paths(prompts.all, first.abilities, second.abilities, second.url)
-            with_ids = second.abilities.token_ids
+            named_ids = first.abilities.named_ids and second.abilities.named_ids
             stages, began_s = Stages(None, self.ends_at_s), time.monotonic()
-            recorder = self._recorder(first, prompts, settings, 2, stages, with_ids=with_ids)
-            judged = Candidate(second, first.abilities, settings.num_at_once, self.timeout_s, stages)
+            recorder = self._recorder(first, prompts, settings, 2, stages, named_ids=named_ids)
+            given = first.abilities, settings.num_at_once, self.timeout_s, stages
+            judged = Candidate(second, *given, named_ids=named_ids)
             for part in recorder.rounds():
-                named_ids = first.abilities.named_ids and with_ids
-                judged.ask(part.questions, first.slowest_s, named_ids=named_ids)
+                judged.ask(part.questions, first.slowest_s)
             baseline = recorder.baseline(self._conditions())
             title = f"{candidate.url} beside {control.url}"
             return self._report(baseline, judged, title, stages, began_s, {})
@@ -73,7 +73,7 @@ class Run:
         """Record the answers of a control; errors are those of ``compare_servers``."""
         with closing(self._reach(control)) as server:
             stages = Stages(None, self.ends_at_s)
-            recorder = self._recorder(server, prompts, settings, 1, stages, with_ids=True)
+            recorder = self._recorder(server, prompts, settings, 1, stages, named_ids=True)
             for _ in recorder.rounds():
                 pass
             return recorder.baseline(self._conditions())
@@ -94,11 +94,11 @@ class Run:
                 )
             check_paths([question.prompt for question in questions], baseline.abilities, able, server.url)
             stages, began_s = Stages(None, self.ends_at_s), time.monotonic()
-            judged = Candidate(server, baseline.abilities, settings.num_at_once, self.timeout_s, stages)
-            named_ids = baseline.abilities.named_ids and able.token_ids
+            given = baseline.abilities, settings.num_at_once, self.timeout_s, stages
+            judged = Candidate(server, *given, named_ids=baseline.abilities.named_ids)
             for units in rounds(math.ceil(len(questions) / _UNIT), self.ends_at_s):
                 asked = questions[units.start * _UNIT : units.stop * _UNIT]
-                judged.ask(asked, baseline.slowest_s, named_ids=named_ids)
+                judged.ask(asked, baseline.slowest_s)
             title = f"{candidate.url} beside a baseline of {recorded['date'][:10]}"
             return self._report(baseline, judged, title, stages, began_s, {"baseline": recorded})
 
@@ -114,12 +114,12 @@ class Run:
         num_servers: int,
         stages: Stages,
         *,
-        with_ids: bool,
+        named_ids: bool,
     ) -> Recorder:
         for line in prompts.lines():
             print(line, flush=True)
         size = self.size, settings, self.ends_at_s, num_servers
-        return Recorder(control, prompts, *size, stages, with_ids=with_ids)
+        return Recorder(control, prompts, *size, stages, named_ids=named_ids)
 
     def _report(
         self,

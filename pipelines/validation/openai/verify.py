@@ -6,6 +6,7 @@ first divergences judges it (``pipelines/validation/audit.py``), plain answers a
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,9 +51,9 @@ class Way:
 
     name: str
     is_alone: bool
-    questions: tuple[Question, ...]
-    own: tuple[Outcome, ...]
-    others: tuple[Outcome, ...]
+    questions: Sequence[Question]
+    own: Sequence[Outcome]
+    others: Sequence[Outcome]
     compared: Comparison
     noise: Comparison
     judged: Judged
@@ -84,6 +85,7 @@ class Candidate:
         server: The candidate.
         control: What the control can do.
         load: Number of concurrent requests.
+        named_ids: Whether the log probabilities of the control name tokens by ids.
         timeout_s: Longest silence that a user named; None for several times the control's longest answer.
         on_answer: Called after each answer.
     """
@@ -95,7 +97,10 @@ class Candidate:
         load: int,
         timeout_s: float | None,
         on_answer: OnAnswer,
+        *,
+        named_ids: bool,
     ) -> None:
+        self.named_ids = named_ids
         self.server, self.streams = server, compares_streams(control, server.abilities)
         self.load_name = f"x{load}{', streamed' if self.streams else ''}"
         self.alone: list[Outcome] = []
@@ -103,19 +108,18 @@ class Candidate:
         self._load, self._timeout_s, self._on_answer = load, timeout_s, on_answer
         self._num_drafted_before = server.draft_tokens()
 
-    def ask(self, questions: Sequence[Question], slowest_s: float, *, named_ids: bool) -> None:
+    def ask(self, questions: Sequence[Question], slowest_s: float) -> None:
         """Ask some questions in both ways.
 
         Args:
             questions: The questions.
             slowest_s: Longest time that an answer of the control took, in seconds.
-            named_ids: Whether log probabilities name tokens by ids.
         """
         self.server.limit_silence(self._timeout_s or max(_SHORTEST_SILENCE_S, _SILENCE * slowest_s))
 
         def ask(question: Question, *, stream: bool = False) -> Answer:
             wants = question.log_probs == "both"
-            return self.server.ask(question, stream=stream, log_probs=wants, named_ids=named_ids)
+            return self.server.ask(question, stream=stream, log_probs=wants, named_ids=self.named_ids)
 
         def ask_loaded(question: Question) -> Answer:
             return ask(question, stream=self.streams)
@@ -144,71 +148,64 @@ def compare(baseline: Baseline, candidate: Candidate, expect: Expect) -> Compare
         candidate: The candidate, which was asked the first of the same questions.
         expect: How to judge differences.
     """
-    with_ids = baseline.abilities.token_ids and candidate.server.abilities.token_ids
-    questions = baseline.answers.questions[: len(candidate.loaded)]
+    server, answers = candidate.server, baseline.answers
+    with_ids = baseline.abilities.token_ids and server.abilities.token_ids
+    questions = answers.questions[: len(candidate.loaded)]
     alone, loaded = (
         [answer_or_error(each) for each in recorded[: len(questions)]]
-        for recorded in (baseline.answers.alone, baseline.answers.loaded)
+        for recorded in (answers.alone, answers.loaded)
     )
-    refused = _refused(questions, candidate.alone)
-    notes = [f"{kind}: the candidate refuses it: {why}" for kind, why in refused.items()]
-    streamed = list(map(as_streamed, alone, loaded)) if candidate.streams else alone
-    noise_reference = list(map(as_streamed, alone, loaded)) if with_ids else alone
-    outcomes = (("one at a time", alone, candidate.alone), (candidate.load_name, streamed, candidate.loaded))
-    answered_all = not any(
+    streamed = list(map(as_streamed, alone, loaded))
+    failures_are_faults = not any(
         isinstance(each, DraftproofError) and not isinstance(each, NO_ANSWER) for each in (*alone, *loaded)
     )
+    refused = _refused(questions, candidate.alone)
     ways = []
-    for is_plain in (True, False):
-        for how, own, others in outcomes:
-            asked = [
-                number
-                for number, question in enumerate(questions)
-                if (question.kind == PLAIN) == is_plain
-                and question.kind not in (SAMPLED, *refused)
-                and not isinstance(others[number], StoppedError)
-                and not isinstance(loaded[number], StoppedError)
-            ]
-            chosen = tuple(questions[number] for number in asked)
-            compared = compare_answers(
-                chosen,
-                [own[number] for number in asked],
-                [others[number] for number in asked],
-                with_ids=with_ids,
-                failures_are_faults=answered_all,
-            )
-            beside = compare_answers(
-                chosen,
-                [noise_reference[number] for number in asked],
-                [loaded[number] for number in asked],
-                with_ids=with_ids,
-            )
-            scored = [baseline.answers.scored[number] for number in asked]
-            noise = _joined(beside, scored)
-            name = f"{PLAIN if is_plain else 'other kinds'}, {how}"
-            judged = judge(name, compared, noise, exact=expect == "exact")
-            both = tuple(own[number] for number in asked), tuple(others[number] for number in asked)
-            if chosen or is_plain:
-                ways.append(Way(how, own is alone, chosen, *both, compared, noise, judged))
-    faults, doubts = [], []
+    for is_plain, is_alone in itertools.product((True, False), (True, False)):
+        own = alone if is_alone or not candidate.streams else streamed
+        others = candidate.alone if is_alone else candidate.loaded
+        asked = [
+            number
+            for number, question in enumerate(questions)
+            if (question.kind == PLAIN) == is_plain
+            and question.kind not in (SAMPLED, *refused)
+            and not isinstance(others[number], StoppedError)
+            and not isinstance(loaded[number], StoppedError)
+        ]
+        chosen = [questions[number] for number in asked]
+        mine, theirs, repeated, again = (
+            [given[number] for number in asked]
+            for given in (own, others, streamed if with_ids else alone, loaded)
+        )
+        compared = compare_answers(
+            chosen, mine, theirs, with_ids=with_ids, failures_are_faults=failures_are_faults
+        )
+        noise = _joined(
+            compare_answers(chosen, repeated, again, with_ids=with_ids),
+            [answers.scored[number] for number in asked],
+        )
+        name = "one at a time" if is_alone else candidate.load_name
+        title = f"{PLAIN if is_plain else 'other kinds'}, {name}"
+        judged = judge(title, compared, noise, exact=expect == "exact")
+        if chosen or is_plain:
+            ways.append(Way(name, is_alone, chosen, mine, theirs, compared, noise, judged))
+    notes = [f"{kind}: the candidate refuses it: {why}" for kind, why in refused.items()]
+    faults, doubts = [], [str(error)] if (error := stop_error()) else []
+    if candidate.named_ids and not server.abilities.named_ids:
+        notes.append("log probabilities: the control names tokens by ids, which the candidate does not tell")
     if (num_drafted := candidate.num_drafted()) == 0:
         faults.append("the candidate drafted nothing, so nothing was tested")
     elif num_drafted is None:
         notes.append("whether the candidate drafted anything: its metrics do not say")
     own_sampled, sampled = (
-        _greedy_samples(questions, answers)
-        for answers in ((*alone, *loaded), (*candidate.alone, *candidate.loaded))
+        _greedy_samples(questions, given)
+        for given in ((*alone, *loaded), (*candidate.alone, *candidate.loaded))
     )
-    if (
-        sampled[1]
-        and chance_of_more(sampled[1], sampled[0], own_sampled[1], own_sampled[0]) <= ALPHA_OF_REASON
-    ):
+    if sampled[1] and chance_of_more(*reversed(sampled), *reversed(own_sampled)) <= ALPHA_OF_REASON:
         faults.append(
-            f"{sampled[1]} of {sampled[0]} sampled answers (temperature 1) are the greedy ones, and of the "
+            f"{sampled[1]} of {sampled[0]} {SAMPLED} (temperature 1) are the greedy ones, and of the "
             f"control's {own_sampled[1]} of {own_sampled[0]}"
         )
-    if error := stop_error():
-        doubts.append(str(error))
     return Compared(tuple(ways), tuple(faults), tuple(doubts), tuple(notes), (own_sampled, sampled))
 
 
