@@ -9,6 +9,7 @@ from pipelines.errors import ServerBusyError
 from pipelines.openai_stream import TokenLogProbs, ToolCall
 from pipelines.validation.differences import Difference, Margin
 from pipelines.validation.openai.baseline import Answers, Baseline, Settings
+from pipelines.validation.openai.comparing import without_unlikely_tokens
 from pipelines.validation.openai.sampled import Samples
 from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.answers import Answer
@@ -23,7 +24,9 @@ _QUESTIONS = (
     Question(Prompt("a", "text"), 3, "plain answers"),
     Question(Prompt("b", "", messages="[]"), 3, "answers with a stop word", {"stop": ["x"]}, "both"),
 )
-_ROW = TokenLogProbs("token_id:1", -0.5, {"token_id:1": -0.5})
+_ROW = without_unlikely_tokens(
+    Answer("", "", log_probs=(TokenLogProbs("token_id:1", math.nan, {"token_id:1": -0.5}),))
+).log_probs[0]
 _OWN = Answer("ab", "stop", (1, 2), (5,), (_ROW,), 2, 1, ("m", "f"), (ToolCall("f", "{}"),), "Hm")
 _BUSY = ServerBusyError("busy: 429").to_wire()
 BASELINE = Baseline(

@@ -161,6 +161,7 @@ def _of_log_probs(name: str, own: Answer, other: Answer) -> Difference | None:
 
 _MARGIN_KEPT = 4.0  # natural log; several times LARGEST_ROUNDING, above which every margin is a fault
 _DIGITS = 5
+_NONE = -9999.0  # of the first token of a prompt; JSON has no NaN
 
 
 def without_unlikely_tokens(answer: Answer) -> Answer:
@@ -172,7 +173,8 @@ def _shortened(row: TokenLogProbs) -> TokenLogProbs:
     ordered = sorted(row.alternatives.items(), key=lambda pair: pair[1], reverse=True)
     num_likely = sum(row.log_prob - log_prob <= _MARGIN_KEPT for _, log_prob in ordered)
     kept = {name: round(log_prob, _DIGITS) for name, log_prob in ordered[: num_likely + 1]}
-    return replace(row, log_prob=round(row.log_prob, _DIGITS), alternatives=kept)
+    log_prob = _NONE if math.isnan(row.log_prob) else round(row.log_prob, _DIGITS)
+    return replace(row, log_prob=log_prob, alternatives=kept)
 
 
 def _margin_of_ids(own: Answer, other: Answer, place: int) -> Margin:

@@ -219,6 +219,8 @@ class Recorder:
                     self._ways[kind.name] = partial(_asked, way, log_probs)
                     return
                 reason = f"the control does not follow it: {answer_or_fault}"
+                if stop_error():
+                    reason = "there was no time to ask"
         self._notes.append(f"{kind.name}: {reason}")
 
     def _scored(self, pair: tuple[Question, Answer | DraftproofError]) -> Difference | None:
