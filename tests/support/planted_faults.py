@@ -316,7 +316,7 @@ def _temperature(old: bool, new: float) -> Callable[[Body], Body]:
 
 def _end_of_long_prompts(request: Body) -> Body:
     prompt = request.get("prompt")
-    is_long = isinstance(prompt, str) and len(prompt) > 450
+    is_long = isinstance(prompt, str) and len(prompt) > 350
     return {**request, "prompt": prompt[-200:]} if is_long else request
 
 

@@ -28,7 +28,7 @@ from pipelines.validation.openai.server.abilities import COMPLETIONS, Abilities
 from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import OpenAIServer, Question
 from pipelines.validation.size import MOST_TOKENS, Size
-from pipelines.validation.stopping import stop_error
+from pipelines.validation.stopping import StoppedError, stop_error
 
 UNIT = 6
 """Prompts that are asked as they are for each question of every other kind."""
@@ -157,8 +157,10 @@ class Recorder:
             self._longest,
         )
         if not self.parts:
-            for kind in KINDS.values():
-                self._choose_way(kind, material)
+            choose, kinds = partial(self._choose_way, material), list(KINDS.values())
+            chosen = ask_each("control, a question of each kind", choose, kinds, 1, self._on_answer)
+            stopped = [kind for kind, error in zip(kinds, chosen, strict=True) if error is not None]
+            self._notes += [f"{kind.name}: there was no time to ask" for kind in stopped]
         others = [
             question
             for turn, first in enumerate(range(0, len(prompts), UNIT), units.start)
@@ -197,7 +199,7 @@ class Recorder:
 
         return ask_each(f"control {how}", ask, questions, num_at_once, self._on_answer)
 
-    def _choose_way(self, kind: Kind, material: Material) -> None:
+    def _choose_way(self, material: Material, kind: Kind) -> None:
         """Take the first way to ask that the control follows, or note why there is none."""
         reason = "the prompts, or what the control can do, allow no such request"
         for way in kind.ways:
@@ -212,6 +214,8 @@ class Recorder:
                 try:
                     answer = self._control.try_out(question, log_probs=wants, named_ids=self._named_ids)
                     answer_or_fault = checked(question, answer)
+                except StoppedError:
+                    raise
                 except DraftproofError as error:
                     answer_or_fault = error
                 if isinstance(answer_or_fault, Answer):
@@ -219,8 +223,6 @@ class Recorder:
                     self._ways[kind.name] = partial(_asked, way, log_probs)
                     return
                 reason = f"the control does not follow it: {answer_or_fault}"
-                if stop_error():
-                    reason = "there was no time to ask"
         self._notes.append(f"{kind.name}: {reason}")
 
     def _scored(self, pair: tuple[Question, Answer | DraftproofError]) -> Difference | None:
