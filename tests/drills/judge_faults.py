@@ -7,7 +7,8 @@ questions, of a quick comparison and of a whole one, and then in as few as the j
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -23,7 +24,7 @@ from pipelines.validation.audit import CONFIDENCE
 from pipelines.validation.openai.baseline import Baseline, Settings
 from pipelines.validation.openai.runs import Run
 from pipelines.validation.openai.server.endpoint import Endpoint
-from pipelines.validation.size import Size
+from pipelines.validation.size import MOST_PROMPTS, MOST_TOKENS, Size
 from pipelines.validation.stopping import stopped_early
 from tests.support.fault_proxy import Memory, fault_proxy
 from tests.support.planted_faults import BY_NAME, FAULTS, Fault
@@ -37,7 +38,7 @@ COLUMNS = {
     "Questions that show it": "questions",
     "Smallest share found": "smallest_share",
 }
-_QUICK = Size(minutes=5, is_quick=True)
+_QUICK, _WHOLE = Size(minutes=5, is_quick=True), Size(minutes=30)
 _SILENCE_S = 3.0
 _MOST_SILENT = 10  # each takes as long as the longest silence
 _FEW = (1, 2, 4, 8, 16, 32, 64)
@@ -59,7 +60,14 @@ def _serving(recipe_name: str, folder: Path) -> Iterator[str]:
 
 
 def try_faults(
-    memory: Memory, about: dict[str, Any], only: str = "", minutes: int = 30
+    memory: Memory,
+    about: dict[str, Any],
+    only: str = "",
+    *,
+    quick: Size = _QUICK,
+    whole: Size = _WHOLE,
+    prompts: Path | None = None,
+    body: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Record a quick and a whole baseline, and plant the faults whose name contains a text.
 
@@ -67,33 +75,38 @@ def try_faults(
         memory: The server.
         about: Conditions, which get the size of both baselines.
         only: The text.
-        minutes: Time of the whole comparison.
+        quick: Size of the quick comparison.
+        whole: Size of the whole one.
+        prompts: File of prompts; None for the general ones.
+        body: Fields of each request.
     """
-    quick = _recorded(memory, _QUICK)
-    whole = _recorded(memory, Size(minutes))
-    about["questions"] = {"quick": len(quick.answers.questions), "whole": len(whole.answers.questions)}
-    about["not_checked"] = list(whole.not_checked)
+    recorded = [_recorded(memory, size, prompts, body or {}) for size in (quick, whole)]
+    for name, baseline in zip(("quick", "whole"), recorded, strict=True):
+        about[name] = dict(Counter(question.kind for question in baseline.answers.questions))
+        about["not_checked"] = list(baseline.not_checked)
     for fault in FAULTS:
         if only in fault.name:
-            yield _try(memory, fault, quick, whole)
+            yield _try(memory, fault, *recorded, body or {})
 
 
-def _recorded(memory: Memory, size: Size) -> Baseline:
-    settings = Settings()
-    prompts = given_prompts(None).draw(settings.num_prompts)
+def _recorded(memory: Memory, size: Size, prompts: Path | None, body: Mapping[str, Any]) -> Baseline:
+    settings = Settings(size.num_prompts or MOST_PROMPTS, size.max_tokens or MOST_TOKENS)
+    drawn = given_prompts(prompts).draw(settings.num_prompts)
     with stopped_early(size.minutes) as ends_at_s, fault_proxy(memory, BY_NAME["nothing"]) as right:
         recording = Run([], size=size, ends_at_s=ends_at_s)
-        return recording.record_control(Endpoint(right.url), prompts, settings)
+        return recording.record_control(Endpoint(right.url, body=body), drawn, settings)
 
 
-def _try(memory: Memory, fault: Fault, quick: Baseline, whole: Baseline) -> dict[str, Any]:
+def _try(
+    memory: Memory, fault: Fault, quick: Baseline, whole: Baseline, body: Mapping[str, Any]
+) -> dict[str, Any]:
     most = _MOST_SILENT if fault.sent == "silent" else None
-    of_quick, _, _ = _judged(memory, fault, quick, most)
-    of_whole, sentence, num_hit = _judged(memory, fault, whole, most)
+    of_quick, _, _ = _judged(memory, fault, quick, most, body)
+    of_whole, sentence, num_hit = _judged(memory, fault, whole, most, body)
     share = None
     if of_whole == "fail":
         few = (each for each in _FEW if each < num_hit)
-        num = next((each for each in few if _judged(memory, fault, whole, each)[0] == "fail"), num_hit)
+        num = next((each for each in few if _judged(memory, fault, whole, each, body)[0] == "fail"), num_hit)
         share = upper_bound(num - 1, len(whole.answers.questions) if most else num_hit, CONFIDENCE)
     faults = [
         f"{verdict} of the {size} run"
@@ -112,7 +125,9 @@ def _try(memory: Memory, fault: Fault, quick: Baseline, whole: Baseline) -> dict
     }
 
 
-def _judged(memory: Memory, fault: Fault, baseline: Baseline, most: int | None) -> tuple[str, str, int]:
+def _judged(
+    memory: Memory, fault: Fault, baseline: Baseline, most: int | None, body: Mapping[str, Any]
+) -> tuple[str, str, int]:
     """Return verdict and sentence, and how many questions met the fault."""
     with (
         fault_proxy(memory, fault, most=most) as planted,
@@ -121,5 +136,5 @@ def _judged(memory: Memory, fault: Fault, baseline: Baseline, most: int | None) 
         stopped_early(None),
     ):
         judging = Run([], timeout_s=_SILENCE_S)
-        sections, _ = judging.compare_with_baseline(baseline, "", Endpoint(planted.url))
+        sections, _ = judging.compare_with_baseline(baseline, "", Endpoint(planted.url, body=body))
         return joint_verdict(sections), sections[0].summary, len(planted.hits)

@@ -35,14 +35,14 @@ class Material:
 
     Attributes:
         prompts: Some prompts of the comparison.
-        answers: Plain greedy answer of the control to each of them; None where it has none.
+        answers: Number of a prompt -> plain greedy answer of the control, as far as there are any.
         max_tokens: Most tokens of a plain answer.
         able: What the control can do.
         longest: Most characters of a prompt.
     """
 
     prompts: Sequence[Prompt]
-    answers: Sequence[Answer | None]
+    answers: Mapping[int, Answer]
     max_tokens: int
     able: Abilities
     longest: float = math.inf
@@ -113,7 +113,7 @@ _UNKNOWN = "\ufffd"  # stands for a part of a character
 
 
 def _with_stop_word(material: Material, number: int) -> Question | None:
-    answer = material.answers[number]
+    answer = material.answers.get(number)
     word = _word(answer.text, _SHORTEST + number % _NUM_LENGTHS) if answer else ""
     return material.question(number, _STOP, stop=[word]) if word else None
 
@@ -253,18 +253,16 @@ _NAMED = {"type": "function", "function": {"name": "file_text"}}
 
 _LONG = "answers to long prompts"
 _CHARACTERS = (16_000, 8_000, 4_000, 2_000, 1_000, 500)  # characters
-_SHARE_OF_LONGEST = 0.75  # of the longest one, which is tried: others of its length may have more tokens
 
 
 def _long_prompt(size: int, material: Material, number: int) -> Question | None:
     """Return a prompt that begins differently from all others and ends with one of the comparison's."""
     if size > max(material.longest, _CHARACTERS[-1]):
         return None
-    length = size if number == 0 else int(size * _SHARE_OF_LONGEST)
     parts = [material.text(number)]
-    while sum(map(len, parts)) < length:
+    while sum(map(len, parts)) < size:
         parts.insert(0, material.text((number - len(parts)) % len(material.prompts)))
-    prompt = material.named(number, _LONG, text="\n\n".join(parts)[-length:], messages="")
+    prompt = material.named(number, _LONG, text="\n\n".join(parts)[-size:], messages="")
     return Question(prompt, material.max_tokens, _LONG)
 
 
@@ -306,7 +304,7 @@ _LEAST_SAMPLED = 16  # characters of a greedy answer; a sample may well equal a 
 
 
 def _sampled(material: Material, number: int) -> Question | None:
-    answer = material.answers[number]
+    answer = material.answers.get(number)
     if answer is None or len(answer.text) < _LEAST_SAMPLED:
         return None
     asked = material.question(number, SAMPLED, temperature=1.0, top_p=1.0)

@@ -8,8 +8,10 @@ itself too.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from pipelines.command_line.prompts import Prompt, Prompts
-from pipelines.errors import DraftproofError, VerificationError
+from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError
 from pipelines.validation.asking import OnAnswer, ask_each
 from pipelines.validation.differences import Difference, Margin
 from pipelines.validation.openai.baseline import Answers, Baseline, Recorded, Settings
@@ -30,32 +32,35 @@ from pipelines.validation.openai.server.server import OpenAIServer, Question
 from pipelines.validation.size import MOST_TOKENS, Size
 from pipelines.validation.stopping import StoppedError, stop_error
 
-UNIT = 6
-"""Prompts that are asked as they are for each question of every other kind."""
+_OTHERS = 2
+"""Questions of other kinds for each prompt that is asked as it is."""
 
+_FIRST = 1 + _OTHERS  # questions of the first round
+_MOST_TRIALS = 2  # of a kind that the control does not follow
 _SHORTEST = 16  # tokens of an answer, unless fewer are asked for
 _SHORTEST_PROMPT = 500  # characters of a long one
 _CHARACTERS_OF_TOKEN = 20  # that are read, at least, while one token is written
-_TOKENS_OF_OTHERS = 250  # that the questions of other kinds take in a unit
-_PASSES = 3.2  # of one server: two servers answer alone, and under load in 0.6 of that time
-_SHARE = 0.9  # of the time; a round may take longer than the one before it
+_LENGTHS_OF_PROMPT = 2.2  # of a plain answer, in all answers to a prompt
+_TOKENS_OF_PROMPT = 30  # that they have besides, however long plain answers are
+_PASSES = 3.2  # of two servers, which answer alone, and under load in 0.6 of that time
+_SHARE = 0.85  # of the time; a round may take longer than the one before it
 
 
-def rounds(num_units: int, until_s: float) -> Iterator[slice]:
-    """Yield which units come next, twice as many each time, until another one would not end in time.
+def rounds(num_questions: int, until_s: float) -> Iterator[slice]:
+    """Yield which questions come next, twice as many each time, until more would not end in time.
 
     Args:
-        num_units: Number of all units.
+        num_questions: Number of all questions.
         until_s: Clock time at which the last round ends, in seconds of ``time.monotonic``.
     """
-    first, size = 0, 1
-    while first < num_units and size and not stop_error():
+    first, size = 0, _FIRST
+    while first < num_questions and size >= _FIRST and not stop_error():
         began_s = time.monotonic()
         yield slice(first, first + size)
         ended_s = time.monotonic()
         seconds = max(1e-6, (ended_s - began_s) / size)
         first += size
-        size = int(min(2 * size if first > 1 else 1, _SHARE * max(0.0, until_s - ended_s) / seconds))
+        size = int(min(first, _SHARE * max(0.0, until_s - ended_s) / seconds))
 
 
 class Recorder:
@@ -89,25 +94,31 @@ class Recorder:
     ) -> None:
         self.parts: list[Answers] = []
         self._control, self._prompts, self._on_answer = control, prompts, on_answer
-        self._until_s = (
-            math.inf if size.num_prompts else until_s
-        )  # who chooses the prompts has them all asked
+        # Who chooses the number of prompts has them all asked.
+        self._until_s = math.inf if size.num_prompts else until_s
         self._named_ids = named_ids
-        self._ways: dict[str, Way] = {}
-        self._notes: list[str] = []
-        self._tried: dict[str, Answer] = {}
-        length, self._longest = self._choose_lengths(until_s, num_servers, size.max_tokens)
+        length, longest = self._choose_lengths(until_s, num_servers, size.max_tokens)
         self._settings = replace(settings, max_tokens=length)
+        self._answers: dict[int, Answer] = {}
+        self._material = Material(prompts.all, self._answers, length, control.abilities, longest)
+        self._ways: dict[str, Way] = {}
+        self._trials: Counter[str] = Counter()
+        self._reasons = dict.fromkeys(KINDS, "there was no time to ask, or no prompt allows it")
 
     def rounds(self) -> Iterator[Answers]:
         """Yield what the control answers in each round; what the caller does meanwhile is a part of it.
 
         Raises:
-            VerificationError: The control answered no prompt.
+            VerificationError: The control answers nothing.
         """
-        prompts = self._prompts.all
-        for units in rounds(math.ceil(len(prompts) / UNIT), self._until_s):
-            self.parts.append(self._round(prompts[units.start * UNIT : units.stop * UNIT], units))
+        turns = itertools.cycle(KINDS)
+        asked = [
+            (kind, number)
+            for number in range(len(self._prompts.all))
+            for kind in (PLAIN, *itertools.islice(turns, _OTHERS))
+        ]
+        for part in rounds(len(asked), self._until_s):
+            self.parts.append(self._round(asked[part]))
             yield self.parts[-1]
 
     def baseline(self, conditions: dict[str, Any]) -> Baseline:
@@ -126,7 +137,7 @@ class Recorder:
             abilities=control.abilities,
             answers=answers,
             samples=samples,
-            not_checked=tuple(self._notes),
+            not_checked=tuple(f"{kind}: {why}" for kind, why in self._reasons.items()),
             failures=dict(control.failures),
             num_retries=control.num_retries,
             slowest_s=control.slowest_s,
@@ -139,41 +150,26 @@ class Recorder:
         with suppress(DraftproofError):  # it is asked again, and then counted
             self._control.try_out(Question(self._prompts.all[0], _SHORTEST, PLAIN), log_probs=False)
         seconds_of_token = (time.monotonic() - began_s) / _SHORTEST
-        seconds_of_unit = (until_s - time.monotonic()) / math.ceil(len(self._prompts.all) / UNIT)
-        tokens = seconds_of_unit / (seconds_of_token * _PASSES * num_servers / 2) - _TOKENS_OF_OTHERS
-        length = max_tokens or max(_SHORTEST, int(min(MOST_TOKENS, tokens / (2 * UNIT))))
-        return length, max(_SHORTEST_PROMPT, _CHARACTERS_OF_TOKEN * (tokens - 2 * UNIT * length))
+        seconds_of_prompt = (until_s - time.monotonic()) / len(self._prompts.all)
+        tokens = seconds_of_prompt / (seconds_of_token * _PASSES * num_servers / 2) - _TOKENS_OF_PROMPT
+        length = max_tokens or max(_SHORTEST, int(min(MOST_TOKENS, tokens / _LENGTHS_OF_PROMPT)))
+        to_read = (tokens - _LENGTHS_OF_PROMPT * length) * len(KINDS) / _OTHERS
+        return length, max(_SHORTEST_PROMPT, _CHARACTERS_OF_TOKEN * to_read)
 
-    def _round(self, prompts: Sequence[Prompt], units: slice) -> Answers:
-        plain = [Question(prompt, self._settings.max_tokens, PLAIN) for prompt in prompts]
-        of_plain = self._ask("one at a time", plain, 1)
-        if not self.parts and not any(isinstance(answer, Answer) for answer in of_plain):
-            raise VerificationError(f"the control answered no prompt: {of_plain[0]}")
-        material = Material(
-            prompts,
-            [answer if isinstance(answer, Answer) else None for answer in of_plain],
-            self._settings.max_tokens,
-            self._control.abilities,
-            self._longest,
-        )
-        if not self.parts:
-            choose, kinds = partial(self._choose_way, material), list(KINDS.values())
-            chosen = ask_each("control, a question of each kind", choose, kinds, 1, self._on_answer)
-            stopped = [kind for kind, error in zip(kinds, chosen, strict=True) if error is not None]
-            self._notes += [f"{kind.name}: there was no time to ask" for kind in stopped]
-        others = [
-            question
-            for turn, first in enumerate(range(0, len(prompts), UNIT), units.start)
-            for place, way in enumerate(self._ways.values())
-            # Another prompt of the unit each time, so that no kind meets the same ones.
-            if (question := way(material, first + (place + turn) % len(prompts[first : first + UNIT])))
-            is not None
-        ]
-        questions = (*others, *plain)
-        alone = [*self._ask("other kinds, one at a time", others, 1), *of_plain]
+    def _round(self, asked: Sequence[tuple[str, int]]) -> Answers:
+        given = ask_each("control one at a time", self._ask_alone, asked, 1, self._on_answer)
+        pairs = [pair for pair in given if isinstance(pair, tuple)]
+        questions, alone = (tuple(each) for each in zip(*pairs, strict=True)) if pairs else ((), ())
+        if not self.parts and not any(isinstance(answer, Answer) for answer in alone):
+            raise VerificationError(f"the control answered nothing: {next(iter(alone), stop_error())}")
         stream, load = self._control.abilities.ends_streams, self._settings.num_at_once
-        loaded = self._ask(f"x{load}{', streamed' if stream else ''}", questions, load, stream=stream)
-        pairs = list(zip(questions, alone, strict=True))
+
+        def ask_loaded(question: Question) -> Answer:
+            how = {"log_probs": question.log_probs == "both", "named_ids": self._named_ids}
+            return without_unlikely_tokens(self._control.ask(question, stream=stream, **how))
+
+        name = f"control x{load}{', streamed' if stream else ''}"
+        loaded = ask_each(name, ask_loaded, questions, load, self._on_answer)
         scored: list[Difference | None] = [None] * len(pairs)
         if can_score(self._control.abilities):
             name = "control, its own answers in one pass"
@@ -181,49 +177,49 @@ class Recorder:
             scored = [each if isinstance(each, Difference) else None for each in found]
         return Answers(questions, _recorded(alone), _recorded(loaded), tuple(scored))
 
-    def _ask(
-        self, how: str, questions: Sequence[Question], num_at_once: int, *, stream: bool = False
-    ) -> list[Answer | DraftproofError]:
-        def ask(question: Question) -> Answer:
-            if num_at_once > 1:
-                with_log_probs = question.log_probs == "both"
-                answer = self._control.ask(
-                    question, stream=stream, log_probs=with_log_probs, named_ids=self._named_ids
-                )
-            elif question.prompt.prompt_id in self._tried:
-                answer = self._tried.pop(question.prompt.prompt_id)
-            else:
-                wants = question.log_probs != "none"
-                answer = self._control.ask(question, log_probs=wants, named_ids=self._named_ids)
-            return without_unlikely_tokens(answer)
+    def _ask_alone(self, asked: tuple[str, int]) -> tuple[Question, Answer | DraftproofError] | None:
+        """Ask a question of a kind about the prompt with a number; None if there is no such question."""
+        kind, number = asked
+        if kind != PLAIN and kind not in self._ways:
+            return self._try_ways(KINDS[kind], number)
+        way = _plain if kind == PLAIN else self._ways[kind]
+        if (question := way(self._material, number)) is None:
+            return None
+        wants = question.log_probs != "none"
+        try:
+            answer = self._control.ask(question, log_probs=wants, named_ids=self._named_ids)
+        except StoppedError:
+            raise
+        except DraftproofError as error:
+            # One such prompt may be too long where another was not.
+            return None if isinstance(error, InvalidRequestError) and kind != PLAIN else (question, error)
+        if kind == PLAIN:
+            self._answers[number] = answer
+        return question, without_unlikely_tokens(answer)
 
-        return ask_each(f"control {how}", ask, questions, num_at_once, self._on_answer)
-
-    def _choose_way(self, material: Material, kind: Kind) -> None:
+    def _try_ways(self, kind: Kind, number: int) -> tuple[Question, Answer] | None:
         """Take the first way to ask that the control follows, or note why there is none."""
-        reason = "the prompts, or what the control can do, allow no such request"
-        for way in kind.ways:
-            asked = (way(material, number) for number in range(len(material.prompts)))
-            question = next((each for each in asked if each is not None), None)
-            if question is None:
+        if self._trials[kind.name] == _MOST_TRIALS:
+            return None
+        for way, with_margins in itertools.product(kind.ways, (True, False)):
+            asked = partial(_asked, way, with_margins)
+            if (question := asked(self._material, number)) is None:
                 continue
-            for log_probs in (
-                ("control", "none") if question.log_probs == "control" else (question.log_probs,)
-            ):
-                wants = log_probs != "none"
-                try:
-                    answer = self._control.try_out(question, log_probs=wants, named_ids=self._named_ids)
-                    answer_or_fault = checked(question, answer)
-                except StoppedError:
-                    raise
-                except DraftproofError as error:
-                    answer_or_fault = error
-                if isinstance(answer_or_fault, Answer):
-                    self._tried[question.prompt.prompt_id] = answer_or_fault
-                    self._ways[kind.name] = partial(_asked, way, log_probs)
-                    return
-                reason = f"the control does not follow it: {answer_or_fault}"
-        self._notes.append(f"{kind.name}: {reason}")
+            wants = question.log_probs != "none"
+            try:
+                answer = self._control.try_out(question, log_probs=wants, named_ids=self._named_ids)
+                answer_or_fault = checked(question, answer)
+            except StoppedError:
+                raise
+            except DraftproofError as error:
+                answer_or_fault = error
+            if isinstance(answer_or_fault, Answer):
+                self._ways[kind.name] = asked
+                self._reasons.pop(kind.name)
+                return question, without_unlikely_tokens(answer_or_fault)
+            self._reasons[kind.name] = f"the control does not follow it: {answer_or_fault}"
+        self._trials[kind.name] += 1
+        return None
 
     def _scored(self, pair: tuple[Question, Answer | DraftproofError]) -> Difference | None:
         question, answer = pair
@@ -233,9 +229,16 @@ class Recorder:
         return score(self._control, question.prompt, answer)
 
 
-def _asked(way: Way, log_probs: Any, material: Material, number: int) -> Question | None:
+def _plain(material: Material, number: int) -> Question:
+    return Question(material.prompts[number], material.max_tokens, PLAIN)
+
+
+def _asked(way: Way, with_margins: bool, material: Material, number: int) -> Question | None:
+    """Ask in some way, perhaps without the log probabilities that only margins need."""
     question = way(material, number)
-    return question and replace(question, log_probs=log_probs)
+    if question is None or with_margins:
+        return question
+    return replace(question, log_probs="none") if question.log_probs == "control" else None
 
 
 def _recorded(outcomes: Sequence[Answer | DraftproofError]) -> tuple[Recorded, ...]:

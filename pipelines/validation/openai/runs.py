@@ -25,7 +25,6 @@ from pipelines.validation.openai.verify import Candidate, Expect, check_paths, c
 from pipelines.validation.size import Size
 
 Conditions = dict[str, Any]
-_UNIT = 16  # questions of a baseline that are asked first
 _SILENCE_S = 600.0  # of a control
 
 
@@ -96,9 +95,8 @@ class Run:
             stages, began_s = Stages(None, self.ends_at_s), time.monotonic()
             given = baseline.abilities, settings.num_at_once, self.timeout_s, stages
             judged = Candidate(server, *given, named_ids=baseline.abilities.named_ids)
-            for units in rounds(math.ceil(len(questions) / _UNIT), self.ends_at_s):
-                asked = questions[units.start * _UNIT : units.stop * _UNIT]
-                judged.ask(asked, baseline.slowest_s)
+            for part in rounds(len(questions), self.ends_at_s):
+                judged.ask(questions[part], baseline.slowest_s)
             title = f"{candidate.url} beside a baseline of {recorded['date'][:10]}"
             return self._report(baseline, judged, title, stages, began_s, {"baseline": recorded})
 

@@ -65,6 +65,7 @@ def report(
 def _asked(compared: Compared) -> Section:
     """Show the questions of each kind, how many differ in each way, and which share would have been seen."""
     counted = tallies(compared.ways)
+    unasked = {f"differ {way.name}": None for way in compared.ways}
     rows: list[dict[str, object]] = []
     for kind in dict.fromkeys(each.kind for each in counted):
         of_kind = [each for each in counted if each.kind == kind]
@@ -73,6 +74,7 @@ def _asked(compared: Compared) -> Section:
             {
                 "kind": kind,
                 "questions": num,
+                **unasked,
                 **{f"differ {each.way.name}": sum(map(len, each.differences.values())) for each in of_kind},
                 "control's own": max(each.num_noise for each in of_kind),
                 "share seen with 95%": f"{upper_bound(0, num, CONFIDENCE):.1%}",

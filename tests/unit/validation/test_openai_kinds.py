@@ -19,7 +19,7 @@ from tests.support.recorded_baseline import ABILITIES
 
 PROMPTS = tuple(Prompt(f"p{number}", f"text {number} " * 20) for number in range(10))
 ANSWERS = tuple(Answer(f"One fine answer, number {number}.", "length") for number in range(10))
-MATERIAL = Material(PROMPTS, ANSWERS, 16, ABILITIES)
+MATERIAL = Material(PROMPTS, dict(enumerate(ANSWERS)), 16, ABILITIES)
 DESCRIPTION = {
     "subject": "idea",
     "moods": ["calm"],
