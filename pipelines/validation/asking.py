@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -84,7 +85,8 @@ class Stages:
             left_s = min(left_s, mean_s * (self._num_stages - self._num_begun))
         self._num_begun += 1
         place = f"{self._num_begun}/{self._num_stages}" if self._num_stages else f"{self._num_begun}"
-        _print(f"[{place}, {duration(max(0.0, left_s))} left] {name}: {num_all} questions")
+        left = f", {duration(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
+        _print(f"[{place}{left}] {name}: {num_all} questions")
         self._stage = TimeLeft(num_all, _print, lambda done: f"{name}: {done:.0f} of {num_all}")
 
 
