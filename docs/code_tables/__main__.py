@@ -65,18 +65,6 @@ def idle_fields() -> str:
     return "\n".join(lines)
 
 
-def planted_faults() -> str:
-    """Return one row for each fault that ``make verify-faults`` planted."""
-    lines = [
-        "| Planted fault | In all questions, `--quick` | In all, whole run | Smallest share found |",
-        "|---|---|---|---|",
-    ]
-    for each in _recorded("verify-faults.json")["drills"]:
-        name = each["drill"] + (f" ({each['reported']})" if each["reported"] else "")
-        lines.append(f"| {name} | {each['quick']} | {each['whole']} | {each['smallest_share'] or '-'} |")
-    return "\n".join(lines)
-
-
 def _row(tensor: InputTensor, default: Any) -> str:
     kind = ("STRING" if tensor.datatype == "BYTES" else tensor.datatype) + "[]" * tensor.is_list
     if tensor.is_required:
@@ -103,7 +91,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": errors,
     "idle-fields": idle_fields,
     "metrics": metrics,
-    "planted-faults": planted_faults,
     "recipe-keys": recipe_keys,
     "request-fields": request_fields,
 }
