@@ -153,6 +153,7 @@ class _Probe:
         self._connection = connection
         self._body = {"temperature": 0, "max_tokens": _NUM_TOKENS, **body}
         self._on_failure = on_failure
+        self._has_answered = False
         self.refusal = ""
 
     def complete(self, **fields: Any) -> Answer | None:
@@ -206,11 +207,15 @@ class _Probe:
     def _ask(self, path: str, fields: Mapping[str, Any]) -> Answer | None:
         for _ in range(_ATTEMPTS):
             try:
-                return answer_of(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
+                answer = answer_of(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
+                self._has_answered = True
+                return answer
             except InvalidRequestError as error:
                 self.refusal = str(error)
                 return None
             except _FAILURES as error:
+                if isinstance(error, RequestTimeoutError) and not self._has_answered:
+                    raise  # nobody waits several times for a server that is silent from the beginning
                 self._on_failure(error)
                 self.refusal = str(error)
         return None
