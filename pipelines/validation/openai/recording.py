@@ -201,10 +201,12 @@ class Recorder:
         """Take the first way to ask that the control follows, or note why there is none."""
         if self._trials[kind.name] == _MOST_TRIALS:
             return None
+        was_asked = False
         for way, with_margins in itertools.product(kind.ways, (True, False)):
             asked = partial(_asked, way, with_margins)
             if (question := asked(self._material, number)) is None:
                 continue
+            was_asked = True
             wants = question.log_probs != "none"
             try:
                 answer = self._control.try_out(question, log_probs=wants, named_ids=self._named_ids)
@@ -218,7 +220,7 @@ class Recorder:
                 self._reasons.pop(kind.name)
                 return question, without_unlikely_tokens(answer_or_fault)
             self._reasons[kind.name] = f"the control does not follow it: {answer_or_fault}"
-        self._trials[kind.name] += 1
+        self._trials[kind.name] += was_asked
         return None
 
     def _scored(self, pair: tuple[Question, Answer | DraftproofError]) -> Difference | None:
