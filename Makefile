@@ -123,6 +123,10 @@ drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under l
 drills-fleet: .venv/test.stamp ## kill, stop, cut off and drain servers and front doors of a fleet under load (needs haproxy and nftables; an hour)
 	@unshare --user --map-root-user --net --mount $(venv) -m tests.drills fleet $(ARGS)
 
+.PHONY: verify-faults
+verify-faults: .venv/test.stamp ## plant forty faults between `draftproof verify` and a server of RECIPE, and see which it finds (an hour)
+	@$(venv) -m tests.drills judge --recipe "$(RECIPE)" $(ARGS)
+
 .PHONY: check
 check: .venv/test.stamp ## run the lint, format, type and architecture checks
 	@$(venv) -m ruff check

@@ -121,6 +121,7 @@ class Event:
     Attributes:
         deltas: What it adds to each choice.
         num_tokens: Tokens of the answer as the server counts them; None if it does not say.
+        num_prompt_tokens: Tokens of the prompt; likewise.
         model: Model that answers; "" if it does not say.
         fingerprint: Fingerprint of the server; likewise.
         finish_reason: Why all of a response ended; "" if it goes on, or its choices say so.
@@ -129,6 +130,7 @@ class Event:
 
     deltas: tuple[Delta, ...] = ()
     num_tokens: int | None = None
+    num_prompt_tokens: int | None = None
     model: str = ""
     fingerprint: str = ""
     finish_reason: str = ""
@@ -279,9 +281,11 @@ def _choice_event(document: Mapping[str, Any]) -> Event:
     """Read an answer of completions or of chat, or an event of one."""
     if document.get("error"):
         return Event(error=json.dumps(document["error"]))
+    usage = document.get("usage") or {}
     return Event(
         tuple(_delta(choice, document.get("prompt_token_ids")) for choice in document["choices"]),
-        _count((document.get("usage") or {}).get("completion_tokens")),
+        _count(usage.get("completion_tokens")),
+        _count(usage.get("prompt_tokens")),
         str(document.get("model") or ""),
         str(document.get("system_fingerprint") or ""),
     )
@@ -330,7 +334,7 @@ def _response_event(response: Mapping[str, Any]) -> Event:
     return Event(
         tuple(_whole_item(index, item) for index, item in enumerate(response.get("output") or [{}])),
         _count((response.get("usage") or {}).get("output_tokens")),
-        str(response.get("model") or ""),
+        model=str(response.get("model") or ""),
         finish_reason=_text(end),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -60,23 +61,18 @@ class Stages:
     It is called as ``OnAnswer``.
 
     Args:
-        num_stages: Number of stages.
+        num_stages: Number of stages; None if it is not known.
         ends_at_s: Clock time at which all end, in seconds.
         clock: Seconds, monotonic.
     """
 
     def __init__(
-        self, num_stages: int, ends_at_s: float, clock: Callable[[], float] = time.monotonic
+        self, num_stages: int | None, ends_at_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._num_stages, self._num_begun = num_stages, 0
         self._ends_at_s, self._clock = ends_at_s, clock
         self._began_s = clock()
         self._stage = TimeLeft(0, _print, str)
-
-    @property
-    def share_s(self) -> float:
-        """Seconds that the next stage may take if those that have not begun share the time that is left."""
-        return 0.9 * (self._ends_at_s - self._clock()) / max(1, self._num_stages - self._num_begun)
 
     def __call__(self, name: str, num_done: int, num_all: int) -> None:
         """Count an answer, or begin a stage."""
@@ -84,12 +80,13 @@ class Stages:
             self._stage.advance(1)
             return
         left_s = self._ends_at_s - self._clock()
-        if self._num_begun:  # stages take about as long as those before
+        if self._num_begun and self._num_stages:  # stages take about as long as those before
             mean_s = (self._clock() - self._began_s) / self._num_begun
             left_s = min(left_s, mean_s * (self._num_stages - self._num_begun))
         self._num_begun += 1
-        left = f"{duration(max(0.0, left_s))} left"
-        _print(f"[{self._num_begun}/{self._num_stages}, {left}] {name}: {num_all} questions")
+        place = f"{self._num_begun}/{self._num_stages}" if self._num_stages else f"{self._num_begun}"
+        left = f", {duration(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
+        _print(f"[{place}{left}] {name}: {num_all} questions")
         self._stage = TimeLeft(num_all, _print, lambda done: f"{name}: {done:.0f} of {num_all}")
 
 

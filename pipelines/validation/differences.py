@@ -21,19 +21,17 @@ from pipelines.errors import (
     ServerUnavailableError,
 )
 
-NO_ANSWER = (
-    ServerUnavailableError,
-    ServerBusyError,
-    RateLimitError,
-    RequestTimeoutError,
-    RequestCancelledError,
-)
+NO_ANSWER = (ServerUnavailableError, ServerBusyError, RateLimitError, RequestCancelledError)
 """Errors which mean that an answer is missing, not that it is wrong."""
+
+LATE_OR_NO_ANSWER = (*NO_ANSWER, RequestTimeoutError)
+"""The same where silence may be the limit of the request, rather than a server that hangs."""
 
 END = "<end>"
 """Stands in a difference for a token behind the end of an answer."""
 
 _NUM_LISTED = 20
+_LONGEST_CELL = 60  # characters
 _Answer = TypeVar("_Answer")
 
 
@@ -87,51 +85,44 @@ class Comparison:
     """Answers to some questions, asked in one way, beside the reference.
 
     Attributes:
-        name: Name of the answers in the report.
         differences: First difference of each answer, or None.
         missing: Indices of the questions that could not be compared.
-        num_drafted: Number of proposed draft tokens; None if the server returns no counts or has no draft.
     """
 
-    name: str
     differences: tuple[Difference | None, ...]
-    missing: frozenset[int]
-    num_drafted: int | None = None
-
-    @property
-    def found(self) -> list[Difference]:
-        """The differences, without the places where there is none."""
-        return [each for each in self.differences if each is not None]
+    missing: frozenset[int] = frozenset()
 
 
 def compare_all(
-    name: str,
     prompt_ids: Sequence[str],
     reference: Sequence[_Answer | DraftproofError],
     answers: Sequence[_Answer | DraftproofError],
     first_difference: Callable[[int, _Answer, _Answer], Difference | None],
+    no_answer: tuple[type[DraftproofError], ...],
+    of_failure: Margin | None = None,
 ) -> Comparison:
     """Compare answers with the reference; an error where the reference answered is a difference.
 
     Args:
-        name: Name of the answers in the report.
         prompt_ids: Name of the prompt of each question.
         reference: Answers of the reference, or errors in place of them.
-        answers: The answers to judge; those with one of ``NO_ANSWER`` are missing.
+        answers: The answers to judge.
         first_difference: Compares two answers to the question with an index.
+        no_answer: Errors in place of answers that are missing.
+        of_failure: Margin of other errors; None if they are certainly faults.
     """
     differences: list[Difference | None] = []
     missing = set()
     for number, (prompt_id, own, other) in enumerate(zip(prompt_ids, reference, answers, strict=True)):
         difference = None
-        if isinstance(own, DraftproofError) or isinstance(other, NO_ANSWER):
+        if isinstance(own, DraftproofError) or isinstance(other, no_answer):
             missing.add(number)
         elif isinstance(other, DraftproofError):
-            difference = Difference(prompt_id, "-", "an answer", f"error: {other}")
+            difference = Difference(prompt_id, "-", "an answer", f"error: {other.message}", of_failure)
         else:
             difference = first_difference(number, own, other)
         differences.append(difference)
-    return Comparison(name, tuple(differences), frozenset(missing))
+    return Comparison(tuple(differences), frozenset(missing))
 
 
 def common_length(first: Sequence[object], second: Sequence[object]) -> int:
@@ -142,6 +133,10 @@ def common_length(first: Sequence[object], second: Sequence[object]) -> int:
 def excerpt(text: str, start: int) -> str:
     """Quote a text around the place of a difference."""
     return repr(text[max(0, start - 12) : start + 24])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 3]}..."
 
 
 def table_of(listed: Sequence[tuple[Difference, str]]) -> Table | None:
@@ -155,8 +150,8 @@ def table_of(listed: Sequence[tuple[Difference, str]]) -> Table | None:
                 "prompt": difference.prompt_id,
                 "kind": kind,
                 "position": difference.place,
-                "target alone": difference.expected,
-                "this answer": difference.actual,
+                "expected": _short(difference.expected),
+                "found": _short(difference.actual),
                 "margin": margin.why_unknown if known is None else known,
             }
         )

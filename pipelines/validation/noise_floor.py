@@ -7,8 +7,8 @@ noise.
   quantile is the smallest margin that another one exceeds with probability 1 % at most (rank
   ceil(0.99 (m + 1)) of m), or the largest if there are too few. The largest of m underestimates the noise,
   because another one exceeds it with probability 1 / (m + 1); hence the factor of two. A wrong token is about
-  a hundred times further from the target's. Without a noisy divergence the limit is 0, so noise excuses
-  nothing.
+  a hundred times further from the target's. Fewer than five noise margins tell no limit: then no divergence
+  is a tie.
 - ``surprise``: the probability of a margin as large under noise whose margins fall off at least as fast as
   exp(-sqrt(x / scale)). Rounding falls off faster, like a Gaussian; the slower decay allows for prompts whose
   noise differs tenfold. With unknown scale and m observed margins, whose square roots sum to S, the next one
@@ -16,6 +16,7 @@ noise.
   degrees of freedom.
 - ``LARGEST_ROUNDING``: no rounding has a margin above it, whatever noise was seen. A bfloat16 has 8
   significant bits, so logits up to 32 are apart by at most 1/8; one nat is the sum of eight such steps.
+- ``chance_of_more``: Fisher's exact test, one-sided, for a difference that the control never or hardly shows.
 - ``rate_difference_bounds``: score interval for the difference of two rates observed on the same prompts.
 
 Sources: Vovk, Gammerman and Shafer 2005 (the rank rule, as in conformal prediction); Tango 1998, Statistics
@@ -31,14 +32,15 @@ from collections.abc import Sequence
 from scipy import optimize, special
 
 LARGEST_ROUNDING = 1.0
+LEAST_MARGINS = 5
 _TIE_QUANTILE = 0.99
 _TIE_FACTOR = 2.0
 
 
-def tie_limit(noise_margins: Sequence[float]) -> float:
-    """Compute the largest margin of a tie; margins are absolute differences of log probabilities."""
-    if not noise_margins:
-        return 0.0
+def tie_limit(noise_margins: Sequence[float]) -> float | None:
+    """Compute the largest margin of a tie, a difference of log probabilities; None if too few are known."""
+    if len(noise_margins) < LEAST_MARGINS:
+        return None
     rank = math.ceil(_TIE_QUANTILE * (len(noise_margins) + 1))
     return _TIE_FACTOR * sorted(noise_margins)[min(rank, len(noise_margins)) - 1]
 
@@ -49,6 +51,23 @@ def surprise(margin: float, noise_margins: Sequence[float]) -> float:
     if total == 0:
         return 1.0
     return float((1 + math.sqrt(margin) / total) ** -len(noise_margins))
+
+
+def chance_of_more(num: int, num_trials: int, num_own: int, num_own_trials: int) -> float:
+    """Compute the probability of so many events or more among the trials if both rates are equal.
+
+    Args:
+        num: Number of events.
+        num_trials: Number of trials.
+        num_own: Number of events of the control.
+        num_own_trials: Number of its trials.
+    """
+    num_all = num + num_own
+    ways = (
+        math.comb(num_trials, each) * math.comb(num_own_trials, num_all - each)
+        for each in range(num, min(num_trials, num_all) + 1)
+    )
+    return sum(ways) / math.comb(num_trials + num_own_trials, num_all)
 
 
 def rate_difference_bounds(

@@ -23,6 +23,7 @@ def as_text(section: Section) -> str:
     """Render a section as lines of text."""
     verdict = "" if section.verdict == "info" else f": {section.verdict.upper()}"
     parts = [f"\n{section.title}{verdict}", *textwrap.wrap(section.summary, _WIDTH)]
+    parts += section.example.splitlines()
     if section.table is not None and section.table.rows:
         parts += _table_lines(section.table)
     return "\n".join([*parts, *textwrap.wrap(section.power, _WIDTH)])
@@ -75,23 +76,31 @@ def as_html(sections: Sequence[Section], conditions: dict[str, Any]) -> str:
 def add_report_options(parser: argparse.ArgumentParser, page: str) -> None:
     """Add ``--html`` and ``--json``."""
     parser.add_argument("--html", type=Path, help=f"page for the report (default: {page})")
-    parser.add_argument("--json", action="store_true", help="print the report as the last line, JSON")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=True,
+        type=Path,
+        metavar="FILE",
+        help="print the report as the last line, JSON, or write it into FILE",
+    )
 
 
-def show(sections: Sequence[Section], conditions: dict[str, Any], page: Path, *, as_json: bool) -> int:
+def show(sections: Sequence[Section], conditions: dict[str, Any], page: Path, *, as_json: bool | Path) -> int:
     """Show a report; returns the exit code of its verdict.
 
     Args:
         sections: Sections in the order in which they are shown.
         conditions: Conditions from ``pipelines.bench.reporting.conditions``.
         page: File that gets the page.
-        as_json: Whether the last line is the report as JSON.
+        as_json: Whether the last line is the report as JSON, or a file that gets it.
     """
-    for section in sections:
+    for section in (*sections[1:], *sections[:1]):  # the end of a log is what its reader sees
         print(as_text(section))
     write_whole(page, as_html(sections, conditions))
     verdict = joint_verdict(sections)
     print(f"\n{verdict.upper()}; wrote the report to {page}")
     if as_json:
-        print(json.dumps(as_document(sections, conditions)))
+        document = json.dumps(as_document(sections, conditions))
+        print(document) if as_json is True else write_whole(as_json, document)
     return EXIT_CODES[verdict]

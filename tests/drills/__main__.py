@@ -1,4 +1,4 @@
-"""Runs drills: ``python -m tests.drills rollouts`` (``make drills``), or ``faults`` or ``fleet``.
+"""Runs drills: ``python -m tests.drills rollouts`` (``make drills``), ``faults``, ``fleet`` or ``judge``.
 
 Exits with 0 if every drill ends as it should. ``--output`` writes all results as JSON.
 """
@@ -22,7 +22,12 @@ from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.program import EXIT_CODES, stopped_by_signals
 
 FORMAT = 1
-SETS = {"rollouts": "rollouts", "faults": "server_faults", "fleet": "fleet_faults"}
+SETS = {
+    "rollouts": "rollouts",
+    "faults": "server_faults",
+    "fleet": "fleet_faults",
+    "judge": "judge_faults",
+}
 """Name of a set of drills -> its module, with ``run(options, folder, about)`` and ``COLUMNS``."""
 
 

@@ -67,6 +67,7 @@ class Section:
         table: Figures, or None.
         power: Faults that would have been detected, with probabilities; "" if nothing is judged.
         document: Figures for machines, ready for JSON.
+        example: Lines that are shown as they are; "" for none.
     """
 
     title: str
@@ -75,6 +76,7 @@ class Section:
     table: Table | None = None
     power: str = ""
     document: dict[str, Any] = field(default_factory=dict)
+    example: str = ""
 
 
 def joint_verdict(judged: Sequence[Judged]) -> Verdict:

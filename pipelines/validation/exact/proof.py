@@ -13,7 +13,7 @@ from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.connection import TARGET_ALONE
 from pipelines.errors import DraftproofError
 from pipelines.validation.asking import OnAnswer, ask_each
-from pipelines.validation.differences import Difference, compare_all
+from pipelines.validation.differences import LATE_OR_NO_ANSWER, Difference, compare_all
 from pipelines.validation.exact.asking import ask_pass
 from pipelines.validation.exact.comparing import first_difference
 from pipelines.validation.exact.plan import Pass, ProofPlan, Question
@@ -146,7 +146,7 @@ def compare_pass(
     def first(place: int, expected: Generation, actual: Generation) -> Difference | None:
         return first_difference(ids[place], expected, actual, questions[place].request)
 
-    compared = compare_all(str(asked), ids, reference, answers, first)
+    compared = compare_all(ids, reference, answers, first, LATE_OR_NO_ANSWER)
     answered = [
         (asked.draft_length.at(place)[1], question.request, expected, actual)
         for place, (question, expected, actual) in enumerate(zip(questions, reference, answers, strict=True))

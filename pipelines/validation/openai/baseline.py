@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from pipelines.atomic_file import whole_file
 from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError, from_wire
-from pipelines.validation.differences import Comparison
+from pipelines.validation.differences import Difference
 from pipelines.validation.openai.sampled import Samples
 from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.answers import Answer
@@ -44,19 +44,28 @@ class Settings:
 
 @dataclass(frozen=True)
 class Answers:
-    """The control's answers to some questions.
+    """A server's answers to some questions.
 
     Attributes:
-        questions: The questions; their ids are unique.
+        questions: The questions; the ids of their prompts are unique.
         alone: Its answers one at a time, with log probabilities: the reference.
-        streamed: Its answers in streams, under load; empty if it has none.
-        noise: Where it differs from the reference under load, or in one pass over its own answer.
+        loaded: Its answers under load, in streams if it ends them.
+        scored: Where it would replace a token of its own answer in one pass over that; None elsewhere.
     """
 
     questions: tuple[Question, ...]
     alone: tuple[Recorded, ...]
-    streamed: tuple[Recorded, ...]
-    noise: Comparison
+    loaded: tuple[Recorded, ...]
+    scored: tuple[Difference | None, ...]
+
+    def __add__(self, more: Answers) -> Answers:
+        """Join the answers to two sets of questions."""
+        return Answers(
+            self.questions + more.questions,
+            self.alone + more.alone,
+            self.loaded + more.loaded,
+            self.scored + more.scored,
+        )
 
 
 @dataclass(frozen=True)
@@ -67,24 +76,24 @@ class Baseline:
         settings: Size of the comparison.
         control: Engine, model and fingerprint of the control.
         abilities: What it can tell about its answers.
-        plain: Greedy answers to the prompts.
-        featured: Answers to questions about features; there may be none.
+        answers: Its answers, to a few questions of every kind first.
         samples: Sampled answers; None if there are none.
         not_checked: What could not be asked, with the reasons.
         failures: Kinds of failed requests -> how many there were.
         num_retries: Number of requests that were sent again because the control was busy.
+        slowest_s: Longest time that an answer took, in seconds.
         conditions: When, where and with which command they were recorded, and the prompts.
     """
 
     settings: Settings
     control: str
     abilities: Abilities
-    plain: Answers
-    featured: Answers
+    answers: Answers
     samples: Samples | None
     not_checked: tuple[str, ...]
     failures: Mapping[str, int]
     num_retries: int
+    slowest_s: float
     conditions: Mapping[str, Any]
 
 
@@ -95,8 +104,11 @@ def answer_or_error(recorded: Recorded) -> Answer | DraftproofError:
     return from_wire(recorded) or VerificationError(f"the baseline has no answer: {recorded}")
 
 
-FORMAT = "draftproof-baseline-2"
-"""Changes with the questions about features too, whose answers are checked against this version's forms."""
+FORMAT = "draftproof-baseline-3"
+"""Changes with the kinds of questions too, whose answers are checked against this version's forms."""
+
+MOST_BYTES = 256 << 20
+"""Most bytes of a baseline, unpacked; the whole of a default one has about ten million."""
 
 _ADAPTER = TypeAdapter(
     with_config(ConfigDict(extra="forbid", strict=True, ser_json_inf_nan="constants"))(Baseline)
@@ -130,7 +142,7 @@ def read_baseline(path: Path) -> tuple[Baseline, str]:
         InvalidRequestError: The file cannot be read, is damaged, or has another format.
     """
     try:
-        header, _, content = gzip.decompress(path.read_bytes()).partition(b"\n")
+        header, _, content = _unpacked(path).partition(b"\n")
         named = json.loads(header)
         found, digest = named["format"], named["sha256"]
     except OSError as error:
@@ -148,6 +160,14 @@ def read_baseline(path: Path) -> tuple[Baseline, str]:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise _refused(path, f"{place}: {first['msg']}") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    with gzip.open(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+    return content
 
 
 def _refused(path: Path, why: str) -> InvalidRequestError:

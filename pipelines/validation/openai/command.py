@@ -14,13 +14,18 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from pipelines.bench.reporting.rates import prompts_needed
+from pipelines.bench.reporting.section import Section
 from pipelines.command_line.general_prompts import given_prompts
 from pipelines.command_line.options import add_prompts_option, whole_number
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_INCONCLUSIVE, EXIT_PASS, run_program
+from pipelines.validation.audit import CONFIDENCE, NON_TIE_LIMIT
 from pipelines.validation.distribution.drawing import NUM_PROMPTS
 from pipelines.validation.openai.baseline import Baseline, Settings, read_baseline, write_baseline
+from pipelines.validation.openai.ci import add_file_options, write_files
 from pipelines.validation.openai.runs import Run
 from pipelines.validation.openai.server.endpoint import (
     CANDIDATE_KEY,
@@ -28,14 +33,14 @@ from pipelines.validation.openai.server.endpoint import (
     Endpoint,
     read_key,
 )
-from pipelines.validation.report import add_report_options, show
+from pipelines.validation.report import add_report_options, as_document, show
 from pipelines.validation.size import Size, add_size_options
 from pipelines.validation.stopping import stopped_early
 
 _PAGE = Path(".run/verify.html")
 _SERVERS = ("against", "control", "baseline", "record")
 _FORMS = "--against and --control, --against and --baseline, or --control and --record"
-_OF_CANDIDATE = ("model", "key_file", "fields", "expect", "html")
+_OF_CANDIDATE = ("model", "key_file", "fields", "expect", "html", "junit", "sarif")
 _OF_SIZE = ("num_prompts", "max_tokens", "num_at_once", "num_sampled")
 _OF_CONTROL = ("control_model", "control_key_file", "control_fields", "prompts", *_OF_SIZE)
 
@@ -66,7 +71,7 @@ def main(command_line: Sequence[str]) -> int:
 
 def _work(options: argparse.Namespace) -> Callable[[Run], int]:
     """Read everything that the command line names, and return what is left to do."""
-    show_report = partial(show, page=options.html or _PAGE, as_json=options.json)
+    show_report = partial(_show, options)
     if options.baseline:
         baseline, digest = read_baseline(options.baseline)
         candidate = _candidate(options)
@@ -80,16 +85,27 @@ def _work(options: argparse.Namespace) -> Callable[[Run], int]:
     return lambda run: show_report(*run.compare_servers(control, candidate, prompts, settings))
 
 
+def _show(options: argparse.Namespace, sections: Sequence[Section], about: dict[str, Any]) -> int:
+    code = show(sections, about, options.html or _PAGE, as_json=options.json)
+    write_files(as_document(sections, about), options)
+    return EXIT_PASS if code == EXIT_INCONCLUSIVE and options.fail_on == "fail" else code
+
+
 def _record(baseline: Baseline, options: argparse.Namespace) -> int:
     digest = write_baseline(options.record, baseline)
     document = {
         "baseline": str(options.record),
         "sha256": digest,
         "control": baseline.control,
-        "questions": len(baseline.plain.questions) + len(baseline.featured.questions),
+        "questions": len(baseline.answers.questions),
         "failures": dict(baseline.failures),
         "not_checked": list(baseline.not_checked),
     }
+    num_plain, needed = baseline.settings.num_prompts, prompts_needed(NON_TIE_LIMIT, CONFIDENCE)
+    if num_plain < needed:
+        print(
+            f"too small to pass: {num_plain} plain answers, and {needed} are needed (--num-prompts {needed})"
+        )
     for note in baseline.not_checked:
         print(f"not checked: {note}")
     print(f"wrote {document['questions']} answers of {baseline.control} to {options.record}")
@@ -161,7 +177,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"also compare N sampled answers to each of {NUM_PROMPTS} prompts, such as 1000",
     )
     parser.add_argument(
-        "--timeout-s", type=float, default=Run.timeout_s, help="longest silence of a server (%(default)s)"
+        "--timeout-s",
+        type=float,
+        help="longest silence of a server (default: the candidate's is five times the control's slowest "
+        "answer, at least 30 s)",
     )
     parser.add_argument(
         "--expect",
@@ -169,6 +188,7 @@ def _parser() -> argparse.ArgumentParser:
         help="audit (default): distinguish ties from faults; exact: require equality",
     )
     add_report_options(parser, str(_PAGE))
+    add_file_options(parser)
     return parser
 
 

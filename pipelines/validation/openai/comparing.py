@@ -14,6 +14,7 @@ from pipelines.errors import DraftproofError
 from pipelines.openai_stream import TokenLogProbs
 from pipelines.validation.differences import (
     END,
+    NO_ANSWER,
     Comparison,
     Difference,
     Margin,
@@ -22,27 +23,27 @@ from pipelines.validation.differences import (
     excerpt,
 )
 from pipelines.validation.noise_floor import LARGEST_ROUNDING
-from pipelines.validation.openai.feature_choice import FEATURES, checked
+from pipelines.validation.openai.kinds import KINDS, PLAIN, checked
 from pipelines.validation.openai.server.answers import Answer, id_of
 from pipelines.validation.openai.server.server import Question
 
 
 def compare_answers(
-    name: str,
     questions: Sequence[Question],
     reference: Sequence[Answer | DraftproofError],
     answers: Sequence[Answer | DraftproofError],
     *,
     with_ids: bool,
+    failures_are_faults: bool = True,
 ) -> Comparison:
-    """Find the first difference of each answer from the reference; one that breaks its feature is an error.
+    """Find the first difference of each answer from the reference; one that breaks its kind is an error.
 
     Args:
-        name: Name of the answers in the report.
         questions: The questions.
         reference: The control's answers, with log probabilities.
         answers: The answers to judge.
         with_ids: Whether both have token ids.
+        failures_are_faults: Whether a failed request is certainly a fault: the control had none.
     """
 
     def first(number: int, own: Answer, other: Answer) -> Difference | None:
@@ -50,7 +51,8 @@ def compare_answers(
 
     ids = [question.prompt.prompt_id for question in questions]
     own, others = (list(map(checked, questions, given)) for given in (reference, answers))
-    return compare_all(name, ids, own, others, first)
+    unknown = None if failures_are_faults else Margin(None, "requests of the control failed too")
+    return compare_all(ids, own, others, first, NO_ANSWER, unknown)
 
 
 def as_streamed(
@@ -73,32 +75,93 @@ def as_streamed(
 
 
 def first_difference(question: Question, own: Answer, other: Answer, *, with_ids: bool) -> Difference | None:
-    """Compare tokens, else texts, then the reasons why the answers end, then what tokens were made into."""
+    """Compare prompts, tokens or texts, why the answers end, what is counted, and log probabilities."""
     name = question.prompt.prompt_id
+    may_go_on = question.kind != PLAIN and KINDS[question.kind].tokens_may_go_on
+    # Servers differ in whether the token that ends an answer is one of its tokens.
+    ends = {own.finish_reason, other.finish_reason} == {"stop"} and own.whole_text == other.whole_text
+    if with_ids and own.prompt_ids and other.prompt_ids and own.prompt_ids != other.prompt_ids:
+        place = common_length(own.prompt_ids, other.prompt_ids)
+        first, second = (str(each.prompt_ids[place : place + 1] or END) for each in (own, other))
+        return Difference(name, f"token {place} of the prompt", first, second)
     if with_ids and own.token_ids != other.token_ids:
         ids = own.token_ids, other.token_ids
         place = common_length(*ids)
-        may_go_on = bool(question.feature) and FEATURES[question.feature].tokens_may_go_on
-        if place < min(map(len, ids)) or not may_go_on:
+        is_end = ends and place == min(map(len, ids)) == max(map(len, ids)) - 1
+        if place < min(map(len, ids)) or not (may_go_on or is_end):
             first, second = (str(each[place]) if place < len(each) else END for each in ids)
             return Difference(name, f"token {place}", first, second, _margin_of_ids(own, other, place))
+        return _of_end(name, own, other) or _of_text(name, own, other, None)
     texts = own.whole_text, other.whole_text
-    place = common_length(*texts)
-    in_text = None
-    if texts[0] != texts[1]:
-        # Another text of equal tokens cannot come from rounding.
-        margin = None if with_ids else _margin_of_text(own, other.whole_text)
-        first, second = (excerpt(each, place) for each in texts)
-        in_text = Difference(name, f"character {place}", first, second, margin)
     # A text that goes on differently may rightly end for another reason.
-    is_first_difference = with_ids or place == min(map(len, texts))
-    if own.finish_reason != other.finish_reason and is_first_difference:
-        return Difference(name, "finish_reason", own.finish_reason, other.finish_reason, None)
-    return in_text
+    is_first = with_ids or common_length(*texts) == min(map(len, texts))
+    # Another text of equal tokens cannot come from rounding.
+    margin = None if with_ids else _margin_of_text(own, other.whole_text)
+    found = (_of_end(name, own, other) if is_first else None) or _of_text(name, own, other, margin)
+    return (
+        found
+        or (None if may_go_on else _of_usage(name, own, other, with_ids))
+        or _of_log_probs(name, own, other)
+    )
+
+
+def _of_end(name: str, own: Answer, other: Answer) -> Difference | None:
+    if own.finish_reason == other.finish_reason:
+        return None
+    return Difference(name, "finish_reason", own.finish_reason, other.finish_reason)
+
+
+def _of_text(name: str, own: Answer, other: Answer, margin: Margin | None) -> Difference | None:
+    texts = own.whole_text, other.whole_text
+    if texts[0] == texts[1]:
+        return None
+    place = common_length(*texts)
+    first, second = (excerpt(each, place) for each in texts)
+    return Difference(name, f"character {place}", first, second, margin)
+
+
+def _of_usage(name: str, own: Answer, other: Answer, with_ids: bool) -> Difference | None:
+    """Compare how many tokens of prompt and answer the servers count, as far as both do."""
+    counts = {
+        "prompt_tokens": (own.num_prompt_tokens, other.num_prompt_tokens),
+        "completion_tokens": (own.num_tokens, other.num_tokens),
+    }
+    for what, (first, second) in counts.items():
+        if first is not None and second is not None and first != second:
+            unknown = Margin(None, "different tokens may have the same text")
+            margin = unknown if what == "completion_tokens" and not with_ids else None
+            return Difference(name, f"usage.{what}", str(first), str(second), margin)
+    return None
+
+
+_LIKELY = math.log(0.2)  # at most four tokens are, which even a server with five alternatives tells
+_SMALLEST_GAP = 0.1  # nats; what rounding does to the log probability of a likely token is smaller
+
+
+def _of_log_probs(name: str, own: Answer, other: Answer) -> Difference | None:
+    """Compare the log probabilities of likely tokens, if both answers have them; the largest gap counts."""
+    if not own.log_probs or not other.log_probs:
+        return None
+    nums = len(own.log_probs), len(other.log_probs)
+    if nums[0] != nums[1]:
+        return Difference(name, "log probabilities", f"of {nums[0]} tokens", f"of {nums[1]} tokens")
+    worst: tuple[float, Difference] | None = None
+    for place, (row, beside) in enumerate(zip(own.log_probs, other.log_probs, strict=True)):
+        if row.token != beside.token:  # the servers name tokens differently
+            continue
+        its = {**beside.alternatives, beside.token: beside.log_prob}
+        for token, log_prob in {**row.alternatives, row.token: row.log_prob}.items():
+            found = its.get(token, -math.inf)
+            gap = math.inf if math.isnan(found) and not math.isnan(log_prob) else abs(log_prob - found)
+            if log_prob >= _LIKELY and gap > max(_SMALLEST_GAP, worst[0] if worst else 0.0):
+                where = f"log probability of {token!r} at {place}"
+                worst = gap, Difference(name, where, f"{log_prob:.3f}", f"{found:.3f}", Margin(gap))
+    return worst[1] if worst else None
 
 
 _MARGIN_KEPT = 4.0  # natural log; several times LARGEST_ROUNDING, above which every margin is a fault
 _DIGITS = 5
+_NONE = -9999.0  # of the first token of a prompt; JSON has no NaN
 
 
 def without_unlikely_tokens(answer: Answer) -> Answer:
@@ -110,14 +173,16 @@ def _shortened(row: TokenLogProbs) -> TokenLogProbs:
     ordered = sorted(row.alternatives.items(), key=lambda pair: pair[1], reverse=True)
     num_likely = sum(row.log_prob - log_prob <= _MARGIN_KEPT for _, log_prob in ordered)
     kept = {name: round(log_prob, _DIGITS) for name, log_prob in ordered[: num_likely + 1]}
-    return replace(row, log_prob=round(row.log_prob, _DIGITS), alternatives=kept)
+    log_prob = _NONE if math.isnan(row.log_prob) else round(row.log_prob, _DIGITS)
+    return replace(row, log_prob=log_prob, alternatives=kept)
 
 
 def _margin_of_ids(own: Answer, other: Answer, place: int) -> Margin:
     if not own.log_probs:
         return Margin(None, "the control returned no log probabilities")
     if place >= len(own.token_ids):
-        return Margin(None, "the control's answer had ended")
+        is_long = own.finish_reason == "length"  # the other answer has more tokens than were allowed
+        return Margin(math.inf) if is_long else Margin(None, "the control's answer had ended")
     if place >= len(other.token_ids):
         # An answer that reached its length with fewer tokens lacks some.
         is_short = other.finish_reason == "length" == own.finish_reason

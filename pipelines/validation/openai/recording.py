@@ -1,159 +1,246 @@
-"""Ask a control everything that a comparison needs of it.
+"""Ask a control everything that a comparison needs of it, in rounds: a few questions of every kind first.
 
-It answers alone, then under load. Verification computes several positions in one pass, which the control
-alone never does; so its own answers are also given to it as a prompt, whose log probabilities it computes in
-such passes (``echo``). Where it would then prefer another token, it differs from itself too.
+It answers alone, then under load, in streams if it has any. Verification computes several positions in one
+pass, which the control alone never does; so its own answers are also given to it as a prompt, whose log
+probabilities it computes in such passes (``echo``). Where it would then prefer another token, it differs from
+itself too.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from pipelines.command_line.prompts import Prompt, Prompts
-from pipelines.errors import DraftproofError, VerificationError
-from pipelines.validation.asking import Stages, ask_each
-from pipelines.validation.differences import Comparison, Difference, Margin
+from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError
+from pipelines.validation.asking import OnAnswer, ask_each
+from pipelines.validation.differences import Difference, Margin
 from pipelines.validation.openai.baseline import Answers, Baseline, Recorded, Settings
-from pipelines.validation.openai.comparing import compare_answers, without_unlikely_tokens
-from pipelines.validation.openai.feature_choice import FEATURES, questions_for
-from pipelines.validation.openai.features import Material
+from pipelines.validation.openai.comparing import without_unlikely_tokens
+from pipelines.validation.openai.kinds import KINDS, PLAIN, Kind, Material, Way, checked
 from pipelines.validation.openai.sampled import record_samples
 from pipelines.validation.openai.server.abilities import COMPLETIONS, Abilities
 from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import OpenAIServer, Question
 from pipelines.validation.size import MOST_TOKENS, Size
-from pipelines.validation.stopping import StoppedError
+from pipelines.validation.stopping import StoppedError, stop_error
 
-_FEW = 8  # prompts that are asked in any case
+_OTHERS = 2
+"""Questions of other kinds for each prompt that is asked as it is."""
+
+_FIRST = 1 + _OTHERS  # questions of the first round
+_MOST_TRIALS = 2  # of a kind that the control does not follow
 _SHORTEST = 16  # tokens of an answer, unless fewer are asked for
-_CHARACTERS_PER_MINUTE = 400  # of all time; several long prompts are read several times
+_SHORTEST_PROMPT = 500  # characters of a long one
+_CHARACTERS_OF_TOKEN = 20  # that are read, at least, while one token is written
+_LENGTHS_OF_PROMPT = 2.2  # of a plain answer, in all answers to a prompt
+_TOKENS_OF_PROMPT = 30  # that they have besides, however long plain answers are
+_PASSES = 3.2  # of two servers, which answer alone, and under load in 0.6 of that time
+_SHARE = 0.85  # of the time; a round may take longer than the one before it
 
 
-def record(
-    control: OpenAIServer,
-    prompts: Prompts,
-    size: Size,
-    settings: Settings,
-    conditions: dict[str, Any],
-    stages: Stages,
-    *,
-    with_ids: bool = True,
-) -> Baseline:
-    """Ask a control all questions, or the first of them for which there is time.
+def rounds(num_questions: int, until_s: float) -> Iterator[slice]:
+    """Yield which questions come next, twice as many each time, until more would not end in time.
+
+    Args:
+        num_questions: Number of all questions.
+        until_s: Clock time at which the last round ends, in seconds of ``time.monotonic``.
+    """
+    first, size = 0, _FIRST
+    while first < num_questions and size >= _FIRST and not stop_error():
+        began_s = time.monotonic()
+        yield slice(first, first + size)
+        ended_s = time.monotonic()
+        seconds = max(1e-6, (ended_s - began_s) / size)
+        first += size
+        size = int(min(first, _SHARE * max(0.0, until_s - ended_s) / seconds))
+
+
+class Recorder:
+    """Asks a control, round by round.
 
     Args:
         control: The server without speculation.
         prompts: Prompts to ask, at least one.
         size: What the user chose of the size of the comparison.
         settings: The greatest size.
-        conditions: Kept with the answers.
-        stages: Progress of the whole comparison, and how long a part of it may take.
-        with_ids: Whether the candidate may have token ids, by which answers are then compared.
+        until_s: Clock time at which the comparison ends, in seconds of ``time.monotonic``.
+        num_servers: Number of servers that share the time.
+        on_answer: Called after each answer.
+        named_ids: Whether log probabilities may name tokens by ids, which the candidate has too.
 
-    Raises:
-        VerificationError: The control answered no prompt.
+    Attributes:
+        parts: What it answered so far.
     """
-    able, load = control.abilities, settings.num_at_once
-    with_ids = with_ids and able.token_ids
 
-    def answers(name: str, questions: Sequence[Question], least: int) -> Answers:
-        return _answers(name, control, questions, load, with_ids, least, stages)
+    def __init__(
+        self,
+        control: OpenAIServer,
+        prompts: Prompts,
+        size: Size,
+        settings: Settings,
+        until_s: float,
+        num_servers: int,
+        on_answer: OnAnswer,
+        *,
+        named_ids: bool = True,
+    ) -> None:
+        self.parts: list[Answers] = []
+        self._control, self._prompts, self._on_answer = control, prompts, on_answer
+        # Who chooses the number of prompts has them all asked.
+        self._until_s = math.inf if size.num_prompts else until_s
+        self._named_ids = named_ids
+        length, longest = self._choose_lengths(until_s, num_servers, size.max_tokens)
+        self._settings = replace(settings, max_tokens=length)
+        self._answers: dict[int, Answer] = {}
+        self._material = Material(prompts.all, self._answers, length, control.abilities, longest)
+        self._ways: dict[str, Way] = {}
+        self._trials: Counter[str] = Counter()
+        self._reasons = dict.fromkeys(KINDS, "there was no time to ask, or no prompt allows it")
 
-    if not size.max_tokens:
-        settings = replace(settings, max_tokens=_length(control, prompts, settings.num_prompts, stages))
-    questions = [Question(prompt, settings.max_tokens) for prompt in prompts.all]
-    plain = answers("control", questions, size.num_prompts or _FEW)
-    own = [answer if isinstance(answer, Answer) else None for answer in plain.alone]
-    if not any(own):
-        raise VerificationError(f"the control answered no prompt: {next(iter(plain.alone), 'stopped')}")
-    prompts = prompts.draw(len(own))
-    settings = replace(settings, num_prompts=len(own))
-    material = Material(
-        *(prompts.all, own, settings.max_tokens),
-        chat=able.chat,
-        completions=able.completions,
-        longest=_CHARACTERS_PER_MINUTE * (size.minutes or math.inf),
-    )
-    questions, notes = questions_for(control, material)
-    featured = answers("control, features", questions, len(FEATURES))
-    samples = None
-    if settings.num_sampled and able.token_ids:
-        samples = record_samples(control, prompts.all, settings.num_sampled, load, stages)
-    return Baseline(
-        settings=settings,
-        control=control.description,
-        abilities=able,
-        plain=plain,
-        featured=featured,
-        samples=samples,
-        not_checked=tuple(notes),
-        failures=dict(control.failures),
-        num_retries=control.num_retries,
-        conditions=conditions | {"prompts": prompts.document()},
-    )
+    def rounds(self) -> Iterator[Answers]:
+        """Yield what the control answers in each round; what the caller does meanwhile is a part of it.
 
+        Raises:
+            VerificationError: The control answers nothing.
+        """
+        turns = itertools.cycle(KINDS)
+        asked = [
+            (kind, number)
+            for number in range(len(self._prompts.all))
+            for kind in (PLAIN, *itertools.islice(turns, _OTHERS))
+        ]
+        for part in rounds(len(asked), self._until_s):
+            self.parts.append(self._round(asked[part]))
+            yield self.parts[-1]
 
-def _length(control: OpenAIServer, prompts: Prompts, num_prompts: int, stages: Stages) -> int:
-    """Return how long answers may be for so many of them to fit into one stage."""
-    began_s = time.monotonic()
-    with suppress(DraftproofError):  # it is asked again, and then counted
-        control.try_out(Question(prompts.all[0], _SHORTEST))
-    seconds_of_token = (time.monotonic() - began_s) / _SHORTEST
-    return max(_SHORTEST, int(min(MOST_TOKENS, stages.share_s / (num_prompts * seconds_of_token))))
+    def baseline(self, conditions: dict[str, Any]) -> Baseline:
+        """Return everything that was recorded, with sampled answers if they are asked for."""
+        control, settings = self._control, self._settings
+        answers = sum(self.parts[1:], self.parts[0])
+        num_prompts = sum(question.kind == PLAIN for question in answers.questions)
+        prompts = self._prompts.draw(num_prompts)
+        samples = None
+        if settings.num_sampled and control.abilities.token_ids:
+            load = settings.num_at_once
+            samples = record_samples(control, prompts.all, settings.num_sampled, load, self._on_answer)
+        return Baseline(
+            settings=replace(settings, num_prompts=num_prompts),
+            control=control.description,
+            abilities=control.abilities,
+            answers=answers,
+            samples=samples,
+            not_checked=tuple(f"{kind}: {why}" for kind, why in self._reasons.items()),
+            failures=dict(control.failures),
+            num_retries=control.num_retries,
+            slowest_s=control.slowest_s,
+            conditions=conditions | {"prompts": prompts.document()},
+        )
 
+    def _choose_lengths(self, until_s: float, num_servers: int, max_tokens: int | None) -> tuple[int, float]:
+        """Return how many tokens answers, and characters prompts, may have for all to be asked in time."""
+        began_s = time.monotonic()
+        with suppress(DraftproofError):  # it is asked again, and then counted
+            self._control.try_out(Question(self._prompts.all[0], _SHORTEST, PLAIN), log_probs=False)
+        seconds_of_token = (time.monotonic() - began_s) / _SHORTEST
+        seconds_of_prompt = (until_s - time.monotonic()) / len(self._prompts.all)
+        tokens = seconds_of_prompt / (seconds_of_token * _PASSES * num_servers / 2) - _TOKENS_OF_PROMPT
+        length = max_tokens or max(_SHORTEST, int(min(MOST_TOKENS, tokens / _LENGTHS_OF_PROMPT)))
+        to_read = (tokens - _LENGTHS_OF_PROMPT * length) * len(KINDS) / _OTHERS
+        return length, max(_SHORTEST_PROMPT, _CHARACTERS_OF_TOKEN * to_read)
 
-def _answers(
-    name: str,
-    control: OpenAIServer,
-    questions: Sequence[Question],
-    load: int,
-    with_ids: bool,
-    least: int,
-    stages: Stages,
-) -> Answers:
-    """Ask one at a time, then under load and in streams, and let the control score its own answers.
+    def _round(self, asked: Sequence[tuple[str, int]]) -> Answers:
+        given = ask_each("control one at a time", self._ask_alone, asked, 1, self._on_answer)
+        pairs = [pair for pair in given if isinstance(pair, tuple)]
+        questions, alone = (tuple(each) for each in zip(*pairs, strict=True)) if pairs else ((), ())
+        if not self.parts and not any(isinstance(answer, Answer) for answer in alone):
+            raise VerificationError(f"the control answered nothing: {next(iter(alone), stop_error())}")
+        stream, load = self._control.abilities.ends_streams, self._settings.num_at_once
 
-    The time decides how many of the questions are asked, but at least ``least``.
-    """
-    until_s = time.monotonic() + stages.share_s
+        def ask_loaded(question: Question) -> Answer:
+            how = {"log_probs": question.log_probs == "both", "named_ids": self._named_ids}
+            return without_unlikely_tokens(self._control.ask(question, stream=stream, **how))
 
-    def ask_alone(number: int) -> Answer:
-        if number >= least and time.monotonic() > until_s:
-            raise StoppedError("there is no time for further questions")
-        return without_unlikely_tokens(control.ask_with_log_probs(questions[number], named_ids=with_ids))
+        name = f"control x{load}{', streamed' if stream else ''}"
+        loaded = ask_each(name, ask_loaded, questions, load, self._on_answer)
+        scored: list[Difference | None] = [None] * len(pairs)
+        if can_score(self._control.abilities):
+            name = "control, its own answers in one pass"
+            found = ask_each(name, self._scored, pairs, 1, self._on_answer)
+            scored = [each if isinstance(each, Difference) else None for each in found]
+        return Answers(questions, _recorded(alone), _recorded(loaded), tuple(scored))
 
-    def scored(pair: tuple[Question, Answer | DraftproofError]) -> Difference | None:
+    def _ask_alone(self, asked: tuple[str, int]) -> tuple[Question, Answer | DraftproofError] | None:
+        """Ask a question of a kind about the prompt with a number; None if there is no such question."""
+        kind, number = asked
+        if kind != PLAIN and kind not in self._ways:
+            return self._try_ways(KINDS[kind], number)
+        way = _plain if kind == PLAIN else self._ways[kind]
+        if (question := way(self._material, number)) is None:
+            return None
+        wants = question.log_probs != "none"
+        try:
+            answer = self._control.ask(question, log_probs=wants, named_ids=self._named_ids)
+        except StoppedError:
+            raise
+        except DraftproofError as error:
+            # One such prompt may be too long where another was not.
+            return None if isinstance(error, InvalidRequestError) and kind != PLAIN else (question, error)
+        if kind == PLAIN:
+            self._answers[number] = answer
+        return question, without_unlikely_tokens(answer)
+
+    def _try_ways(self, kind: Kind, number: int) -> tuple[Question, Answer] | None:
+        """Take the first way to ask that the control follows, or note why there is none."""
+        if self._trials[kind.name] == _MOST_TRIALS:
+            return None
+        was_asked = False
+        for way, with_margins in itertools.product(kind.ways, (True, False)):
+            asked = partial(_asked, way, with_margins)
+            if (question := asked(self._material, number)) is None:
+                continue
+            was_asked = True
+            wants = question.log_probs != "none"
+            try:
+                answer = self._control.try_out(question, log_probs=wants, named_ids=self._named_ids)
+                answer_or_fault = checked(question, answer)
+            except StoppedError:
+                raise
+            except DraftproofError as error:
+                answer_or_fault = error
+            if isinstance(answer_or_fault, Answer):
+                self._ways[kind.name] = asked
+                self._reasons.pop(kind.name)
+                return question, without_unlikely_tokens(answer_or_fault)
+            self._reasons[kind.name] = f"the control does not follow it: {answer_or_fault}"
+        self._trials[kind.name] += was_asked
+        return None
+
+    def _scored(self, pair: tuple[Question, Answer | DraftproofError]) -> Difference | None:
         question, answer = pair
         # A scored answer follows no schema and has no tools.
-        if isinstance(answer, DraftproofError) or question.fields:
+        if isinstance(answer, DraftproofError) or question.kind != PLAIN:
             return None
-        return score(control, question.prompt, answer)
+        return score(self._control, question.prompt, answer)
 
-    given = ask_each(f"{name}, one at a time", ask_alone, range(len(questions)), 1, stages)
-    alone = list(takewhile(lambda each: not isinstance(each, StoppedError), given))
-    questions = questions[: len(alone)]
-    loaded = ask_each(f"{name} x{load}", control.ask, questions, load, stages)
-    streamed: list[Answer | DraftproofError] = []
-    if control.abilities.ends_streams:
-        ask_streamed = partial(control.ask, stream=True)
-        streamed = ask_each(f"{name} x{load}, streamed", ask_streamed, questions, load, stages)
-    noise = compare_answers(f"the {name} x{load}", questions, alone, loaded, with_ids=with_ids)
-    if can_score(control.abilities):
-        pairs = list(zip(questions, alone, strict=True))
-        found = ask_each("control, its own answers in one pass", scored, pairs, 1, stages)
-        noise = join_noise(
-            f"{noise.name}, or with its answer in one pass,",
-            noise,
-            [each if isinstance(each, Difference) else None for each in found],
-        )
-    return Answers(tuple(questions), _recorded(alone), _recorded(streamed), noise)
+
+def _plain(material: Material, number: int) -> Question:
+    return Question(material.prompts[number], material.max_tokens, PLAIN)
+
+
+def _asked(way: Way, with_margins: bool, material: Material, number: int) -> Question | None:
+    """Ask in some way, perhaps without the log probabilities that only margins need."""
+    question = way(material, number)
+    if question is None or with_margins:
+        return question
+    return replace(question, log_probs="none") if question.log_probs == "control" else None
 
 
 def _recorded(outcomes: Sequence[Answer | DraftproofError]) -> tuple[Recorded, ...]:
@@ -188,9 +275,3 @@ def score(server: OpenAIServer, prompt: Prompt, answer: Answer) -> Difference | 
         if margin > 0:
             return Difference(prompt.prompt_id, f"token {place}", row.token, best, Margin(margin))
     return None
-
-
-def join_noise(name: str, loaded: Comparison, scored: Sequence[Difference | None]) -> Comparison:
-    """Join both ways in which the control may differ from itself: the first of them at each prompt counts."""
-    pairs = zip(loaded.differences, scored, strict=True)
-    return Comparison(name, tuple(first or second for first, second in pairs), loaded.missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -12,16 +13,19 @@ from typing import Any
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompts
+from pipelines.errors import VerificationError
 from pipelines.validation.asking import Stages
 from pipelines.validation.openai.baseline import Baseline, Settings
-from pipelines.validation.openai.recording import can_score, record
-from pipelines.validation.openai.server.abilities import Abilities
+from pipelines.validation.openai.recording import Recorder, rounds
+from pipelines.validation.openai.sampled import compare_samples
+from pipelines.validation.openai.sections import report
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.openai.server.server import OpenAIServer
-from pipelines.validation.openai.verify import Expect, compare
+from pipelines.validation.openai.verify import Candidate, Expect, check_paths, compare
 from pipelines.validation.size import Size
 
 Conditions = dict[str, Any]
+_SILENCE_S = 600.0  # of a control
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,15 @@ class Run:
 
     Attributes:
         command_line: Arguments of ``draftproof verify``, for the report.
-        timeout_s: Longest silence of a server.
+        timeout_s: Longest silence of a server; None for ten minutes of the control, and of the candidate
+            several times the control's longest answer.
         expect: How to judge differences.
         size: What the user chose of the size of the comparison.
         ends_at_s: Clock time at which it ends, in seconds of ``time.monotonic``.
     """
 
     command_line: Sequence[str]
-    timeout_s: float = 600.0
+    timeout_s: float | None = None
     expect: Expect = "audit"
     size: Size = field(default_factory=Size)
     ends_at_s: float = math.inf
@@ -51,49 +56,86 @@ class Run:
             DraftproofError: One of them does not answer, or they cannot be compared.
         """
         with closing(self._reach(control)) as first, closing(self._reach(candidate)) as second:
-            judged = second.abilities
-            stages = Stages(
-                _num_control_stages(first.abilities, settings) + _num_candidate_stages(judged, settings),
-                self.ends_at_s,
-            )
-            baseline = self._record(first, prompts, settings, stages, with_ids=judged.token_ids)
-            return self._compare(baseline, second, f"{candidate.url} beside {control.url}", stages, {})
+            check_paths(prompts.all, first.abilities, second.abilities, second.url)
+            named_ids = first.abilities.named_ids and second.abilities.named_ids
+            stages, began_s = Stages(None, self.ends_at_s), time.monotonic()
+            recorder = self._recorder(first, prompts, settings, 2, stages, named_ids=named_ids)
+            given = first.abilities, settings.num_at_once, self.timeout_s, stages
+            judged = Candidate(second, *given, named_ids=named_ids)
+            for part in recorder.rounds():
+                judged.ask(part.questions, first.slowest_s)
+            baseline = recorder.baseline(self._conditions())
+            title = f"{candidate.url} beside {control.url}"
+            return self._report(baseline, judged, title, stages, began_s, {})
 
     def record_control(self, control: Endpoint, prompts: Prompts, settings: Settings) -> Baseline:
         """Record the answers of a control; errors are those of ``compare_servers``."""
         with closing(self._reach(control)) as server:
-            stages = Stages(_num_control_stages(server.abilities, settings), self.ends_at_s)
-            return self._record(server, prompts, settings, stages, with_ids=True)
+            stages = Stages(None, self.ends_at_s)
+            recorder = self._recorder(server, prompts, settings, 1, stages, named_ids=True)
+            for _ in recorder.rounds():
+                pass
+            return recorder.baseline(self._conditions())
 
     def compare_with_baseline(
         self, baseline: Baseline, digest: str, candidate: Endpoint
     ) -> tuple[list[Section], Conditions]:
         """Compare a server with a baseline; errors are those of ``compare_servers``."""
         recorded = {"sha256": digest, **{name: baseline.conditions[name] for name in ("date", "command")}}
+        questions, settings = baseline.answers.questions, baseline.settings
         with closing(self._reach(candidate)) as server:
+            able = server.abilities
+            if not candidate.model and _name(able.model) != _name(baseline.abilities.model):
+                raise VerificationError(
+                    f"the baseline is of the model {baseline.abilities.model} ({baseline.control}), and "
+                    f"{candidate.url} serves {able.model}",
+                    f"record a baseline of that model, or say --model {able.model} if it is the same",
+                )
+            check_paths([question.prompt for question in questions], baseline.abilities, able, server.url)
+            stages, began_s = Stages(None, self.ends_at_s), time.monotonic()
+            given = baseline.abilities, settings.num_at_once, self.timeout_s, stages
+            judged = Candidate(server, *given, named_ids=baseline.abilities.named_ids)
+            for part in rounds(len(questions), self.ends_at_s):
+                judged.ask(questions[part], baseline.slowest_s)
             title = f"{candidate.url} beside a baseline of {recorded['date'][:10]}"
-            stages = Stages(_num_candidate_stages(server.abilities, baseline.settings), self.ends_at_s)
-            return self._compare(baseline, server, title, stages, {"baseline": recorded})
+            return self._report(baseline, judged, title, stages, began_s, {"baseline": recorded})
 
     def _reach(self, endpoint: Endpoint) -> OpenAIServer:
         print(f"asking {endpoint.url} what it can tell", flush=True)
-        return OpenAIServer(endpoint, self.timeout_s)
+        return OpenAIServer(endpoint, self.timeout_s or _SILENCE_S)
 
-    def _record(
-        self, control: OpenAIServer, prompts: Prompts, settings: Settings, stages: Stages, *, with_ids: bool
-    ) -> Baseline:
+    def _recorder(
+        self,
+        control: OpenAIServer,
+        prompts: Prompts,
+        settings: Settings,
+        num_servers: int,
+        stages: Stages,
+        *,
+        named_ids: bool,
+    ) -> Recorder:
         for line in prompts.lines():
             print(line, flush=True)
-        context = self._conditions()
-        return record(control, prompts, self.size, settings, context, stages, with_ids=with_ids)
+        size = self.size, settings, self.ends_at_s, num_servers
+        return Recorder(control, prompts, *size, stages, named_ids=named_ids)
 
-    def _compare(
-        self, baseline: Baseline, candidate: OpenAIServer, title: str, stages: Stages, more: Conditions
+    def _report(
+        self,
+        baseline: Baseline,
+        candidate: Candidate,
+        title: str,
+        stages: Stages,
+        began_s: float,
+        more: Conditions,
     ) -> tuple[list[Section], Conditions]:
-        sections = compare(baseline, candidate, self.expect, stages)
+        seconds = time.monotonic() - began_s
+        samples = baseline.samples if candidate.server.abilities.token_ids else None
+        load = baseline.settings.num_at_once
+        sampled = compare_samples(samples, candidate.server, load, stages) if samples else []
+        sections = report(baseline, candidate, compare(baseline, candidate, self.expect), seconds, sampled)
         context = self._conditions(
             recipe=title,
-            engines={"control": baseline.control, "candidate": candidate.description},
+            engines={"control": baseline.control, "candidate": candidate.server.description},
             prompts=baseline.conditions["prompts"],
             **more,
         )
@@ -104,11 +146,6 @@ class Run:
         return conditions("pipelines.validation", self.command_line, **more) | {"command": command}
 
 
-def _num_control_stages(able: Abilities, settings: Settings) -> int:
-    """Count how often a control is asked all questions: plain ones, as many about features, and samples."""
-    return 2 * (2 + able.ends_streams + can_score(able)) + bool(settings.num_sampled)
-
-
-def _num_candidate_stages(able: Abilities, settings: Settings) -> int:
-    """Count the same for a candidate, which is asked plain questions one at a time too."""
-    return 1 + 2 * (1 + able.streams) + bool(settings.num_sampled)
+def _name(model: str) -> str:
+    """Return the name of a model without its folder, by which two servers may know it."""
+    return model.rstrip("/").rpartition("/")[2].casefold()

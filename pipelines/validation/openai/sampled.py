@@ -25,6 +25,7 @@ from pipelines.validation.distribution.drawing import (
 )
 from pipelines.validation.distribution.sections import judge
 from pipelines.validation.distribution.sequence_tests import TokenSequence
+from pipelines.validation.openai.kinds import SAMPLED
 from pipelines.validation.openai.server.server import OpenAIServer, Question
 
 
@@ -62,9 +63,9 @@ def record_samples(
         on_answer: Called after each answer.
     """
     fields = {"temperature": 1.0, "top_p": 1.0, "top_k": TOP_K}  # whatever the servers' defaults are
-    if not _takes(control, Question(prompts[0], 1, fields=fields)):
+    if not _takes(control, Question(prompts[0], 1, SAMPLED, fields)):
         del fields["top_k"]
-    questions = tuple(Question(prompt, NUM_TOKENS, fields=fields) for prompt in prompts[:NUM_PROMPTS])
+    questions = tuple(Question(prompt, NUM_TOKENS, SAMPLED, fields) for prompt in prompts[:NUM_PROMPTS])
     sample = _draw("control", control, questions, 2 * num_answers, num_at_once, on_answer)
     drawn = [tuple(answer.token_ids for answer in to_prompt) for to_prompt in sample.answers]
     # One in two, so that each half is of the whole time.
@@ -113,7 +114,7 @@ def _draw(
 
 def _takes(control: OpenAIServer, question: Question) -> bool:
     try:
-        control.try_out(question)
+        control.try_out(question, log_probs=False)
     except InvalidRequestError:
         return False
     return True

@@ -18,7 +18,8 @@ from pipelines.canary.report.record import judgement
 from pipelines.deploy.server import Server
 from tests.integration.conftest import tiny_recipe
 from tests.integration.front_door.conftest import MODEL, openai_client, url_of
-from tests.support.fault_proxy import Sometimes, change_a_token, fault_proxy
+from tests.support.fault_proxy import fault_proxy
+from tests.support.planted_faults import BY_NAME
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
 from tests.unit.upstreams.running import Running, ended, running, write_plan
@@ -104,8 +105,8 @@ def test_a_server_with_another_draft_is_promoted_and_every_answer_is_the_targets
 def test_a_server_that_changes_tokens_is_rolled_back_beside_a_fleet(door: Server, tmp_path: Path) -> None:
     write_plan(tmp_path, {"runtime": "exact"})
     with (
-        fault_proxy(url_of(door), Sometimes(change_a_token, 4)) as url,
-        running(tmp_path, {"servers": [f"127.0.0.1:{door.ports.grpc}"]}, {"url": url}) as service,
+        fault_proxy(url_of(door), BY_NAME["a token is replaced"], one_in=4) as faulty,
+        running(tmp_path, {"servers": [f"127.0.0.1:{door.ports.grpc}"]}, {"url": faulty.url}) as service,
         clients(service),
     ):
         record = ended(service)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,17 @@ import pytest
 from pipelines.deploy.server import Server
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main
-from pipelines.validation.differences import Comparison
-from pipelines.validation.openai.baseline import Answers, read_baseline, write_baseline
+from pipelines.validation.openai.kinds import KINDS as ALL_KINDS
 from tests.integration.front_door.conftest import url_of
-from tests.support import fault_proxy as faults
-from tests.support.fault_proxy import Fault, Sometimes, fault_proxy
+from tests.support.fault_proxy import Memory, fault_proxy
+from tests.support.planted_faults import BY_NAME
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 NUM_PROMPTS, MAX_TOKENS = 12, 10
 SIZE = "--num-prompts", str(NUM_PROMPTS), "--max-tokens", str(MAX_TOKENS), "--num-at-once", "3"
-BEYOND_ROUNDING = "differ by more than any rounding"
-FEATURES = ("stop words", "structured output", "required tool calls", "offered tools", "long prompts")
+KINDS = ("plain answers", *ALL_KINDS)
+SYSTEM = ("answers to two system messages", "pairs of choices (n=2)", "log probabilities")
 Run = tuple[int, dict[str, Any], str]
 
 
@@ -57,13 +55,9 @@ def baseline(
 
 
 @pytest.fixture(scope="module")
-def plain(baseline: Path) -> Path:
-    """Return the baseline without questions about features."""
-    whole, _ = read_baseline(baseline)
-    nothing = Answers((), (), (), Comparison("", (), frozenset()))
-    file = baseline.with_name("plain.json.gz")
-    write_baseline(file, replace(whole, featured=nothing))
-    return file
+def memory(door: Server) -> Memory:
+    """Return the server's answers, each of which is computed once for all faults."""
+    return Memory(url_of(door))
 
 
 @pytest.fixture
@@ -79,16 +73,13 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run
     return work
 
 
-def judged(report: dict[str, Any], *, features: bool = False) -> list[dict[str, Any]]:
-    """Return the sections with a verdict: of plain answers, or of those to questions about features."""
-    sections = [section for section in report["sections"] if section["verdict"] != "info"]
-    return [section for section in sections if ("features" in section["title"]) == features]
+def audits(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the figures of plain answers and of other kinds, alone and under load."""
+    return dict(report["sections"][1]["figures"]["audits"])
 
 
-def about_features(report: dict[str, Any]) -> dict[str, Any]:
-    return dict(
-        next(each for each in report["sections"] if each["title"] == "Features of requests")["figures"]
-    )
+def kinds(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["kind"]: row for row in report["sections"][1]["figures"]["kinds"]}
 
 
 def test_our_own_server_equals_its_target_alone(
@@ -103,15 +94,18 @@ def test_our_own_server_equals_its_target_alone(
     )
     assert "sk-secret" not in printed
     assert (code, report["verdict"]) == (3, "inconclusive"), report  # too few prompts for the limit
-    assert len(judged(report)) == 3 and len(judged(report, features=True)) == 2
-    for each in judged(report) + judged(report, features=True):
-        assert each["figures"]["equal"] == each["figures"]["prompts"] >= NUM_PROMPTS - 2, each["summary"]
-        assert each["figures"]["draft_tokens"] > 0
-    asked = about_features(report)
-    assert tuple(asked) == FEATURES
-    assert all(asked[name]["ended"] > 0 for name in FEATURES[:3]), "nothing was checked against a schema"
+    assert len(report["sections"]) == 4 and len(audits(report)) == 4
+    for name, figures in audits(report).items():
+        assert figures["equal"] == figures["questions"] > 0 == figures["missing"], name
+    not_looked_at = report["sections"][-1]["figures"]
+    skipped = {note.partition(":")[0] for note in not_looked_at["not_checked"]}
+    assert set(KINDS) == set(kinds(report)) | {"sampled answers"} | (skipped & set(KINDS))
+    assert {"answers with a stop word", "JSON answers", "required tool calls", *SYSTEM} <= set(kinds(report))
     able = report["sections"][-1]["figures"]["candidate"]
-    assert all(able[name] for name in ("token_ids", "prompt_ids", "echo", "seed", "streams", "counts_drafts"))
+    assert all(
+        able[name]
+        for name in ("token_ids", "prompt_ids", "echo", "seed", "streams", "stream_usage", "counts_drafts")
+    )
     assert able["log_probs"] == 20
 
 
@@ -120,135 +114,78 @@ def test_a_recorded_baseline_replaces_the_control(
 ) -> None:
     code, report, printed = run(url_of(door), "--fields", json.dumps(fields), "--baseline", baseline)
     assert (code, report["verdict"]) == (3, "inconclusive"), printed
-    for each in judged(report) + judged(report, features=True):
-        assert each["figures"]["equal"] == each["figures"]["prompts"], each["summary"]
+    assert all(each["equal"] == each["questions"] for each in audits(report).values()), printed
     assert report["conditions"]["baseline"]["command"].startswith("draftproof verify --control")
 
 
-WHOLE, STREAMED = range(2), range(2, 3)
-"""The sections of plain answers in which a fault is found."""
+STREAMED = "x3, streamed"
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason", "found"),
+    ("name", "one_in", "found"),
     [
-        pytest.param(*each, id=getattr(each[0], "fault", each[0]).__name__, marks=marks)
-        for each, *marks in (
-            ((Sometimes(faults.change_a_token, 4), BEYOND_ROUNDING, WHOLE),),
-            ((Sometimes(faults.drop_a_token, 4), BEYOND_ROUNDING, WHOLE), pytest.mark.long),
-            ((faults.ignore_the_temperature, "non-ties in more than", WHOLE),),
-            ((Sometimes(faults.lie_about_ids, 4), BEYOND_ROUNDING, WHOLE), pytest.mark.long),
-            ((faults.change_the_model, BEYOND_ROUNDING, WHOLE), pytest.mark.long),
-            ((Sometimes(faults.cut, 4), BEYOND_ROUNDING, WHOLE), pytest.mark.long),
-            ((Sometimes(faults.garble, 4), BEYOND_ROUNDING, WHOLE), pytest.mark.long),
-            ((faults.cut_streams, BEYOND_ROUNDING, STREAMED),),
-        )
+        ("nothing", 1, set()),
+        ("busy now and then (HTTP 429, then an answer)", 4, set()),
+        ("a token is replaced", 4, {"plain answers"}),
+        ("completion_tokens too large by one", 1, {"plain answers", "JSON answers"}),
+        ("one token more than max_tokens", 1, {"plain answers"}),
+        ("another answer the second time", 1, {"plain answers"}),
+        ("streams lack their last text", 1, {"plain answers"}),
+        ("HTTP status 500", 2, {"plain answers"}),
+        ("log probabilities are shifted by one token", 1, {"log probabilities"}),
+        ("alternatives are copied in streams", 1, {"log probabilities"}),
+        ("the second system message is dropped", 1, {"answers to two system messages"}),
+        ("the second choice is empty", 1, {"pairs of choices (n=2)"}),
+        ("stop words are ignored", 1, {"answers with a stop word"}),
+        ("the schema is ignored", 1, {"JSON answers"}),
+        ("arguments of a call are cut", 1, {"required tool calls"}),
+        ("long prompts lose their beginning", 1, {"answers to long prompts"}),
     ],
 )
-def test_a_planted_fault_is_found(
+def test_a_planted_fault_is_found_and_named(
+    name: str,
+    one_in: int,
+    found: set[str],
     run: Callable[..., Run],
-    fault: Fault,
-    reason: str,
-    found: range,
-    door: Server,
-    plain: Path,
-    fields: dict[str, Any],
-) -> None:
-    with fault_proxy(url_of(door), fault) as url:
-        code, report, printed = run(url, "--fields", json.dumps(fields), "--baseline", plain)
-    assert (code, report["verdict"]) == (1, "fail"), printed
-    sections = judged(report)
-    assert ["streamed" in each["title"] for each in sections] == [False, False, True]
-    assert all(reason in sections[number]["summary"] for number in found), printed
-    if found is STREAMED:
-        assert all(each["figures"]["equal"] == NUM_PROMPTS for each in sections[:2]), printed
-
-
-@pytest.mark.parametrize(
-    ("planted", "found"),
-    [
-        (
-            (
-                *(faults.ignore_stop_words, faults.ignore_the_schema),
-                *(faults.change_the_arguments, faults.forget_the_beginning),
-            ),
-            {"x3": {"stop words", "structured output", "required tool calls", "long prompts"}},
-        ),
-        pytest.param(
-            (faults.ignore_the_tools, faults.cut_calls),
-            {"x3": {"required tool calls", "offered tools"}, "x3, streamed": {"required tool calls"}},
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=["whole answers", "tools"],
-)
-def test_a_fault_of_a_feature_is_found_there_and_nowhere_else(
-    run: Callable[..., Run],
-    planted: tuple[Fault, ...],
-    found: dict[str, set[str]],
-    door: Server,
+    memory: Memory,
     baseline: Path,
     fields: dict[str, Any],
 ) -> None:
-    with fault_proxy(url_of(door), *planted, in_chat=True) as url:
-        code, report, printed = run(url, "--fields", json.dumps(fields), "--baseline", baseline)
-    assert (code, report["verdict"]) == (1, "fail"), printed
-    asked = about_features(report)
-    for arm in ("x3", "x3, streamed"):
-        different = {name: each["different"][f"candidate, features {arm}"] for name, each in asked.items()}
-        expected = {name: asked[name]["questions"] * (name in found.get(arm, ())) for name in FEATURES}
-        assert different == expected, printed
-    assert all(each["figures"]["equal"] == NUM_PROMPTS for each in judged(report)), printed
-
-
-def test_a_draft_token_that_stands_is_found_without_token_ids(
-    run: Callable[..., Run], door: Server, plain: Path, fields: dict[str, Any]
-) -> None:
-    with fault_proxy(url_of(door), Sometimes(faults.let_the_draft_stand, 2), with_ids=False) as url:
-        code, report, printed = run(url, "--fields", json.dumps(fields), "--baseline", plain)
-    whole = [each for each in judged(report) if "streamed" not in each["title"]]
-    assert (code, len(whole)) == (1, 2), printed
-    assert all(BEYOND_ROUNDING in each["summary"] for each in whole), printed
+    """`python -m tests.drills judge` plants all of them, beside a published model."""
+    with fault_proxy(memory, BY_NAME[name], one_in=one_in) as planted:
+        code, report, printed = run(planted.url, "--fields", json.dumps(fields), "--baseline", baseline)
+    assert bool(planted.hits) == (name != "nothing"), "the fault was not planted"
+    assert code == (1 if found else 3), printed
+    differ = {
+        kind
+        for kind, row in kinds(report).items()
+        if any(number for what, number in row.items() if what.startswith("differ"))
+    }
+    assert found <= differ and bool(found) == bool(differ), printed
+    sentence = report["sections"][0]["summary"]
+    assert not found or any(kind in sentence for kind in found), sentence
+    if found:
+        differences = report["sections"][0]["figures"]["differences"]
+        assert all(each["curl"].startswith(f"curl -sN {planted.url}/v1/") for each in differences)
+    if name.startswith("streams"):
+        assert not any(row["differ one at a time"] for row in kinds(report).values()), printed
 
 
 @pytest.mark.long  # by day tests/unit/validation/test_distribution.py finds other distributions
 def test_a_server_that_does_not_sample_is_found(run: Callable[..., Run], door: Server) -> None:
     sampled = "--sampled", "24", *SIZE, "--num-prompts", "2"
-    with fault_proxy(url_of(door), faults.always_choose_the_best) as url:
-        code, report, printed = run(url, "--control", url_of(door), *sampled)
-    distribution = judged(report)[-1]
+    with fault_proxy(url_of(door), BY_NAME["temperature 1 does not sample"]) as planted:
+        code, report, printed = run(planted.url, "--control", url_of(door), *sampled)
+    distribution = report["sections"][-1]
     assert (code, distribution["verdict"]) == (1, "fail"), printed
     assert "the distribution differs from the target's" in distribution["summary"], printed
     assert distribution["figures"]["answers_per_prompt_and_model"] == 24
-    assert all(each["verdict"] == "inconclusive" for each in judged(report)[:-1]), printed
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "verdict"),
-    [
-        (faults.change_a_token, "fail"),
-        (faults.garble, "fail"),
-        # Second best tokens of random weights: 1 % of prompts, the limit itself. Whether
-        # a question about a feature fails is a matter of the prompts that have the fault.
-        (faults.let_the_draft_stand, "inconclusive"),
-    ],
-)
-def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_prompts(
-    run: Callable[..., Run], fault: Fault, verdict: str, door: Server
+def test_the_default_number_of_prompts_passes_our_own_server(
+    run: Callable[..., Run], door: Server, fields: dict[str, Any]
 ) -> None:
-    rare = Sometimes(fault, 100)
-    with fault_proxy(url_of(door), rare, with_ids=fault is not faults.let_the_draft_stand) as url:
-        code, report, printed = run(url, "--control", url_of(door), *SIZE, "--num-prompts", "320")
-    one_at_a_time, *_ = judged(report)
-    figures = one_at_a_time["figures"]
-    assert one_at_a_time["verdict"] == verdict, printed
-    assert code in ((1,) if verdict == "fail" else (1, 3)), printed
-    assert figures["non_ties"] > 0, printed
-    assert 0 < figures["prompts"] - figures["equal"] <= 10, "the fault is not rare"
-
-
-@pytest.mark.long
-def test_the_default_number_of_prompts_passes_our_own_server(run: Callable[..., Run], door: Server) -> None:
-    code, report, printed = run(url_of(door), "--control", url_of(door), *SIZE, "--num-prompts", "320")
+    both = "--fields", json.dumps(fields), "--control-fields", json.dumps(fields)
+    code, report, printed = run(url_of(door), "--control", url_of(door), *both, *SIZE, "--num-prompts", "320")
     assert (code, report["verdict"]) == (0, "pass"), printed

@@ -9,9 +9,9 @@ import pytest
 
 from pipelines.deploy.server import Server
 from tests.integration.front_door.conftest import url_of
-from tests.support import fault_proxy as faults
 from tests.support.empty_environment import empty_environment, run_in
-from tests.support.fault_proxy import Sometimes, fault_proxy
+from tests.support.fault_proxy import fault_proxy
+from tests.support.planted_faults import BY_NAME
 from tools.wheel.__main__ import build_wheel
 
 pytestmark = [pytest.mark.triton, pytest.mark.long, pytest.mark.xdist_group("front door")]
@@ -29,7 +29,7 @@ def test_the_plugin(url, outcome, pytester):
     result.assert_outcomes(**{{outcome: 1}})
     assert "verify" in (pytester.path / "p.html").read_text()
     if outcome == "failed":
-        result.stdout.fnmatch_lines(["*fail: *", "*differ by more than any rounding*"])
+        result.stdout.fnmatch_lines(["*fail: *", "*differ from the control's*"])
         result.stdout.no_fnmatch_line("*Traceback*")
 """
 
@@ -52,8 +52,8 @@ def test_a_new_version_is_judged_by_the_old_ones_baseline(door: Server, tmp_path
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert json.loads(judged.stdout.splitlines()[-1])["verdict"] == "pass"
     assert (tmp_path / ".run" / "verify.html").is_file()
-    with fault_proxy(url_of(door), Sometimes(faults.change_a_token, 50)) as faulty:
-        test = TEST.format(url=url_of(door), faulty=faulty, baseline=str(baseline))
+    with fault_proxy(url_of(door), BY_NAME["a token is replaced"], one_in=50) as faulty:
+        test = TEST.format(url=url_of(door), faulty=faulty.url, baseline=str(baseline))
         (tmp_path / "test_plugin.py").write_text(test, encoding="utf-8")
         done = run_in(tmp_path, python, "-m", "pytest", "-q", "test_plugin.py")
     assert done.returncode == 0, done.stdout

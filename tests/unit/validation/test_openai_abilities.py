@@ -13,7 +13,7 @@ from pipelines.errors import EngineFailedError, VerificationError
 from pipelines.validation.__main__ import main
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.openai.server.server import OpenAIServer
-from pipelines.validation.openai.unjudged import compares_streams
+from pipelines.validation.openai.verify import compares_streams
 from tests.support.scripted_http import scripted_http
 from tests.support.stand_in_openai import Faults, stand_in_openai
 
@@ -52,6 +52,18 @@ def test_a_named_model_needs_no_list() -> None:
             opened(server.url)
 
 
+def test_a_probe_that_fails_is_tried_again_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that answered one request in ten with HTTP 500 once ended the whole comparison."""
+    model = (200, {}, b'{"data": [{"id": "m"}]}')
+    broken = (500, {}, b'{"error": {"message": "CUDA error"}}')
+    text = b'{"model": "m", "choices": [{"text": "a", "message": {"content": "a"}, "finish_reason": "stop"}]}'
+    with scripted_http(model, broken, (200, {}, text)) as script:
+        server = opened(script.url)
+    assert server.abilities.chat
+    (failed,) = (what for what in server.failures if "500" in what)
+    assert server.failures[failed] == 1
+
+
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "many"])
 def test_a_counter_that_is_no_number_tells_nothing(value: str) -> None:
     with stand_in_openai(metrics=f"spec_decode_num_draft_tokens_total {value}") as server:
@@ -69,8 +81,8 @@ def test_streams_that_neither_server_ends_are_not_compared(
 ) -> None:
     _, report = compared(Faults(ends=1.0), Faults(ends=1.0), tmp_path, capsys)
     assert report["verdict"] != "fail"
-    assert not [section for section in report["sections"] if "streamed" in section["title"]]
-    notes = report["sections"][-1]["figures"]["not_checked"]
+    assert not [name for name in report["sections"][1]["figures"]["audits"] if "streamed" in name]
+    notes = report["sections"][3]["figures"]["not_checked"]
     assert "streams: both servers end them without data: [DONE], so a cut one would look whole" in notes
 
 
@@ -79,13 +91,13 @@ def test_streams_that_only_the_candidate_does_not_end_fail(
 ) -> None:
     code, report = compared(Faults(), Faults(ends=1.0), tmp_path, capsys)
     assert (code, report["verdict"]) == (1, "fail")
-    failed = [section["title"] for section in report["sections"] if section["verdict"] == "fail"]
-    assert failed and all("streamed" in title for title in failed)
+    found = report["sections"][0]["figures"]["differences"]
+    assert found and all("streamed" in each["asked"] for each in found)
 
 
 def test_streams_without_an_end_are_compared_with_a_control_that_has_no_streams() -> None:
     def able(*, streams: bool, ends_streams: bool) -> Any:
-        return SimpleNamespace(abilities=SimpleNamespace(streams=streams, ends_streams=ends_streams))
+        return SimpleNamespace(streams=streams, ends_streams=ends_streams)
 
     without, open_ends = able(streams=False, ends_streams=False), able(streams=True, ends_streams=False)
     whole = able(streams=True, ends_streams=True)

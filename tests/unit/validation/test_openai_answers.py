@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError, TransportError
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    RequestTimeoutError,
+    ServerBusyError,
+    TransportError,
+)
 from pipelines.openai_stream import AnswerReader, TokenLogProbs, ToolCall
 from pipelines.validation.openai.comparing import compare_answers, margin_at, without_unlikely_tokens
+from pipelines.validation.openai.kinds import PLAIN
 from pipelines.validation.openai.server.answers import Answer, answer_of, change_of_server
 from pipelines.validation.openai.server.server import Question
 
@@ -62,15 +69,27 @@ def test_an_answer_of_chat_is_read_and_llama_cpps_log_probabilities_too() -> Non
     [
         {"choices": []},
         {"choices": [CHOICE, {**CHOICE, "index": 1}]},
+        {"choices": [{**CHOICE, "index": 1}]},
         document(finish_reason=None),
         document(token_ids=[5]) | {"usage": {"completion_tokens": 9}},
         document(token_ids=[5] * 20) | {"usage": {}},
         document(token_ids=[5, 6, 7, 8]),
+        document(token_ids=[5] * 10) | {"usage": {}},
+        document() | {"usage": {"completion_tokens": 10}},
     ],
 )
 def test_an_answer_that_contradicts_itself_is_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(TransportError, match="contradicts itself"):
         read_answer(wrong, 9)
+
+
+def test_several_choices_are_one_answer() -> None:
+    both = {"choices": [{**CHOICE, "index": 1, "token_ids": [7]}, CHOICE], "usage": {"completion_tokens": 3}}
+    reader = AnswerReader(is_stream=False)
+    assert not list(reader.read(json.dumps(both).encode()))
+    answer = answer_of(reader.end(), 2, num_choices=2)
+    assert (answer.token_ids, answer.finish_reason, answer.num_tokens) == ((5, 6, 7), "length", 3)
+    assert answer.text.count("ab") == 2
 
 
 def event(text: str, ids: list[int], reason: str | None = None, model: str = "m") -> dict[str, Any]:
@@ -161,13 +180,17 @@ TEXT = Answer(
         TokenLogProbs("this", -0.5, {"this": -0.5, "that": -0.75, "thus": -9.0}),
     ),
 )
-QUESTION = Question(Prompt("p", "x"), 9)
+QUESTION = Question(Prompt("p", "x"), 9, PLAIN)
+
+
+STOPPED = replace(OWN, finish_reason="stop")
+COUNTED = replace(OWN, prompt_ids=(1, 2), num_tokens=2, num_prompt_tokens=2)
 
 
 def difference(own: Answer, other: Answer | DraftproofError) -> tuple[str, float | str | None]:
     """Return place and margin of the first difference; "none of tokens" if rounding cannot be its cause."""
     with_ids = bool(own.token_ids)
-    [found] = compare_answers("x", [QUESTION], [own], [other], with_ids=with_ids).differences
+    [found] = compare_answers([QUESTION], [own], [other], with_ids=with_ids).differences
     if found is None:
         return "", None
     return found.place, found.margin.log_prob_difference if found.margin else "none of tokens"
@@ -181,10 +204,17 @@ def difference(own: Answer, other: Answer | DraftproofError) -> tuple[str, float
         (OWN, Answer("ac", "length", (5, 9)), ("token 1", 8.5)),  # at least that of the least likely one kept
         (OWN, Answer("a", "length", (5,)), ("token 1", math.inf)),  # a token is missing
         (OWN, Answer("a", "stop", (5,)), ("token 1", None)),
-        (OWN, Answer("abc", "length", (5, 6, 7)), ("token 2", None)),
+        (OWN, Answer("abc", "length", (5, 6, 7)), ("token 2", math.inf)),  # it has more than were allowed
+        (STOPPED, Answer("abc", "stop", (5, 6, 7)), ("token 2", None)),
+        (STOPPED, Answer("ab", "stop", (5, 6, 7)), ("", None)),  # servers differ in it
         (OWN, Answer("ac", "length", (5, 6)), ("character 1", "none of tokens")),
         (OWN, Answer("ab", "stop", (5, 6)), ("finish_reason", "none of tokens")),
         (OWN, EngineFailedError("it broke"), ("-", "none of tokens")),
+        (OWN, RequestTimeoutError("silent"), ("-", "none of tokens")),
+        (COUNTED, replace(COUNTED, prompt_ids=(1,)), ("token 1 of the prompt", "none of tokens")),
+        (COUNTED, replace(COUNTED, num_tokens=3), ("usage.completion_tokens", "none of tokens")),
+        (COUNTED, replace(COUNTED, num_prompt_tokens=1), ("usage.prompt_tokens", "none of tokens")),
+        (replace(TEXT, num_tokens=2), replace(TEXT, num_tokens=3), ("usage.completion_tokens", None)),
         (replace(OWN, log_probs=()), Answer("ac", "length", (5, 7)), ("token 1", None)),
         (replace(OWN, log_probs=ROWS[:1]), Answer("ac", "length", (5, 7)), ("token 1", None)),
         (TEXT, replace(TEXT, text="a long beginning, then that"), ("character 25", 0.25)),
@@ -201,6 +231,30 @@ def test_the_first_difference_has_the_margin_of_its_two_tokens(
     assert difference(own, other) == found
 
 
+def with_log_probs(*values: float, others: float = -3.0) -> Answer:
+    rows = (TokenLogProbs(str(place), each, {"?": others}) for place, each in enumerate(values))
+    return Answer("ab", "length", (5, 6), log_probs=tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (with_log_probs(-0.2, -1.0), ("", None)),
+        (with_log_probs(-0.25, -1.05, others=-9.0), ("", None)),  # as rounding does
+        (with_log_probs(-1.0, -0.2), ("log probability of '0' at 0", 0.8)),  # shifted by one token
+        (with_log_probs(-0.2, -0.6), ("log probability of '1' at 1", 0.4)),
+        (with_log_probs(-0.2, math.nan), ("log probability of '1' at 1", math.inf)),
+        (with_log_probs(-0.2), ("log probabilities", "none of tokens")),
+    ],
+)
+def test_log_probabilities_of_equal_tokens_are_compared(
+    other: Answer, found: tuple[str, float | str | None]
+) -> None:
+    place, margin = difference(with_log_probs(-0.2, -1.0), other)
+    assert place == found[0]
+    assert margin == (pytest.approx(found[1]) if isinstance(found[1], float) else found[1])
+
+
 def test_what_is_kept_of_alternatives_decides_every_margin() -> None:
     assert list(OWN.log_probs[1].alternatives) == ["token_id:6", "token_id:7", "token_id:8"]
 
@@ -208,5 +262,5 @@ def test_what_is_kept_of_alternatives_decides_every_margin() -> None:
 def test_an_answer_that_is_missing_on_either_side_is_not_compared() -> None:
     busy = ServerBusyError("the queue is full")
     for own, other in ((busy, OWN), (OWN, busy), (EngineFailedError("it broke"), OWN)):
-        found = compare_answers("x", [QUESTION], [own], [other], with_ids=True)
+        found = compare_answers([QUESTION], [own], [other], with_ids=True)
         assert (found.differences, found.missing) == ((None,), {0})

@@ -30,7 +30,7 @@ def test_what_is_written_is_read(file: Path) -> None:
     assert found == BASELINE
     assert digest == write_baseline(file, BASELINE), "two recordings of the same are one file"
     assert write_baseline(file, replace(BASELINE, num_retries=5)) != digest
-    error = answer_or_error(found.plain.alone[1])
+    error = answer_or_error(found.answers.alone[1])
     assert isinstance(error, ServerBusyError) and error.message == "busy: 429"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,15 +16,14 @@ from pipelines.errors import InvalidRequestError
 from pipelines.openai_stream import TokenLogProbs
 from pipelines.validation.__main__ import main
 from pipelines.validation.asking import Stages, ask_each
-from pipelines.validation.differences import Comparison, Difference
 from pipelines.validation.openai import recording
 from pipelines.validation.openai.baseline import Baseline, Settings
-from pipelines.validation.openai.recording import can_score, join_noise, score
-from pipelines.validation.openai.server.abilities import Abilities
+from pipelines.validation.openai.recording import Recorder, can_score, rounds, score
 from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import Question
 from pipelines.validation.size import MOST_PROMPTS, MOST_TOKENS, Size
 from pipelines.validation.stopping import stop, stopped_early
+from tests.support.recorded_baseline import ABILITIES
 from tests.support.scripted_http import scripted_http
 
 NOWHERE = "http://127.0.0.1:9"
@@ -110,69 +110,65 @@ def test_the_control_scores_its_own_answer_and_only_its_own_tokens_count() -> No
     assert score(server, Prompt("p", "x"), answer) is None
 
 
-def test_noise_of_both_kinds_is_joined_prompt_by_prompt() -> None:
-    first, second = (Difference(name, "token 1", "a", "b", None) for name in "xy")
-    joined = join_noise("both", Comparison("x8", (first, None, None), frozenset({2})), [second, second, None])
-    assert joined == Comparison("both", (first, second, None), frozenset({2}))
-
-
 def test_a_server_without_echo_cannot_score() -> None:
-    able = Abilities(
-        **{"model": "m", "engine": "", "completions": True, "chat": False, "token_ids": True},
-        **{"log_probs": 20, "named_ids": True, "prompt_ids": True, "echo": True, "seed": True},
-        **{"streams": True, "ends_streams": True, "counts_drafts": False},
-    )
-    assert can_score(able)
-    assert not can_score(Abilities(**{**vars(able), "echo": False}))
+    assert can_score(ABILITIES)
+    assert not can_score(replace(ABILITIES, echo=False))
 
 
 class Slow:
     """A control without log probabilities, whose answers take a time on a clock of its own."""
 
-    abilities = Abilities(
-        **{"model": "m", "engine": "", "completions": True, "chat": False, "token_ids": False},
-        **{"log_probs": 0, "named_ids": False, "prompt_ids": False, "echo": False, "seed": False},
-        **{"streams": True, "ends_streams": True, "counts_drafts": False},
-    )
-    description, failures, num_retries = "slow", Counter[str](), 0
+    abilities = replace(ABILITIES, token_ids=False, log_probs=0, echo=False, chat=False)
+    description, failures, num_retries, slowest_s = "slow", Counter[str](), 0, 0.0
 
     def __init__(self, token_s: float) -> None:
         self.token_s, self.now_s = token_s, 0.0
         self.longest = 0
 
-    def ask(self, question: Question, *, stream: bool = False) -> Answer:
+    def ask(self, question: Question, **how: Any) -> Answer:
         self.now_s += question.max_tokens * self.token_s
         self.longest = max(self.longest, len(question.prompt.text))
         text, word, _ = "some text of no interest".partition(question.fields.get("stop", ["?"])[0])
         return Answer(text, "stop" if word else "length")
 
-    def ask_with_log_probs(self, question: Question, *, named_ids: bool) -> Answer:
-        return self.ask(question)
-
-    def try_out(self, question: Question) -> Answer:
-        return self.ask(question)
+    try_out = ask
 
 
 def recorded(size: Size, token_s: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Slow, Baseline]:
     control: Any = Slow(token_s)
     monkeypatch.setattr(recording.time, "monotonic", lambda: control.now_s)
-    stages = Stages(6, math.inf if size.minutes is None else 60.0 * size.minutes, lambda: control.now_s)
+    until_s = math.inf if size.minutes is None else 60.0 * size.minutes
     prompts = general_prompts().draw(size.num_prompts or MOST_PROMPTS)
     settings = Settings(len(prompts.all), size.max_tokens or MOST_TOKENS)
-    return control, recording.record(control, prompts, size, settings, {}, stages)
+    recorder = Recorder(control, prompts, size, settings, until_s, 2, Stages(None, until_s))
+    for part in recorder.rounds():
+        for _ in range(2):  # the candidate, which is as slow
+            control.now_s += sum(question.max_tokens for question in part.questions) * token_s
+    return control, recorder.baseline({})
 
 
 @pytest.mark.parametrize("rate", [12, 100, 3_000])
-def test_a_control_is_asked_what_there_is_time_for(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_is_asked_what_there_is_time_for(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     control, baseline = recorded(Size(5), 1 / rate, monkeypatch)
     assert control.now_s < 300
-    plain, featured = baseline.plain.questions, baseline.featured.questions
-    assert 8 <= len(plain) == baseline.settings.num_prompts == baseline.conditions["prompts"]["num_prompts"]
-    assert {question.max_tokens for question in plain} == {baseline.settings.max_tokens}
-    assert (len(plain), baseline.settings.max_tokens) == (320, 128) if rate == 3_000 else len(plain) < 320
-    assert len(baseline.plain.alone) == len(baseline.plain.streamed) == len(plain)
-    assert {question.feature for question in featured} >= {"stop words", "long prompts"}
-    assert control.longest == 2_000, "reading long prompts takes a part of the time"
+    asked = Counter(question.kind for question in baseline.answers.questions)
+    plain = asked.pop("plain answers")
+    assert 6 <= plain == baseline.settings.num_prompts == baseline.conditions["prompts"]["num_prompts"]
+    assert asked.keys() >= {"answers with a stop word", "answers to long prompts", "sampled answers"}
+    assert max(asked.values()) - min(asked.values()) <= 1, "no kind waits for another"
+    assert (plain, baseline.settings.max_tokens) == (320, 128) if rate == 3_000 else plain < 320
+    assert len(baseline.answers.alone) == len(baseline.answers.loaded) == len(baseline.answers.questions)
+    assert control.longest == {12: 500, 100: 500, 3_000: 16_000}[rate], "reading takes a part of the time"
+
+
+def test_rounds_grow_and_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(recording.time, "monotonic", lambda: now_s[0])
+    sizes = []
+    for units in rounds(100, 60.0):
+        sizes.append(units.stop - units.start)
+        now_s[0] += 2.0 * sizes[-1]
+    assert sizes[:4] == [3, 3, 6, 12] and 40 < now_s[0] <= 60
 
 
 def test_chosen_prompts_and_tokens_are_asked_whatever_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,15 +179,15 @@ def test_chosen_prompts_and_tokens_are_asked_whatever_the_time(monkeypatch: pyte
 
 
 def test_a_stopped_recording_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Slow.ask_with_log_probs
+    asked = Slow.ask
 
-    def stop_after_some(self: Slow, question: Question, *, named_ids: bool) -> Answer:
+    def stop_after_some(self: Slow, question: Question, **how: Any) -> Answer:
         if question.prompt.prompt_id == general_prompts().all[20].prompt_id:
             stop("SIGTERM or Ctrl-C", "")
-        return asked(self, question, named_ids=named_ids)
+        return asked(self, question, **how)
 
-    monkeypatch.setattr(Slow, "ask_with_log_probs", stop_after_some)
+    monkeypatch.setattr(Slow, "ask", stop_after_some)
     with stopped_early(None):
         _, baseline = recorded(Size(30), 0.001, monkeypatch)
-    assert baseline.settings.num_prompts == len(baseline.plain.alone) == 21
-    assert all(isinstance(answer, Answer) for answer in baseline.plain.alone)
+    assert 20 <= baseline.settings.num_prompts < 40
+    assert any(isinstance(answer, str) for answer in baseline.answers.loaded), "the rest is missing"

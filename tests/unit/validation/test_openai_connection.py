@@ -18,7 +18,7 @@ from pipelines.errors import (
     UnauthorizedError,
 )
 from pipelines.openai_stream import Event
-from pipelines.validation.differences import NO_ANSWER
+from pipelines.validation.differences import LATE_OR_NO_ANSWER
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import CANDIDATE_KEY, Endpoint, read_key
 from tests.support.scripted_http import scripted_http
@@ -67,7 +67,7 @@ def test_a_busy_server_is_asked_again_as_often_as_is_counted() -> None:
 def test_no_server_is_no_answer() -> None:
     with scripted_http((200, {}, b"{}")) as script:
         url = script.url
-    with pytest.raises(NO_ANSWER):
+    with pytest.raises(LATE_OR_NO_ANSWER):
         connect(url).get("/v1/models")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import socket
 import threading
 import time
@@ -76,14 +75,33 @@ def test_servers_that_fall_silent_end_no_later_and_what_was_compared_is_told(
             code = main([*asked, "--html", str(tmp_path / "verify.html")])
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (code, document["verdict"]) == (3, "inconclusive")
-    first, failed = (
-        next(each for each in document["sections"] if each["title"] == title)
-        for title in ("Stopped early", "Requests that failed")
-    )
-    assert "its 5 min are over" in first["summary"] and "the rest was not asked" in first["summary"]
-    found = re.search(r"(\d+) of (\d+) comparisons were finished", first["summary"])
-    assert found and 0 < int(found[1]) < int(found[2]), first["summary"]
-    assert failed["figures"]["candidate"]["failures"] == {}, "a request that we end is no failure"
+    verdict, compared, _, rest = document["sections"]
+    assert "its 5 min are over" in verdict["summary"]
+    audits = compared["figures"]["audits"].values()
+    assert 0 < sum(each["questions"] for each in audits) < 8, "what was not asked is not compared"
+    assert not any(each["missing"] for each in audits)
+    assert rest["figures"]["failures"]["candidate"] == {}, "a request that we end is no failure"
+
+
+def test_a_server_that_is_silent_where_the_control_answers_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once the verdict was "inconclusive", after 20 minutes."""
+    with stand_in_openai() as control, stand_in_openai(Faults(hangs=0.2, hang_s=QUIET_S)) as judged:
+        asked = [
+            "--control",
+            control.url,
+            "--against",
+            judged.url,
+            "--num-prompts",
+            "12",
+            "--max-tokens",
+            "4",
+        ]
+        code = main([*asked, "--timeout-s", "1", "--html", str(tmp_path / "verify.html"), "--json"])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code, document["verdict"]) == (1, "fail")
+    assert "the server fell silent for 1 s" in document["sections"][0]["summary"]
 
 
 def test_a_server_that_answers_nothing_at_all_is_left(capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,4 +175,6 @@ def test_stages_say_from_the_beginning_what_is_asked_and_how_long_it_takes(
     assert capsys.readouterr().err == "[1/4, 5 min left] control: 8 questions\n"
     stages("control x8", 0, 8)
     assert capsys.readouterr().err == "[2/4, 90 s left] control x8: 8 questions\n"
-    assert stages.share_s == pytest.approx(0.9 * (300 - 40) / 2)
+    stages = Stages(None, 300.0, lambda: float(next(seconds)))
+    stages("candidate", 0, 8)
+    assert capsys.readouterr().err == "[1, 4 min left] candidate: 8 questions\n"

@@ -67,8 +67,9 @@ def test_verify_sees_penalties_that_the_candidate_ignores(
     ):
         assert main(["--against", candidate.url, "--control", control.url, *asked, *size]) == code
     sections = json.loads(capsys.readouterr().out.splitlines()[-1])["sections"]
-    judged = [each["figures"] for each in sections if each["title"].startswith("Equality")]
-    assert {figures["prompts"] - figures["equal"] for figures in judged} == {num_different}
+    audits = sections[1]["figures"]["audits"]
+    judged = [figures for name, figures in audits.items() if name.startswith("plain answers")]
+    assert {figures["questions"] - figures["equal"] for figures in judged} == {num_different}
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ def check(
     key_file: str | Path | None = None,
     fields: Mapping[str, Any] | None = None,
     page: str | Path | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float | None = None,
 ) -> dict[str, Any]:
     """Compare a server with a baseline.
 
@@ -38,7 +38,7 @@ def check(
         key_file: File with the API key; None for that in ``DRAFTPROOF_AGAINST_KEY``, if any.
         fields: Fields of each request, such as a switch of speculation.
         page: File that gets the report as a page; None for none.
-        timeout_s: Longest silence of the server.
+        timeout_s: Longest silence of the server; None for several times the longest answer of the baseline.
 
     Returns:
         The report, ready for JSON.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from pipelines.errors import (
     EngineFailedError,
     InvalidRequestError,
     ModelNotFoundError,
+    RequestTimeoutError,
+    TransportError,
     VerificationError,
 )
 from pipelines.openai_stream import ENDED_EARLY
@@ -27,7 +29,12 @@ from pipelines.validation.openai.server.endpoint import Endpoint
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _TEXT = "The quick brown fox"
+_MESSAGES = [{"role": "user", "content": _TEXT}]
 _NUM_TOKENS = 8
+_ATTEMPTS = 4
+_FAILURES = (EngineFailedError, TransportError, RequestTimeoutError)
+STREAM_USAGE = {"stream_options": {"include_usage": True}}
+"""Fields that ask for numbers of tokens in a stream."""
 _COUNTS_OF_ALTERNATIVES = (20, 5)  # vLLM's limit, and OpenAI's for completions
 _DRAFTED = re.compile(r"^(?:\w+:)?spec_decode_num_draft_tokens(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
 _ENGINES = re.compile(r"^(vllm|sglang|llamacpp):", re.MULTILINE)
@@ -51,6 +58,7 @@ class Abilities:
         seed: Whether a sampled answer came again with its seed.
         streams: Whether answers can be streamed.
         ends_streams: Whether streams end with ``data: [DONE]``.
+        stream_usage: Whether streams may be asked for numbers of tokens.
         counts_drafts: Whether its metrics count draft tokens.
     """
 
@@ -66,6 +74,7 @@ class Abilities:
     seed: bool
     streams: bool
     ends_streams: bool
+    stream_usage: bool
     counts_drafts: bool
 
     def document(self) -> dict[str, Any]:
@@ -73,15 +82,24 @@ class Abilities:
         return asdict(self)
 
 
-def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
+def find_abilities(
+    endpoint: Endpoint,
+    connection: Connection,
+    on_failure: Callable[[DraftproofError], object] = lambda error: None,
+) -> Abilities:
     """Ask a server what it can tell.
+
+    Args:
+        endpoint: The server.
+        connection: Connections to it.
+        on_failure: Called after each failure that is tried again.
 
     Raises:
         VerificationError: It has no model, several of which none was chosen, or answers no text.
         DraftproofError: It does not answer.
     """
     model, owner = _model(endpoint, connection)
-    asked = _Probe(connection, {"model": model, **endpoint.body})
+    asked = _Probe(connection, {"model": model, **endpoint.body}, on_failure)
     chat = asked.chat() is not None
     first = asked.complete()
     if first is None and not chat:
@@ -96,7 +114,7 @@ def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
     named = asked.complete(logprobs=log_probs, return_tokens_as_token_ids=True) if log_probs else None
     has_ids = with_ids is not None and bool(with_ids.token_ids)
     ids = with_ids.prompt_ids if with_ids else ()
-    streams, ends_streams = asked.streams()
+    streams, ends_streams, stream_usage = asked.streams()
     return Abilities(
         model=model,
         engine=owner or (engine[1] if engine else ""),
@@ -110,6 +128,7 @@ def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
         seed=asked.same(*(asked.any(temperature=1.0, seed=7) for _ in range(2))),
         streams=streams,
         ends_streams=ends_streams,
+        stream_usage=stream_usage,
         counts_drafts=_DRAFTED.search(metrics) is not None,
     )
 
@@ -123,18 +142,25 @@ def draft_tokens(connection: Connection) -> int | None:
 
 
 class _Probe:
-    """Asks for short greedy answers; a refusal counts as none."""
+    """Asks for short greedy answers; a refusal counts as none, and a failure is tried again a few times."""
 
-    def __init__(self, connection: Connection, body: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        body: Mapping[str, Any],
+        on_failure: Callable[[DraftproofError], object],
+    ) -> None:
         self._connection = connection
         self._body = {"temperature": 0, "max_tokens": _NUM_TOKENS, **body}
+        self._on_failure = on_failure
+        self._has_answered = False
         self.refusal = ""
 
     def complete(self, **fields: Any) -> Answer | None:
         return self._ask(COMPLETIONS, {"prompt": _TEXT, **fields})
 
     def chat(self, **fields: Any) -> Answer | None:
-        return self._ask(CHAT, {"messages": [{"role": "user", "content": _TEXT}], **fields})
+        return self._ask(CHAT, {"messages": _MESSAGES, **fields})
 
     def any(self, **fields: Any) -> Answer | None:
         return self.complete(**fields) or self.chat(**fields)
@@ -147,30 +173,51 @@ class _Probe:
         answer = self.complete(echo=True, logprobs=1, max_tokens=1)
         return answer is not None and answer.text.startswith(_TEXT) and len(answer.log_probs) > 1
 
-    def streams(self) -> tuple[bool, bool]:
-        """Return whether an answer comes in events, and whether these end with ``data: [DONE]``."""
-        for path, field in ((COMPLETIONS, "prompt"), (CHAT, "messages")):
-            content = _TEXT if field == "prompt" else [{"role": "user", "content": _TEXT}]
+    def streams(self) -> tuple[bool, bool, bool]:
+        """Return whether an answer comes in events, which end with ``data: [DONE]``, and may have usage."""
+        asked = ((COMPLETIONS, {"prompt": _TEXT}), (CHAT, {"messages": _MESSAGES}))
+        for with_usage in (True, False):
+            more = STREAM_USAGE if with_usage else {}
+            for path, content in asked:
+                ends = self._ends_stream(path, {**self._body, **content, "stream": True, **more})
+                if ends is not None:
+                    return True, ends, with_usage
+        return False, False, False
+
+    def _ends_stream(self, path: str, body: Mapping[str, Any]) -> bool | None:
+        """Return whether the events of an answer have an end; None if there are no events."""
+        for _ in range(_ATTEMPTS):
             has_begun = False
             try:
-                for _ in self._connection.post(path, {**self._body, field: content, "stream": True}):
+                for _ in self._connection.post(path, body):
                     has_begun = True
-            except DraftproofError as error:
+                return has_begun or None
+            except InvalidRequestError:
+                return None
+            except _FAILURES as error:
                 if has_begun:  # another failure is counted when streams are compared
-                    return True, ENDED_EARLY not in str(error)
-            else:
-                return has_begun, has_begun
-        return False, False
+                    return ENDED_EARLY not in str(error)
+                self._on_failure(error)
+        return None
 
     @staticmethod
     def same(first: Answer | None, second: Answer | None) -> bool:
         return first is not None and second is not None and first.text == second.text
 
     def _ask(self, path: str, fields: Mapping[str, Any]) -> Answer | None:
-        try:
-            return answer_of(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
-        except InvalidRequestError as error:
-            self.refusal = str(error)
+        for _ in range(_ATTEMPTS):
+            try:
+                answer = answer_of(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
+                self._has_answered = True
+                return answer
+            except InvalidRequestError as error:
+                self.refusal = str(error)
+                return None
+            except _FAILURES as error:
+                if isinstance(error, RequestTimeoutError) and not self._has_answered:
+                    raise  # nobody waits several times for a server that is silent from the beginning
+                self._on_failure(error)
+                self.refusal = str(error)
         return None
 
 

@@ -60,13 +60,13 @@ class Connection:
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         self._key = endpoint.key
         self._url = endpoint.url
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """Longest wait for the next bytes of an answer; may be changed."""
         headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
         self._http = httpx.Client(
             base_url=endpoint.url,
             headers=headers,
             trust_env=False,  # .netrc would add a password
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
             limits=httpx.Limits(max_keepalive_connections=0),
         )
         self._lock = threading.Lock()
@@ -121,11 +121,14 @@ class Connection:
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:
         for attempt in range(_MOST_RETRIES + 1):
             sockets = _Sockets()
-            noted = {"trace": sockets.note}
+            how: dict[str, Any] = {
+                "extensions": {"trace": sockets.note},
+                "timeout": httpx.Timeout(self.timeout_s, connect=_CONNECT_S),
+            }
             try:
                 with (
                     cancelled_when_stopped(sockets.end),
-                    self._http.stream(method, path, json=body, extensions=noted) as response,
+                    self._http.stream(method, path, json=body, **how) as response,
                 ):
                     if response.status_code == httpx.codes.OK:
                         yield response
@@ -134,7 +137,7 @@ class Connection:
             except httpx.HTTPError as error:
                 raise self._broken(error) from None
             if response.status_code not in _BUSY or attempt == _MOST_RETRIES:
-                raise self._refused(response)
+                raise self._refused(response, path)
             with self._lock:
                 self.num_retries += 1
             pause(_wait_s(response, attempt))
@@ -144,14 +147,15 @@ class Connection:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return ServerUnavailableError(f"no server answers: {detail}")
         if isinstance(error, httpx.TimeoutException):
-            return RequestTimeoutError(f"the server fell silent for {self._timeout_s:g} s: {detail}")
+            return RequestTimeoutError(f"the server fell silent for {self.timeout_s:g} s: {detail}")
         return TransportError(f"the server closed the connection early: {detail}")
 
-    def _refused(self, response: httpx.Response) -> DraftproofError:
+    def _refused(self, response: httpx.Response, path: str) -> DraftproofError:
         status = response.status_code
         default = EngineFailedError if status >= 500 else InvalidRequestError
         return _STATUSES.get(status, default)(
-            f"the server answered with HTTP status {status}: {self._excerpt(_message_of(response))}",
+            f"the server answered with HTTP status {status}: "
+            f"{self._excerpt(f'{self._url}{path}: {_message_of(response)}')}",
             "check address, model and key" if status in (401, 403, 404) else "",
         )
 
