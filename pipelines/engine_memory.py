@@ -41,7 +41,7 @@ def states_bytes(slot_bytes: int, max_batch_size: int) -> int:
 
 
 def read_sizes(engine: Path) -> tuple[int, int, int]:
-    """Read the bytes of an engine's networks, of a block of its KV cache, and of a request's recurrent states.
+    """Read the bytes of an engine's networks, a block of its KV cache, and a request's recurrent states.
 
     Args:
         engine: Directory of the engine.
