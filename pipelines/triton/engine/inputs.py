@@ -74,6 +74,7 @@ def engine_request(
         use_draft_logits=read_scalar(inputs, "use_draft_logits", False),
         prediction_ids=read_token_ids(inputs, "prediction_ids"),
         session_id=read_id(inputs, "session_id"),
+        cache_salt=read_id(inputs, "cache_salt"),
     )
 
 

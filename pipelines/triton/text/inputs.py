@@ -52,6 +52,7 @@ def completion_request(inputs: Inputs) -> CompletionRequest:
         num_draft_tokens=read_scalar(inputs, "num_draft_tokens", None),
         use_draft_logits=read_scalar(inputs, "use_draft_logits", False),
         session_id=read_id(inputs, "session_id"),
+        cache_salt=read_id(inputs, "cache_salt"),
         prediction=read_text(inputs, "prediction"),
         arm=read_id(inputs, "arm"),
         add_special_tokens=read_scalar(inputs, "add_special_tokens", True),
