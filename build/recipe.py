@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from build.hub.checkpoint_id import HubCheckpoint
 from build.tensorrt_llm.settings import GPUS, TensorRtLlm, TensorRtLlmEngine, Text
@@ -215,6 +215,10 @@ class Serving:
         num_draft_tokens: Draft tokens per round of requests that do not set them; 0 switches speculation off.
             None adapts to acceptance rate and load on the embedded runtime, and is ``max_draft_len`` on
             TensorRT-LLM.
+        prompt_cache_dir: Folder that keeps what prompts have computed, also when the server ends; servers
+            may share it. None: ``prompt_cache`` in the server's run directory. Embedded only.
+        prompt_cache_gb: Its most gigabytes; 0 keeps nothing. None: a tenth of the free disk, at most 20.
+            Embedded only.
         default_sampling: Sampling parameters of requests that send none.
     """
 
@@ -224,6 +228,8 @@ class Serving:
     max_queue_size: PositiveInt = 64
     max_draft_len: PositiveInt = 8
     num_draft_tokens: NonNegativeInt | None = None
+    prompt_cache_dir: Text | None = None
+    prompt_cache_gb: NonNegativeFloat | None = None
     default_sampling: DefaultSampling = DefaultSampling()
 
 

@@ -7,6 +7,7 @@ is that of a package, which is checked first; nothing is built.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
-from pipelines.errors import RepositoryError, ServerStartError
+from pipelines.errors import RecipeError, RepositoryError, ServerStartError
 from pipelines.socket_path import is_listening
 
 RUN = REPOSITORY_ROOT / ".run"
@@ -96,6 +97,7 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
     if options.check_recipe:
         return {"recipe": recipe.name}
     pair = package.pair if package else build_pair(recipe, print_line)
+    recipe = with_prompt_cache(pair.recipe, options.prompt_cache_dir, options.prompt_cache_gb)
     engines = pair.draft_engine, pair.target_engine
     origin = None
     run = (options.run_directory or RUN / pair.recipe.name).resolve()
@@ -104,7 +106,7 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
         if not options.replace:
             _check_not_in_use(run, origin)
     destination = render_recipe(
-        pair.recipe,
+        recipe,
         *engines,
         run.parent,
         pair.memory,
@@ -116,6 +118,29 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
     if package is not None:
         package.check_rendered(PairRecord.read(destination / LOOP))
     return {"model_repository": str(destination), "recipe": pair.recipe.name}
+
+
+def with_prompt_cache(recipe: Recipe, folder: str, gigabytes: str) -> Recipe:
+    """Return a recipe with the prompt cache that options of ``draftproof serve`` set; "" keeps the recipe's.
+
+    Raises:
+        RecipeError: The size is none.
+    """
+    serving = recipe.serving
+    if folder:
+        serving = replace(serving, prompt_cache_dir=folder)
+    if gigabytes:
+        try:
+            size = float(gigabytes)
+        except ValueError:
+            size = math.nan
+        if not 0 <= size < math.inf:
+            raise RecipeError(
+                f"--prompt-cache-gb={gigabytes!r} is not a number of gigabytes",
+                "write a number such as 20, or 0 for no prompt cache on disk",
+            )
+        serving = replace(serving, prompt_cache_gb=size)
+    return replace(recipe, serving=serving)
 
 
 def _check_not_in_use(run_directory: Path, package: PackageOrigin) -> None:
@@ -169,6 +194,12 @@ def main(arguments: list[str] | None = None) -> int:
         default="",
         metavar="NAME=VALUE,...",
         help="sampling parameters of requests that send none (default: the recipe's)",
+    )
+    parser.add_argument(
+        "--prompt-cache-dir", default="", metavar="DIRECTORY", help="see serve (default: the recipe's)"
+    )
+    parser.add_argument(
+        "--prompt-cache-gb", default="", metavar="NUMBER", help="see serve (default: the recipe's)"
     )
     parser.add_argument(
         "--replace",

@@ -39,7 +39,7 @@ class Part:
 # Ceilings with about 3 % of room. The commit that raises one says what its lines buy.
 PARTS = (
     Part("speculation", 1_560, ("pipelines/speculation/",)),
-    Part("executor", 2_030, ("pipelines/executor/",)),
+    Part("executor", 2_440, ("pipelines/executor/",)),
     Part("text", 1_435, ("pipelines/text/",)),
     Part("wire", 700, ("pipelines/wire/",)),
     Part("router", 3_420, ("pipelines/router/", "pipelines/upstreams/")),

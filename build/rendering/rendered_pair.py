@@ -44,7 +44,8 @@ class RenderedPair:
         """Hash of the pair: its engines and all settings of the recipe that reach a server."""
         recipe = self.recipe
         settings: dict[str, Any] = {"serving": asdict(recipe.serving)}
-        del settings["serving"]["default_sampling"]  # the front door's, not the pair's
+        for name in ("default_sampling", "prompt_cache_dir", "prompt_cache_gb"):
+            del settings["serving"][name]  # of the front door, and of the machine
         if recipe.runtime == "embedded":
             settings["kv_blocks"] = [recipe.draft.kv_cache.num_blocks, recipe.target.kv_cache.num_blocks]
         else:
@@ -107,9 +108,14 @@ class RenderedPair:
                 # Its engines do not tell what a step costs, by which lengths adapt.
                 "num_draft_tokens": str(serving.max_draft_len) if fixed is None else str(fixed),
             }
+        gigabytes = serving.prompt_cache_gb
         return {
             **shared,
             "engine_access": "in_process",
+            "prompt_cache_dir": str(
+                REPOSITORY_ROOT / (serving.prompt_cache_dir or self.run / "prompt_cache")
+            ),
+            "prompt_cache_bytes": "" if gigabytes is None else str(int(gigabytes * 1e9)),
             **{f"{role}_num_kv_blocks": str(blocks) for role, blocks in self.num_kv_blocks.items()},
             "max_num_tokens": str(serving.max_num_tokens),
         }

@@ -81,6 +81,7 @@ def inputs_of(request: CompletionRequest, *, streaming: bool) -> list[Input]:
     add("num_draft_tokens", "INT32", request.num_draft_tokens, None)
     add("use_draft_logits", "BOOL", request.use_draft_logits, False)
     add("session_id", "BYTES", request.session_id, "")
+    add("cache_salt", "BYTES", request.cache_salt, "")
     add("prediction", "BYTES", request.prediction, "")
     add("arm", "BYTES", request.arm, "")
     add("add_special_tokens", "BOOL", request.add_special_tokens, True)

@@ -43,6 +43,8 @@ class FrontDoorSettings:
     Attributes:
         address: Address that it listens on. Any but loopback needs ``keys``.
         keys: File of API keys (``draftproof api-key``); "" answers everybody who reaches the port.
+        separate_prompt_caches: Whether a request reuses only what requests with the same API key have
+            computed, so that nobody learns from the time of an answer what others have asked.
         tls: Certificate; None for plain HTTP.
         cors_origins: Origins of web pages that may use the API, such as ``https://chat.example.org``.
         hosts: Names by which the server is asked besides its addresses, such as ``models.example.org``. They
@@ -61,6 +63,7 @@ class FrontDoorSettings:
 
     address: str = HOST
     keys: str = ""
+    separate_prompt_caches: bool = False
     tls: Tls | None = None
     cors_origins: tuple[str, ...] = ()
     hosts: tuple[HostName, ...] = ()

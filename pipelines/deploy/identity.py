@@ -82,12 +82,12 @@ class ServerIdentity:
             pair=Launch.read(directory).served_model_name or pair.name,
             target_digest=pair.target_digest,
             runtime=pair.runtime,
-            processor=_processor(),
+            processor=processor_type(),
             num_threads=min(wanted, len(os.sched_getaffinity(0))),
         )
 
 
-def _processor() -> str:
+def processor_type() -> str:
     """Return the type of the first processor: two of the same type may hide different instructions."""
     fields: dict[str, str] = {}
     for line in _CPU_INFO.read_text(encoding="utf-8").splitlines():

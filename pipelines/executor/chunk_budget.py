@@ -75,6 +75,10 @@ class ChunkBudget:
         """Units that the prompts of the next step may take together."""
         return self._units_per_s * (_BESIDE_ANSWERS_S if self.shared.num_answering else _ALONE_S)
 
+    def seconds(self, begin: int, end: int) -> float:
+        """Return about how long the engine takes to compute these positions of a prompt."""
+        return (end - begin) * units_per_token((begin + end) // 2) / self._units_per_s
+
     def note(self, step: Sequence[ScheduledChunk], seconds: float) -> None:
         """Learn from a computed step and book its time, before its requests take their logits."""
         costs = [(_units(each.chunk), is_short(each.request)) for each in step if not each.chunk.is_decode]

@@ -36,7 +36,9 @@ class Contexts:
 
     def begin(self, request: Request) -> None:
         """Give a request blocks, with the longest beginning of its text that is cached."""
-        request.table, request.num_computed = self.cache.start(request.begin_prompt(), request.num_prompt)
+        request.table, request.num_computed = self.cache.start(
+            request.begin_prompt(), request.num_prompt, salt=request.asked.cache_salt
+        )
 
     def chunk(self, request: Request, num_tokens: int, num_logits: int) -> Chunk:
         """Return the next tokens of a request that has blocks for them, with all that the network reads."""
@@ -134,17 +136,17 @@ class RecurrentContexts(Contexts):
 
     def begin(self, request: Request) -> None:
         """Give a request the longest kept state whose keys and values are cached too, or a new one."""
-        known = request.begin_prompt()
-        for state in self._slots.continued(known[:-1]):
+        known, salt = request.begin_prompt(), request.asked.cache_salt
+        for state in self._slots.continued(known[:-1], salt):
             num_computed = len(state.token_ids)
-            table, num_cached = self.cache.start(known, request.num_prompt, num_computed)
+            table, num_cached = self.cache.start(known, request.num_prompt, num_computed, salt)
             if num_cached == num_computed:
                 request.state = self._slots.take(state)
                 break
             # Not discarded: the table may have taken a block that only part of a text fills.
             self.cache.release(table, known, num_cached, request.num_prompt)
         else:
-            table, num_cached = self.cache.start(known, request.num_prompt, 0)
+            table, num_cached = self.cache.start(known, request.num_prompt, 0, salt)
             request.state = self._slots.take()
         request.table, request.num_computed = table, num_cached
 
@@ -153,12 +155,14 @@ class RecurrentContexts(Contexts):
 
     def keep_prompt(self, request: Request) -> None:
         """Keep a copy of the state behind a prompt."""
-        self._slots.keep_copy(_state_of(request), request.tokens[: request.num_prompt])
+        prompt = request.tokens[: request.num_prompt]
+        self._slots.keep_copy(_state_of(request), prompt, request.asked.cache_salt)
 
     def keep(self, request: Request) -> None:
         """Take the blocks and the state of a request, and keep their contents for later requests."""
         super().keep(request)
-        self._slots.keep(_state_of(request), request.known_tokens[: request.num_computed])
+        computed = request.known_tokens[: request.num_computed]
+        self._slots.keep(_state_of(request), computed, request.asked.cache_salt)
         request.state = None
 
     def discard(self, request: Request) -> None:

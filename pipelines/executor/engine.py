@@ -61,12 +61,16 @@ class StepEngine(Protocol):
 
     Attributes:
         config: Its description.
+        block_bytes: Bytes of keys and values in a block.
+        kernels: Digest of what this machine's kernels make of some tokens.
         is_busy: Whether a step that was given up still runs, and writes into its blocks and slots.
         states: Hidden states after a step, until the next one: of a target with ``feature_layers`` those of
             all tokens, float32 [t, size]; of a trained head its own of ``logits_rows``, float32 [n, hidden].
     """
 
     config: EngineConfig
+    block_bytes: int
+    kernels: str
     states: npt.NDArray[np.float32] | None
 
     @property
@@ -81,6 +85,12 @@ class StepEngine(Protocol):
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy the keys and values of one block to another."""
+
+    def read_block(self, block: int) -> bytes:
+        """Return a copy of the keys and values of a block."""
+
+    def write_block(self, block: int, content: memoryview) -> None:
+        """Replace the keys and values of a block by those that ``read_block`` returned."""
 
     def copy_slot(self, source: int, destination: int) -> None:
         """Copy the recurrent states of one slot to another."""
@@ -106,7 +116,10 @@ class Engine:
 
     Attributes:
         config: Its description.
+        block_bytes: Bytes of keys and values in a block.
         directory: Its directory.
+        kernels: Digest of the keys and values that ``check`` has computed: of equal ones on two machines, or
+            after an update, the kernels were the same.
         rules: What its steps keep to.
 
     Args:
@@ -133,6 +146,7 @@ class Engine:
 
         self.config = config or EngineConfig.read(files)
         self.directory = files.directory
+        self.kernels = ""
         self.rules = StepRules()
         self.states: npt.NDArray[np.float32] | None = None
         installed = openvino.__version__.split("-")[0]
@@ -150,6 +164,7 @@ class Engine:
         except RuntimeError as error:
             raise _cannot_run(files.directory, error) from error
         caches = self._allocate(openvino, compiled, num_blocks, num_slots)
+        self.block_bytes = sum(tensor[SCRATCH_BLOCK].nbytes for tensor in self._kv)
         self._network = Network(compiled, caches, openvino.Tensor)
         self._small_networks: dict[Shape | None, Network] = {}
 
@@ -199,6 +214,7 @@ class Engine:
             for network in (self._network, *self._small_networks.values()):
                 network.cancel()  # it reads the weights, which are unmapped with this object
             raise _cannot_run(self.directory, error) from error
+        self.kernels = sha256_bytes(self.read_block(SCRATCH_BLOCK))
         self._weights.release()
 
     def fix_small_shapes(self) -> None:
@@ -277,10 +293,27 @@ class Engine:
         for tensor in self._kv:
             tensor[destination] = tensor[source]
 
+    def read_block(self, block: int) -> bytes:
+        """Return a copy of the keys and values of a block."""
+        return b"".join(_bytes_of(tensor[block]).data for tensor in self._kv)
+
+    def write_block(self, block: int, content: memoryview) -> None:
+        """Replace the keys and values of a block by those that ``read_block`` returned."""
+        begin = 0
+        for tensor in self._kv:
+            part = _bytes_of(tensor[block])
+            part[:] = np.frombuffer(content, np.uint8, len(part), begin)
+            begin += len(part)
+
     def copy_slot(self, source: int, destination: int) -> None:
         """Copy the recurrent states of one slot to another, without their logs."""
         for tensor in self._states:
             tensor[destination] = tensor[source]
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return a view of an array whose elements lie together."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def load_engine(

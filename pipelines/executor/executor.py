@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
@@ -17,15 +17,17 @@ from pathlib import Path
 
 from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError
 from pipelines.executor.batch_class import BatchClass, ScheduledChunk
+from pipelines.executor.block_files import BlockFiles
 from pipelines.executor.contexts import Contexts, HeadContexts, RecurrentContexts
 from pipelines.executor.engine import StepEngine, load_engine
 from pipelines.executor.grammars import looking_ahead, with_renewed_grammars
 from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.limits import ExecutorLimits, check_draft_tokens, check_states, check_translated
 from pipelines.executor.recurrent_states import StateSlots
-from pipelines.executor.request import AnswerRequest, ProposalRequest, Request
+from pipelines.executor.request import AnswerRequest, ProposalRequest, Request, tokens_to_read
 from pipelines.executor.scheduler import Scheduler
 from pipelines.executor.step import WARM_UP_TOKEN, StepInputs, pack, padded_size
+from pipelines.executor.stored_blocks import StoredBlocks
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.draft_length.step_times import StepTimes
 from pipelines.speculation.request import GenerationRequest, Output
@@ -49,6 +51,7 @@ class Executor:
         engine: Computes the steps.
         scheduler: Decides what they compute.
         num_steps: Engine calls so far.
+        stored_blocks: Blocks on disk; None without.
         times: Predicts how long steps take, and learns from them; None until ``warm_up``.
 
     Args:
@@ -79,6 +82,7 @@ class Executor:
         self.vocabulary = vocabulary
         self.scheduler = Scheduler(_batch_classes(engine, limits, num_classes), limits.max_num_tokens)
         self.on_work: Callable[[], None] = lambda: None
+        self.stored_blocks: StoredBlocks | None = None
         self.times: StepTimes | None = None
         self.num_steps = 0
         self._token_map = token_map
@@ -292,11 +296,33 @@ class Executor:
             for request in (*batch_class.running, *batch_class.waiting):
                 self._fail(batch_class, request)
 
-    def count_cached(self, token_ids: TokenIds) -> int:
+    def count_cached(self, token_ids: TokenIds, salt: str = "") -> int:
         """Return how many leading tokens of a prompt are cached; 0 if they are translated first."""
+        if self._token_map is not None:
+            return 0
         if self.config.reads_features:
             token_ids = token_ids[1:]  # see ``states``
-        return 0 if self._token_map is not None else self.scheduler.classes[0].cache.count_cached(token_ids)
+        return self.scheduler.classes[0].cache.count_cached(token_ids, salt)
+
+    def keep_blocks(self, files: BlockFiles, origin: Mapping[str, str]) -> None:
+        """Keep the blocks of the first batch class on disk from now on.
+
+        Args:
+            files: The files.
+            origin: Whatever decides the contents of blocks beside tokens and kernels.
+        """
+        if self.config.state_bytes:
+            return  # a block is of no use without the recurrent states behind it
+        cache, budget = self.scheduler.classes[0].cache, self.scheduler.chunk_budget
+        self.stored_blocks = StoredBlocks(cache, self.engine, files, origin, budget.seconds)
+
+    async def read_ahead(self, asked: GenerationRequest) -> None:
+        """Bring what is on disk of a request's tokens into the cache, before the request is queued."""
+        if self.stored_blocks is None or asked.prompt_log_probs:
+            return
+        by_head = self.config.reads_features
+        token_ids, num_prompt = tokens_to_read(asked, self._token_map, by_head=by_head)
+        await self.stored_blocks.read_ahead(token_ids, num_prompt, asked.cache_salt)
 
     def check(self, asked: GenerationRequest) -> None:
         """Refuse a request that this executor cannot answer, before it is queued.

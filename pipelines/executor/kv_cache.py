@@ -8,20 +8,27 @@ With OpenVINO's attention, the last bits of a key depend on whether its position
 chunk) or as output (as a decode token). So a node also records how many of its positions are prompt, and a
 block is reused only if the request would have computed it in the same way. A warm cache therefore never
 changes an output. With attention of our own both forms have the same bits, and the tokens alone decide.
+
+Requests with different salts share no block, so that nobody learns from the time of an answer what others
+have asked: each salt has a root of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 SCRATCH_BLOCK = 0
 """Used by dummy rows; never allocated to a request."""
+
+_NAME_BYTES = 32
 
 
 class BlockPool:
@@ -68,6 +75,10 @@ class CachedBlock:
     Attributes:
         token_ids: int32, tokens whose keys and values the block holds; only a leaf may be partially filled.
         num_prompt: Number of leading tokens that were computed as prompt; 0 if both forms have the same bits.
+        name: Digest of salt, tokens and forms from the root on. Contents of the same name are equal, on one
+            engine and type of machine.
+        depth: Number of nodes between it and the root.
+        wanted_s: Moment at which the content was last handed to the disk (``stored_blocks``).
         children: Nodes behind it, by their keys.
         by_order: The same by ``num_prompt``, sorted by their tokens. So the one that shares most of the
             beginning of a text stands beside that text's place.
@@ -77,6 +88,9 @@ class CachedBlock:
     token_ids: TokenIds
     num_prompt: int
     parent: CachedBlock | None
+    name: bytes
+    depth: int = 0
+    wanted_s: float = -math.inf
     children: dict[tuple[bytes, int], CachedBlock] = field(default_factory=dict)
     by_order: dict[int, list[CachedBlock]] = field(default_factory=dict)
 
@@ -84,6 +98,11 @@ class CachedBlock:
     def key(self) -> tuple[bytes, int]:
         """Key of the node among its siblings."""
         return (self.token_ids.tobytes(), self.num_prompt)
+
+
+def _name_behind(name: bytes, token_ids: TokenIds, num_prompt: int) -> bytes:
+    described = name + num_prompt.to_bytes(4, "little") + token_ids.tobytes()
+    return hashlib.blake2b(described, digest_size=_NAME_BYTES).digest()
 
 
 def _tokens_of(node: CachedBlock) -> list[int]:
@@ -112,6 +131,7 @@ class KvCache:
     Attributes:
         quota: Number of blocks that its requests may use.
         num_used: Number of blocks that its requests use.
+        on_full: Called with each node that a request has filled or shares.
 
     Args:
         pool: Blocks of the engine.
@@ -130,6 +150,7 @@ class KvCache:
     ) -> None:
         self.block_size = block_size
         self.num_used = 0
+        self.on_full: Callable[[CachedBlock], None] = lambda node: None
         self._has_one_form = has_one_form
         self._pool = pool
         self._copy_block = copy_block
@@ -137,7 +158,7 @@ class KvCache:
         self._node_of: list[CachedBlock | None] = [None] * (pool.num_blocks + 1)
         # Cached blocks without users -> moment since when, oldest first.
         self._unused: OrderedDict[int, int] = OrderedDict()
-        self._root = CachedBlock(SCRATCH_BLOCK, NO_TOKENS, 0, None)
+        self._roots: dict[str, CachedBlock] = {}
         self.quota = pool.join(self)
 
     @property
@@ -150,7 +171,17 @@ class KvCache:
         """Moment of the pool since which no request has used its oldest cached block; None without one."""
         return next(iter(self._unused.values()), None)
 
-    def start(self, token_ids: TokenIds, num_prompt: int, most: int | None = None) -> tuple[BlockTable, int]:
+    def _root(self, salt: str) -> CachedBlock:
+        if salt not in self._roots:
+            if len(self._roots) > self._pool.num_blocks:
+                self._roots = {each: root for each, root in self._roots.items() if root.children}
+            name = hashlib.blake2b(salt.encode(), digest_size=_NAME_BYTES).digest()
+            self._roots[salt] = CachedBlock(SCRATCH_BLOCK, NO_TOKENS, 0, None, name)
+        return self._roots[salt]
+
+    def start(
+        self, token_ids: TokenIds, num_prompt: int, most: int | None = None, salt: str = ""
+    ) -> tuple[BlockTable, int]:
         """Find the cached part of a request's tokens.
 
         At least the last token is left to compute, for its logits, and never exactly one token of the prompt,
@@ -160,6 +191,7 @@ class KvCache:
             token_ids: int32 [n], n >= 1, all known tokens.
             num_prompt: Leading tokens that the request computes as prompt.
             most: Most positions that may be reused; None for all.
+            salt: Only blocks of requests with the same salt are reused.
 
         Returns:
             The request's table and the number of cached leading positions.
@@ -169,9 +201,9 @@ class KvCache:
         if num_prompt > limit:
             limit = max(num_prompt - 2, 0)
         limit = limit if most is None else min(limit, most)
-        node = self._root
+        node = self._root(salt)
         blocks: list[int] = []
-        for node in self._path(token_ids[:limit], num_prompt):
+        for node in self.path(token_ids[:limit], num_prompt, salt):
             self._use(node.block)
             blocks.append(node.block)
         num_cached = len(blocks) * size
@@ -184,14 +216,14 @@ class KvCache:
             table.num_committed, table.last_node = len(blocks), node.parent
         return table, num_cached
 
-    def count_cached(self, token_ids: TokenIds) -> int:
+    def count_cached(self, token_ids: TokenIds, salt: str = "") -> int:
         """Return how many leading tokens of a prompt are cached in whole blocks."""
-        return self.block_size * sum(1 for _ in self._path(token_ids, len(token_ids)))
+        return self.block_size * sum(1 for _ in self.path(token_ids, len(token_ids), salt))
 
-    def _path(self, token_ids: TokenIds, num_prompt: int) -> Iterator[CachedBlock]:
+    def path(self, token_ids: TokenIds, num_prompt: int, salt: str = "") -> Iterator[CachedBlock]:
         """Return the nodes that hold the leading tokens as the request would compute them."""
         size = self.block_size
-        node = self._root
+        node = self._root(salt)
         for begin in range(0, len(token_ids) - size + 1, size):
             prompt_here = self._prompt_part(num_prompt - begin, size)
             child = node.children.get((token_ids[begin : begin + size].tobytes(), prompt_here))
@@ -199,6 +231,57 @@ class KvCache:
                 return
             yield child
             node = child
+
+    def names(self, token_ids: TokenIds, num_prompt: int, salt: str = "") -> Iterator[bytes]:
+        """Return the names of all whole blocks of a text, cached or not."""
+        size, name = self.block_size, self._root(salt).name
+        for begin in range(0, len(token_ids) - size + 1, size):
+            name = _name_behind(
+                name, token_ids[begin : begin + size], self._prompt_part(num_prompt - begin, size)
+            )
+            yield name
+
+    def holds(self, node: CachedBlock) -> bool:
+        """Return whether a node's block has its content still."""
+        return self._node_of[node.block] is node
+
+    def add(
+        self,
+        token_ids: TokenIds,
+        num_prompt: int,
+        salt: str,
+        begin: int,
+        contents: Sequence[memoryview],
+        write: Callable[[int, memoryview], None],
+    ) -> list[CachedBlock]:
+        """Cache whole blocks of a text whose contents are known, as far as there are blocks for them.
+
+        Args:
+            token_ids: int32 [n].
+            num_prompt: Leading tokens that are computed as prompt.
+            salt: See ``start``.
+            begin: Number of the first of these blocks in the text. The contents of those before are cached.
+            contents: The contents.
+            write: Writes a content to a block.
+
+        Returns:
+            The nodes from the root to the last one that is cached now.
+        """
+        node, nodes = self._root(salt), list(self.path(token_ids, num_prompt, salt))
+        for node in nodes:
+            self._use(node.block)
+        table = BlockTable([each.block for each in nodes], len(nodes), node)
+        has_been_evicted = len(nodes) < begin
+        for content in () if has_been_evicted else contents[len(nodes) - begin :]:
+            block = self._allocate()
+            if block is None:
+                break
+            write(block, content)
+            table.blocks.append(block)
+            self._commit_next(table, token_ids, self.block_size, num_prompt)
+            nodes.append(table.last_node)
+        self._give_back(table)
+        return nodes
 
     def _prompt_part(self, num_prompt: int, num_positions: int) -> int:
         """Return how many of the next positions are prompt, as far as their bits show it."""
@@ -264,14 +347,19 @@ class KvCache:
         size = self.block_size
         while (table.num_committed + 1) * size <= num_computed:
             self._commit_next(table, token_ids, size, num_prompt)
+            self.on_full(table.last_node)
 
     def _commit_next(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, num_prompt: int) -> None:
         begin = table.num_committed * self.block_size
+        token_ids = token_ids[begin : begin + num_tokens].copy()
+        num_prompt = self._prompt_part(num_prompt - begin, num_tokens)
         node = CachedBlock(
             block=table.blocks[table.num_committed],
-            token_ids=token_ids[begin : begin + num_tokens].copy(),
-            num_prompt=self._prompt_part(num_prompt - begin, num_tokens),
+            token_ids=token_ids,
+            num_prompt=num_prompt,
             parent=table.last_node,
+            name=_name_behind(table.last_node.name, token_ids, num_prompt),
+            depth=table.num_committed,
         )
         twin = table.last_node.children.get(node.key)
         if twin is None:
@@ -302,7 +390,6 @@ class KvCache:
             self._drop_user(block)
         table.blocks.clear()
         table.num_committed = 0
-        table.last_node = self._root
 
     def evict_oldest(self) -> int:
         """Forget the cached block that was unused for longest, and return it."""

@@ -28,10 +28,16 @@ class State:
     Attributes:
         slot: Where the engine has them.
         token_ids: int32, the tokens that were computed, while no request has the slot.
+        salt: Only requests with the same salt may continue it.
     """
 
     slot: int
     token_ids: TokenIds = field(default_factory=NO_TOKENS.copy)
+    salt: str = ""
+
+    def begins(self, token_ids: TokenIds, salt: str) -> bool:
+        """Return whether this is the state of a beginning of a text."""
+        return self.salt == salt and np.array_equal(self.token_ids, token_ids[: len(self.token_ids)])
 
 
 class StateSlots:
@@ -47,15 +53,14 @@ class StateSlots:
         self._free = deque(range(num_slots))
         self._kept: list[State] = []  # the latest last
 
-    def continued(self, token_ids: TokenIds) -> Iterator[State]:
+    def continued(self, token_ids: TokenIds, salt: str) -> Iterator[State]:
         """Yield the kept states of a text's beginnings, the longest first.
 
         Args:
             token_ids: int32 [n], the text but for the tokens that must be computed.
+            salt: Salt of the request.
         """
-        fitting = [
-            each for each in self._kept if np.array_equal(each.token_ids, token_ids[: len(each.token_ids)])
-        ]
+        fitting = [each for each in self._kept if each.begins(token_ids, salt)]
         yield from sorted(fitting, key=lambda state: -len(state.token_ids))
 
     def take(self, state: State | None = None) -> State:
@@ -65,24 +70,26 @@ class StateSlots:
             return state
         return State(self._free.popleft() if self._free else self._kept.pop(0).slot)
 
-    def keep(self, state: State, token_ids: TokenIds) -> None:
+    def keep(self, state: State, token_ids: TokenIds, salt: str) -> None:
         """Keep the state of a request that has ended, and no other of the same text.
 
         Args:
             state: The state.
             token_ids: int32 [n], the tokens that were computed.
+            salt: Salt of the request.
         """
-        for twin in [each for each in self._kept if np.array_equal(each.token_ids, token_ids)]:
+        same = (each for each in self._kept if len(each.token_ids) == len(token_ids))
+        for twin in [each for each in same if each.begins(token_ids, salt)]:
             self._kept.remove(twin)
             self.drop(twin)
-        state.token_ids = token_ids.copy()
+        state.token_ids, state.salt = token_ids.copy(), salt
         self._kept.append(state)
 
-    def keep_copy(self, state: State, token_ids: TokenIds) -> None:
+    def keep_copy(self, state: State, token_ids: TokenIds, salt: str) -> None:
         """Keep a copy of a state whose log is empty; arguments as for ``keep``."""
         copy = self.take()
         self._copy_slot(state.slot, copy.slot)
-        self.keep(copy, token_ids)
+        self.keep(copy, token_ids, salt)
 
     def drop(self, state: State) -> None:
         """Take back a slot whose content nobody may use."""

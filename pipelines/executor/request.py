@@ -29,6 +29,28 @@ _MOST_LOGITS = 1 << 22
 """Logits of a chunk, 16 MiB: OpenVINO keeps room for the most that it has returned."""
 
 
+def tokens_to_read(
+    asked: GenerationRequest, token_map: TokenMap | None, *, by_head: bool
+) -> tuple[TokenIds, int]:
+    """Return the known tokens that an engine reads for a request.
+
+    Args:
+        asked: The request.
+        token_map: Translates tokens to those that the engine reads; None if they are the same.
+        by_head: Whether it is a trained head, which does not read the first one.
+
+    Returns:
+        The tokens, int32 [n], and how many of them are computed as prompt.
+    """
+    known, num_prompt = asked.input_ids, asked.num_prompt_tokens
+    if token_map is not None:
+        prompt = token_map.translate_prompt(known[:num_prompt])
+        known, num_prompt = np.concatenate((prompt, token_map.translate(known[num_prompt:]))), len(prompt)
+    if by_head:
+        known, num_prompt = known[1:], num_prompt - 1
+    return known, num_prompt if num_prompt > 1 else 0
+
+
 class Request(ABC):
     """A request that waits or runs, and the tokens that the engine reads for it.
 
@@ -70,16 +92,11 @@ class Request(ABC):
         watched_ids = asked.input_ids[asked.num_prompt_tokens + asked.sampling.min_tokens :]
         self._stop_words = StopWordMatcher(asked.stop_words, vocabulary, watched_ids.tolist())
         self._token_map = token_map
-        known, num_prompt = asked.input_ids, asked.num_prompt_tokens
-        if token_map is not None:
-            prompt = token_map.translate_prompt(known[:num_prompt])
-            known, num_prompt = np.concatenate((prompt, token_map.translate(known[num_prompt:]))), len(prompt)
         self.head: HeadStates | None = None
+        known, self.num_prompt = tokens_to_read(asked, token_map, by_head=asked.target_states is not None)
         if asked.target_states is not None:
-            known, num_prompt = known[1:], num_prompt - 1
             self.head = HeadStates(asked.target_states, len(known))
         self.num_tokens = len(known)
-        self.num_prompt = num_prompt if num_prompt > 1 else 0
         self.tokens: TokenIds = np.empty(self.num_tokens + asked.max_tokens, np.int32)
         self.tokens[: self.num_tokens] = known
         self.num_computed = 0

@@ -107,7 +107,12 @@ async def answer(
             "send several requests, one after the other",
         )
     client = request[CLIENT]
-    asked = [replace(each, session_id=client.session(each.session_id)) for each in asked]
+    asked = [
+        replace(
+            each, session_id=client.session(each.session_id), cache_salt=client.cache_salt(each.cache_salt)
+        )
+        for each in asked
+    ]
     with client.tokens(sum(len(each.prompt_ids) + max(0, each.max_tokens) for each in asked)):
         exchange = request[EXCHANGE]
         exchange.ask(asked, streaming=body.stream)

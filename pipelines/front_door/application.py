@@ -105,7 +105,11 @@ class FrontDoor:
         self._metrics = metrics
         self._observers = observers
         self._checks_model = checks_model
-        self._keys = KeyRing(Path(settings.keys) if settings.keys else None, server_key)
+        self._keys = KeyRing(
+            Path(settings.keys) if settings.keys else None,
+            server_key,
+            separates_caches=settings.separate_prompt_caches,
+        )
         self._kept = KeptResponses(settings.max_kept_bytes)
 
     def application(self) -> web.Application:

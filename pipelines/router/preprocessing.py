@@ -141,6 +141,7 @@ class Preprocessing:
             use_draft_logits=request.use_draft_logits,
             prediction_ids=self._prediction(request.prediction),
             session_id=request.session_id,
+            cache_salt=request.cache_salt,
         )
         if not request.resume_output_ids:
             return whole

@@ -99,7 +99,7 @@ class Router:
             InvalidRequestError: The request is invalid, or names an arm that is not served.
             DraftproofError: No arm answered; this is the error of the last one.
         """
-        for name in ("session_id", "arm"):
+        for name in ("session_id", "cache_salt", "arm"):
             _check_id(name, getattr(request, name))
         asked = await self._tokenized(request, timeout_us)
         answered = self.answer_tokens(

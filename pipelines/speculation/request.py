@@ -66,6 +66,7 @@ class GenerationRequest:
         independent_noise: Whether to draw with separate noise instead of the noise that draft and target
             share, and to return an end token as the last token: a proposal for the ratio rule.
         deadline_s: Deadline on the clock of ``time.monotonic``; None for none.
+        cache_salt: Only what requests with the same salt have computed is reused.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class GenerationRequest:
     keep_drafting: Callable[[float], bool] | None = None
     independent_noise: bool = False
     deadline_s: float | None = None
+    cache_salt: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:

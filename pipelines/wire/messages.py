@@ -50,6 +50,7 @@ class EngineRequest:
         use_draft_logits: Whether draft tokens are accepted by the ratio rule, with the draft's logits.
         prediction_ids: What the client expects as the answer; may be empty.
         session_id: Session whose requests share acceptance rates and earlier answers; "" for none.
+        cache_salt: Only what requests with the same salt have computed is reused.
     """
 
     input_ids: tuple[int, ...]
@@ -70,6 +71,7 @@ class EngineRequest:
     use_draft_logits: bool = False
     prediction_ids: tuple[int, ...] = ()
     session_id: str = ""
+    cache_salt: str = ""
 
 
 @_JSON

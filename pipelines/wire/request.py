@@ -49,6 +49,7 @@ class CompletionRequest:
     return_prompt_log_probs: bool = False
     use_draft_logits: bool = False
     session_id: str = ""
+    cache_salt: str = ""
     prediction: str = ""
     arm: str = ""
     prompt_ids: tuple[int, ...] = ()
@@ -76,7 +77,7 @@ class CompletionRequest:
             _check_finite(name, getattr(self, name))
         for _, value in self.logit_bias:
             _check_finite("logit_bias", value)
-        for name in ("prompt", "session_id", "prediction", "arm"):
+        for name in ("prompt", "session_id", "cache_salt", "prediction", "arm"):
             _check_text(name, getattr(self, name))
         for name in ("stop_words", "bad_words", "guide"):
             for text in getattr(self, name) or ():

@@ -86,6 +86,8 @@ class RecordingEngine:
         self._agreement = agreement
         self._tokens = np.full((num_blocks, BLOCK_SIZE), -1)
         self._kinds = np.zeros((num_blocks, BLOCK_SIZE), int)
+        self.kernels = ""
+        self.block_bytes = self._tokens[0].nbytes + self._kinds[0].nbytes
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         if self.fail_next:
@@ -134,6 +136,12 @@ class RecordingEngine:
         self._tokens[destination] = self._tokens[source]
         self._kinds[destination] = self._kinds[source]
 
+    def read_block(self, block: int) -> bytes:
+        return self._tokens[block].tobytes() + self._kinds[block].tobytes()
+
+    def write_block(self, block: int, content: memoryview) -> None:
+        self._tokens[block], self._kinds[block] = np.frombuffer(content, int).reshape(2, BLOCK_SIZE)
+
 
 def letters() -> Vocabulary:
     """Return a tokenizer in which token i spells the i-th letter and the end token nothing."""
@@ -168,7 +176,7 @@ def held_blocks(cache: KvCache) -> set[int]:
     assert not used & unused and not free & (used | unused) and len(used) == cache.num_used
     assert SCRATCH_BLOCK not in free | unused | used
     reachable: dict[int, CachedBlock] = {}
-    pending = [cache._root]
+    pending = list(cache._roots.values())
     while pending:
         for child in pending.pop().children.values():
             assert child.block not in reachable and cache._node_of[child.block] is child

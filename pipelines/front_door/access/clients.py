@@ -28,10 +28,12 @@ class Client:
 
     Args:
         key: Its API key, with its limits.
+        has_own_cache: Whether it reuses only what its own requests have computed.
     """
 
-    def __init__(self, key: ApiKey) -> None:
+    def __init__(self, key: ApiKey, *, has_own_cache: bool = False) -> None:
         self.key = key
+        self._has_own_cache = has_own_cache
         self._num_requests = 0
         self._num_tokens = 0
 
@@ -41,12 +43,22 @@ class Client:
         Drafts are looked up in a session's answers, so whoever names it can find out what was in them. An
         empty or invalid id is returned unchanged: ``router`` refuses the latter.
         """
+        return self._own(session_id) if session_id else ""
+
+    def cache_salt(self, salt: str) -> str:
+        """Return the salt of a request that sends ``salt``: one of this client alone, if it is to have one.
+
+        An invalid salt is returned unchanged, as in ``session``.
+        """
+        return self._own(salt) if self._has_own_cache else salt
+
+    def _own(self, name: str) -> str:
         try:
-            given = session_id.encode()
+            given = name.encode()
         except UnicodeEncodeError:
-            return session_id
-        if not (given and self.key.name) or len(given) > MAX_ID_BYTES:
-            return session_id
+            return name
+        if not self.key.name or len(given) > MAX_ID_BYTES:
+            return name
         return hashlib.sha256(self.key.sha256.encode() + given).hexdigest()
 
     @contextmanager
@@ -112,14 +124,16 @@ class KeyRing:
         path: The file of keys; None if everybody may use the server. A file that is missing has no keys, so
             every request is refused until there is one.
         server_key: The server's key, which operators send in a header of its own; "" for none.
+        separates_caches: Whether each key reuses only what its own requests have computed.
 
     Raises:
         ServerStartError: The file is invalid.
     """
 
-    def __init__(self, path: Path | None, server_key: str = "") -> None:
+    def __init__(self, path: Path | None, server_key: str = "", *, separates_caches: bool = False) -> None:
         self._path = path
         self._server_key = server_key.encode()
+        self._separates_caches = separates_caches
         self._anybody = Client(ApiKey("", ""))
         self._clients: tuple[Client, ...] = ()
         self._version: tuple[int, ...] | None = None
@@ -179,7 +193,7 @@ class KeyRing:
         known = {client.key.name: client for client in self._clients}
         clients = []
         for key in read_keys(path) if version else ():
-            client = known.get(key.name) or Client(key)
+            client = known.get(key.name) or Client(key, has_own_cache=self._separates_caches)
             client.key = key
             clients.append(client)
         self._clients = tuple(clients)

@@ -90,6 +90,7 @@ class PassedOn:
     min_tokens: int | None = None
     bad_words: tuple[str, ...] | None = None
     session_id: str | None = None
+    cache_salt: str | None = None
     arm: str | None = None
     skip_special_tokens: bool | None = None
     stop_token_ids: tuple[int, ...] | None = None

@@ -79,7 +79,7 @@ class DraftLengths:
         draft_times: Times of a step of the draft.
         target_times: Times of a step of the target.
         max_draft_len: Upper limit.
-        count_read: Returns how many leading tokens of a prompt the draft need not read.
+        count_read: Returns how many leading tokens of a prompt with a cache salt the draft need not read.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DraftLengths:
         draft_times: StepTimes,
         target_times: StepTimes,
         max_draft_len: int,
-        count_read: Callable[[TokenIds], int] = lambda token_ids: 0,
+        count_read: Callable[[TokenIds, str], int] = lambda token_ids, cache_salt: 0,
     ) -> None:
         self.acceptance = Acceptance()
         self.max_draft_len = max_draft_len
@@ -111,6 +111,7 @@ class DraftLengths:
         prediction_ids: TokenIds = NO_TOKENS,
         *,
         sees_gaps: bool = True,
+        cache_salt: str = "",
     ) -> RequestDraftLength:
         """Add a request until ``end``.
 
@@ -120,10 +121,12 @@ class DraftLengths:
             prediction_ids: int32 [n], what the client expects as the answer, searched as well.
             sees_gaps: Whether lengths may depend on the gaps of the tokens. With the ratio rule they must
                 not: leaving out tokens of which the draft was unsure would change the distribution.
+            cache_salt: See ``GenerationRequest``.
         """
         known_ids = np.concatenate((earlier_ids, prompt_ids)) if sees_gaps else NO_TOKENS
         lookup = LookupDraft(known_ids, prediction_ids)
-        request = RequestDraftLength(self, lookup, prompt_ids, sees_gaps=sees_gaps)
+        num_unread = len(prompt_ids) - self.count_read(prompt_ids, cache_salt)
+        request = RequestDraftLength(self, lookup, num_unread, sees_gaps=sees_gaps)
         self._requests[request] = None
         self._asked.clear()
         return request
@@ -203,19 +206,19 @@ class RequestDraftLength:
     Args:
         lengths: The controller.
         lookup: See the attribute.
-        prompt_ids: int32 [n], the prompt.
+        num_unread: See the attribute.
         sees_gaps: See ``DraftLengths.begin``.
     """
 
     def __init__(
-        self, lengths: DraftLengths, lookup: LookupDraft, prompt_ids: TokenIds, *, sees_gaps: bool
+        self, lengths: DraftLengths, lookup: LookupDraft, num_unread: int, *, sees_gaps: bool
     ) -> None:
         self.acceptance = lengths.acceptance
         self.lookup = lookup
         self.max_draft_len = lengths.max_draft_len
         self.num_output = 0
         self.num_remaining: float = math.inf
-        self.num_unread = len(prompt_ids) - lengths.count_read(prompt_ids)
+        self.num_unread = num_unread
         self._lengths = lengths
         self._sees_gaps = sees_gaps
         self._is_refused = False

@@ -72,6 +72,7 @@ def completion_request(inputs: Inputs) -> CompletionRequest:
         guide=_read_guide(inputs),
         num_log_probs=_read_num_log_probs(inputs),
         session_id=read_id(inputs, "session_id"),
+        cache_salt=read_id(inputs, "cache_salt"),
         prediction=_read_text(inputs, "prediction"),
         arm=read_id(inputs, "arm"),
         resume_output_ids=_read_token_ids(inputs, "resume_output_ids"),
@@ -115,6 +116,7 @@ def engine_request(
         guide=_read_guide(inputs),
         prediction_ids=_read_token_ids(inputs, "prediction_ids"),
         session_id=read_id(inputs, "session_id"),
+        cache_salt=read_id(inputs, "cache_salt"),
     )
 
 

@@ -231,6 +231,7 @@ def generation_request(
         num_log_probs=asked.num_log_probs,
         prompt_log_probs=asked.return_prompt_log_probs,
         deadline_s=time.monotonic() + asked.timeout_us / 1e6 if asked.timeout_us else None,
+        cache_salt=asked.cache_salt,
     )
 
 

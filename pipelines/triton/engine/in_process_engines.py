@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.asyncio_thread import AsyncioThread
+from pipelines.deploy.identity import processor_type
+from pipelines.executor.block_files import BlockFiles
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step_loop import StepLoop
@@ -15,6 +20,8 @@ from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.answering import TargetAlone
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.wire.messages import EngineRequest
+
+_LOG = logging.getLogger(__name__)
 
 _NUM_CLASSES = {"draft": 1, "target": 2}
 _CONTROL_CLASS = 1
@@ -29,12 +36,14 @@ class InProcessEngines:
     Attributes:
         control: Answers by the target alone.
         control_class: Its batch class.
+        block_files: What both keep on disk; None for nothing.
 
     Args:
         parameters: The model's settings.
 
     Raises:
         EngineLoadError: An engine cannot be loaded.
+        RecipeError: The folder of the prompt cache holds other files.
     """
 
     def __init__(self, parameters: ModelParameters) -> None:
@@ -57,10 +66,20 @@ class InProcessEngines:
             return executor
 
         with ThreadPoolExecutor() as pool:
+            opened = pool.submit(opened_block_files, parameters)
             self.executors = dict(zip(_NUM_CLASSES, pool.map(load, _NUM_CLASSES), strict=True))
         for role, executor in self.executors.items():  # one after the other: their steps are timed
             executor.warm_up()
             print(f"start: the {role}'s engine is warm", flush=True)
+        self.block_files = opened.result()
+        if self.block_files is not None:
+            for role, executor in self.executors.items():
+                origin = {
+                    "engine": parameters.text(f"{role}_engine_digest"),
+                    "processor": processor_type(),
+                    "num_threads": str(min(executor.config.num_threads, len(os.sched_getaffinity(0)))),
+                }
+                executor.keep_blocks(self.block_files, origin)
         target = self.executors["target"]
         self.vocabulary = target.vocabulary
         self.end_ids = target.config.end_ids
@@ -89,6 +108,29 @@ class InProcessEngines:
         for executor in self.executors.values():
             executor.check(request)
 
+    async def read_ahead(self, request: GenerationRequest) -> None:
+        """Bring what is on disk of a request's tokens into both caches."""
+        await asyncio.gather(*(executor.read_ahead(request) for executor in self.executors.values()))
+
     def reason_for_target_alone(self, asked: EngineRequest) -> str:
         """Return "": these engines can draft for every request."""
         return ""
+
+
+def opened_block_files(parameters: ModelParameters) -> BlockFiles | None:
+    """Open the folder of the prompt cache, and say what is in it.
+
+    Raises:
+        RecipeError: It holds other files.
+    """
+    folder, limit = parameters.path("prompt_cache_dir"), parameters.text("prompt_cache_bytes")
+    if limit == "0":
+        return None
+    try:
+        files = BlockFiles(folder, int(limit) if limit else None)
+    except OSError as error:
+        _LOG.warning("there is no prompt cache, and prompts are computed after a restart again: %s", error)
+        return None
+    held, most = files.num_bytes / 1e9, files.limit_bytes / 1e9
+    print(f"start: the prompt cache {folder} holds {held:.1f} GB of at most {most:.1f} GB", flush=True)
+    return files

@@ -84,6 +84,7 @@ class SpeculativeAnswerer:
         chunks = ChunkStream(self.vocabulary, request, streaming=asked.streaming)
         said: list[TokenIds] = [request.input_ids[request.num_prompt_tokens :]]  # by another server
         async with self._admission.slot(request.deadline_s):
+            await self._engines.read_ahead(request)
             length = self._length(wanted, asked, request)
             loop = speculate(
                 request,
@@ -139,6 +140,7 @@ class SpeculativeAnswerer:
             self._sessions.answer_ids(asked.session_id),
             np.array(asked.prediction_ids, np.int32),
             sees_gaps=not asked.use_draft_logits,
+            cache_salt=asked.cache_salt,
         )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from pipelines.executor.block_files import BlockFiles
 from pipelines.executor.scheduler import Scheduler
+from pipelines.executor.stored_blocks import StoredBlocks
 from pipelines.speculation.draft_length.rule import DraftLengths
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.triton.backend.gauges import Gauges, TokenTimes
@@ -71,11 +74,30 @@ def watch_engines(gauges: Gauges, engines: InProcessEngines) -> None:
     found = engines.executors["target"].scheduler  # the draft begins anew for each proposal
     gauges.add("draftproof_prefix_cache_queries_total", lambda: found.num_looked_up, engine="target")
     gauges.add("draftproof_prefix_cache_hits_total", lambda: found.num_found, engine="target")
+    stored, files = engines.executors["target"].stored_blocks, engines.block_files
+    if stored is not None and files is not None:
+        watch_prompt_cache(gauges, found, stored, files)
     control, batch_class = engines.control, engines.control_class
     gauges.add("draftproof_requests_running", lambda: len(batch_class.running), engine="control")
     gauges.add("draftproof_requests_waiting", lambda: len(batch_class.waiting), engine="control")
     gauges.add("draftproof_output_tokens_total", lambda: control.num_output_tokens, source="control")
     gauges.add("draftproof_control_cpu_seconds_total", lambda: round(batch_class.cpu_s, 2))
+
+
+def watch_prompt_cache(gauges: Gauges, looked_up: Scheduler, stored: StoredBlocks, files: BlockFiles) -> None:
+    """Publish where the target's prompts came from, and how the disk fares."""
+    sources: dict[str, Callable[[], int]] = {
+        "disk": lambda: stored.num_read_tokens,
+        "memory": lambda: max(looked_up.num_found - stored.num_read_tokens, 0),
+        "computed": lambda: looked_up.num_looked_up - looked_up.num_found,
+    }
+    for source, count in sources.items():
+        gauges.add("draftproof_prompt_tokens_total", count, source=source)
+    gauges.add("draftproof_prompt_cache_bytes", lambda: files.num_bytes)
+    gauges.add("draftproof_prompt_cache_saved_seconds_total", lambda: round(stored.saved_s, 1))
+    gauges.add("draftproof_prompt_cache_damaged_total", lambda: files.num_damaged)
+    gauges.add("draftproof_prompt_cache_failures_total", lambda: files.num_failures)
+    gauges.add("draftproof_prompt_cache_left_out_total", lambda: stored.num_left_out)
 
 
 def _watch_requests(gauges: Gauges, role: str, scheduler: Scheduler) -> None:

@@ -73,6 +73,9 @@ class TensorRtLlmEngines:
         """Refuse a request that the target cannot answer even alone."""
         self._alone.check(request)
 
+    async def read_ahead(self, request: GenerationRequest) -> None:
+        """Do nothing: these engines keep their caches themselves."""
+
     def reason_for_target_alone(self, asked: EngineRequest) -> str:
         """Return why the target must answer alone; see ``limits``."""
         return reason_for_target_alone(asked)

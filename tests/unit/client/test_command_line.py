@@ -68,7 +68,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
     assert inputs["return_log_probs"] is True
     bias = zip(inputs["logit_bias_ids"], inputs["logit_bias_values"], strict=True)
     assert tuple(bias) == asked.pop("logit_bias")
-    for name in ("resume_output_ids", "stop_token_ids"):  # for programs, which have the tokens
+    for name in ("resume_output_ids", "stop_token_ids", "cache_salt"):  # for programs, which have the tokens
         assert not asked.pop(name)
     for name, value in asked.items():
         assert inputs[name] == (list(value) if isinstance(value, tuple) else value), name

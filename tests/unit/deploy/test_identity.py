@@ -38,7 +38,7 @@ def test_instructions_that_a_virtual_machine_hides_make_another_processor(
     told = []
     for flags in ("avx2 avx512f amx_int8", "avx2 avx512f", "avx2 avx512f"):
         info.write_text(f"processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
-        told.append(identity._processor())
+        told.append(identity.processor_type())
     assert told[0] != told[1] == told[2]
     assert all(each.startswith("Some CPU ") for each in told)
 

@@ -179,9 +179,9 @@ def test_a_step_that_forgets_its_slots_is_refused(engines: tuple[Path, Path]) ->
 def test_a_text_is_kept_once() -> None:
     slots, text = StateSlots(3, lambda *_: None), np.arange(10, dtype=np.int32)
     older, newer = slots.take(), slots.take()
-    slots.keep(older, text)
-    slots.keep(newer, text)
-    assert list(slots.continued(text)) == [newer]
+    slots.keep(older, text, "")
+    slots.keep(newer, text, "")
+    assert list(slots.continued(text, "")) == [newer]
     assert sorted(slots.take().slot for _ in range(3)) == [0, 1, 2], "no slot is lost or given twice"
 
 
@@ -190,13 +190,13 @@ def test_the_longest_kept_beginning_comes_first_and_the_oldest_goes() -> None:
     slots, text = StateSlots(3, lambda *pair: copied.append(pair)), np.arange(10, dtype=np.int32)
     taken = [slots.take() for _ in range(3)]
     for state, length in zip(taken, (4, 7, 6), strict=True):
-        slots.keep(state, text[:length] if length != 6 else text[1:])
-    assert [len(state.token_ids) for state in slots.continued(text[:9])] == [7, 4]
-    assert [len(state.token_ids) for state in slots.continued(text[:6])] == [4]
+        slots.keep(state, text[:length] if length != 6 else text[1:], "")
+    assert [len(state.token_ids) for state in slots.continued(text[:9], "")] == [7, 4]
+    assert [len(state.token_ids) for state in slots.continued(text[:6], "")] == [4]
     assert slots.take().slot == taken[0].slot
     assert slots.take(taken[1]) is taken[1]
     slots.drop(taken[1])
-    slots.keep_copy(taken[0], text[:2])
+    slots.keep_copy(taken[0], text[:2], "")
     assert copied == [(taken[0].slot, taken[1].slot)]
-    assert [each.slot for each in slots.continued(text)] == [taken[1].slot]
+    assert [each.slot for each in slots.continued(text, "")] == [taken[1].slot]
     assert slots.take().slot == taken[2].slot

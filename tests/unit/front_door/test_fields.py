@@ -38,7 +38,7 @@ VLLM = """
 top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
 skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens prompt_logprobs allowed_token_ids
 bad_words structured_outputs priority request_id logits_processors return_tokens_as_token_ids return_token_ids
-cache_salt kv_transfer_params vllm_xargs max_repetition_pattern_size min_repetition_pattern_size
+kv_transfer_params vllm_xargs max_repetition_pattern_size min_repetition_pattern_size
 repetition_min_count repetition_detection use_beam_search add_special_tokens logit_bias seed stop n echo
 """
 VLLM_CHAT = """

@@ -156,6 +156,17 @@ def test_no_other_key_can_name_a_clients_session() -> None:
         assert alice.session(invalid) == invalid
 
 
+def test_a_key_with_a_cache_of_its_own_has_salts_of_its_own() -> None:
+    alice, bob = (Client(ApiKey(name, name * 8), has_own_cache=True) for name in ("alice", "bob"))
+    sharing, anyone = Client(ApiKey("alice", "alice" * 8)), Client(ApiKey("", ""), has_own_cache=True)
+    assert (
+        len({alice.cache_salt(""), alice.cache_salt("s"), bob.cache_salt(""), bob.cache_salt("s"), "s", ""})
+        == 6
+    )
+    for shared in (sharing, anyone):
+        assert (shared.cache_salt(""), shared.cache_salt("s")) == ("", "s")
+
+
 def test_tokens_at_a_time_are_limited() -> None:
     client = Client(ApiKey("alice", "", max_tokens=100))
     with client.tokens(60):

@@ -28,7 +28,7 @@ SEEDS = range(4)
 def lengths_of(num_read: int = 0) -> DraftLengths:
     """Return a controller whose draft has read some tokens of each prompt."""
     times = StepTimes(ROWS, DRAFT_S), StepTimes(ROWS, TARGET_S)
-    return DraftLengths(*times, MAX_DRAFT_LEN, lambda token_ids: min(num_read, len(token_ids)))
+    return DraftLengths(*times, MAX_DRAFT_LEN, lambda token_ids, _: min(num_read, len(token_ids)))
 
 
 def of_best_constant(num_requests: int, agreement: float, num_rounds: int) -> tuple[float, float]:

@@ -36,6 +36,7 @@ FULL = CompletionRequest(
     return_prompt_log_probs=True,
     use_draft_logits=True,
     session_id="s",
+    cache_salt="c",
     prediction="p",
     arm="control",
     add_special_tokens=False,

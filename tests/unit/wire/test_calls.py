@@ -98,6 +98,7 @@ FULL = EngineRequest(
     use_draft_logits=True,
     prediction_ids=(6, 5),
     session_id="s",
+    cache_salt="c",
 )
 
 
