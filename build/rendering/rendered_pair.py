@@ -95,7 +95,7 @@ class RenderedPair:
             "num_draft_tokens": "adaptive" if fixed is None else str(fixed),
             "draft_length_file": str(self.run / "draft_length.json"),
             "arms_file": str(self.run / "arms.json"),
-            "observations_file": str(self.run / "observations.jsonl"),
+            "observations_file": str(self.run / "observations.sqlite"),
         }
         engines = self.draft.directory, self.target.directory
         if self.recipe.runtime == "tensorrt_llm":

@@ -13,7 +13,7 @@ import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -207,24 +207,11 @@ def read_table(path: Path) -> ArmTable:
     Raises:
         CanaryError: The file cannot be read, has another version or is invalid.
     """
-    try:
-        return _parse(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CanaryError(
-            f"{path}: the table of arms cannot be read: {' '.join(str(error).split())}",
-            "resume the rollout with its own command, whose controller writes it again, or delete it: then "
-            "the stable pair answers all requests",
-        ) from None
-    except CanaryError as error:
-        raise configuration.located(path, error) from None
-
-
-def _parse(raw: Any) -> ArmTable:
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        seen = f"format={raw.get('format')!r:.200}" if isinstance(raw, dict) else f"{raw!r:.200}"
-        raise CanaryError(f"the table of arms has {seen}, not format={FORMAT}", _REMEDY)
-    settings = {key: value for key, value in raw.items() if key != "format"}
-    return configuration.parse(ArmTable, settings, CanaryError, _REMEDY)
+    remedy = (
+        "resume the rollout with its own command, whose controller writes it again, or delete it: then the "
+        "stable pair answers all requests"
+    )
+    return configuration.read_json(ArmTable, path, FORMAT, CanaryError, remedy)
 
 
 def write_table(path: Path, table: ArmTable) -> None:

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from pipelines.errors import InvalidRequestError, RequestTimeoutError
 from pipelines.router.arms import Arm, LiveArms, pair_in_service
+from pipelines.router.engine_answer import prompt_id
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog
 from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
-from pipelines.router.received_answer import prompt_id
 from pipelines.router.routing import Ended, Routing
 from pipelines.router.suspects import Suspects
 from pipelines.time_limit import within

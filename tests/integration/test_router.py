@@ -130,7 +130,7 @@ def follow(directory: Path) -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def noted(directory: Path) -> Callable[[int], list[Observation]]:
     """Wait for a number of observations since the test began."""
-    path = directory / "observations.jsonl"
+    path = directory / "observations.sqlite"
     begin = log_end(path)
 
     def wait(number: int) -> list[Observation]:

@@ -23,7 +23,7 @@ from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
 from pipelines.router.observation import Observation
 
-VERSION = 8
+VERSION = 9
 APPLICATION = 0x64726166  # "draf", identifies the file as one of Draftproof
 BUSY_S = 10.0
 _OWN = 0o600  # the file contains prompts and answers

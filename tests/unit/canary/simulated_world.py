@@ -31,7 +31,7 @@ from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError, RepositoryError, ServerUnavailableError
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Band, Bands, read_table, write_table
 from pipelines.router.observation import Divergence, Observation
-from pipelines.router.observation_log import log_end, read_observations
+from pipelines.router.observation_log import append, log_end, read_observations
 from tests.unit.canary.faults import NO_FAULT, Fault
 from tests.unit.canary.requests import limits, recorded_traffic
 
@@ -130,7 +130,7 @@ class SimulatedWorld:
     process: int = 1
 
     def __post_init__(self) -> None:
-        self._arms, self._log = self.folder / "arms.json", self.folder / "observations.jsonl"
+        self._arms, self._log = self.folder / "arms.json", self.folder / "observations.sqlite"
         self._file = self.folder / "world.json"
         if not self._file.is_file():
             write_table(self._arms, _initial())
@@ -208,12 +208,11 @@ class SimulatedWorld:
     def sleep(self, seconds: float) -> None:
         """Let requests arrive, one after another."""
         state, table = self.state, self.table
-        lines = []
+        found: list[Observation] = []
         for index in range(int(seconds * PER_S)):
-            lines += self._request(state, table, state["now_s"] + (index + 1) / PER_S)
+            found += self._request(state, table, state["now_s"] + (index + 1) / PER_S)
         state["now_s"] += seconds
-        with self._log.with_name(f"{self._log.name}.{0:015d}").open("ab") as file:
-            file.write(b"".join(lines))
+        append(self._log, found)
         self._keep(state)
 
     @property
@@ -229,7 +228,7 @@ class SimulatedWorld:
     def _remember(self, **changes: Any) -> None:
         self._keep({**self.state, **changes})
 
-    def _request(self, state: dict[str, Any], table: ArmTable, now_s: float) -> list[bytes]:
+    def _request(self, state: dict[str, Any], table: ArmTable, now_s: float) -> list[Observation]:
         state["number"] += 1
         rng = np.random.default_rng(state["number"])
         weights = table.weights(now_s)
@@ -246,16 +245,16 @@ class SimulatedWorld:
         }
         if arm == "candidate" and self.crash_at is not None and len(state["candidates"]) > self.crash_at:
             failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
-            return [self._line("stable", common, now_s, rng, **failed)]
-        found = [self._line(arm, common, now_s, rng)]
+            return [self._observed("stable", common, now_s, rng, **failed)]
+        found = [self._observed(arm, common, now_s, rng)]
         shadow = table.shadow_at(now_s)
         if arm == "stable" and shadow is not None and rng.random() < shadow.share:
-            found.append(self._line("candidate", common, now_s + 0.001, rng, is_replay=True))
+            found.append(self._observed("candidate", common, now_s + 0.001, rng, is_replay=True))
         return found
 
-    def _line(
+    def _observed(
         self, arm: Arm, common: dict[str, Any], now_s: float, rng: np.random.Generator, **more: Any
-    ) -> bytes:
+    ) -> Observation:
         pool, is_replay = _pools()[common["band"]]["stable"], "is_replay" in more
         # that of the request that a replay repeats
         place = zlib.crc32(common["request_id"].encode()) % len(pool)
@@ -266,11 +265,11 @@ class SimulatedWorld:
         if not is_replay:
             if drawn.failure:
                 failed = {"fallback_from": (arm,), "fallback_reasons": (drawn.failure,)}
-                return self._line("stable", common, now_s, rng, **failed)
-            return replace(drawn, answer="").to_line()
+                return self._observed("stable", common, now_s, rng, **failed)
+            return replace(drawn, answer="")
         different = Divergence("1 + 1 =", "stable", "tokens", " 2", " 3", 0)
         differs: Any = {"differs_in": "tokens", "divergence": different} if drawn.answer == "diverged" else {}
-        return replace(drawn, num_common_tokens=drawn.num_output_tokens, **differs).to_line()
+        return replace(drawn, num_common_tokens=drawn.num_output_tokens, **differs)
 
 
 def _initial() -> ArmTable:

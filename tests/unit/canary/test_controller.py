@@ -174,8 +174,7 @@ def test_observations_that_are_lost_end_the_rollout_without_a_verdict(tmp_path: 
 
     def lose(cycle: Cycle) -> None:
         if cycle.position.phase == "step/2":
-            with (world.folder / f"observations.jsonl.{0:015d}").open("ab") as file:
-                file.write(b'{"format": 99}\n')
+            (world.folder / "observations.sqlite").unlink()
 
     record = roll_out(world, lose)
     assert record.phase == "rolled_back"
