@@ -122,7 +122,6 @@ class RenderedPair:
             fingerprint=self.fingerprint,
             runtime=self.recipe.runtime,
             socket=self.values["speculative_socket"],
-            control_socket=self.values["target_socket"],
             draft_engine_dir=self.values["draft_engine_dir"],
             draft_digest=self.values["draft_engine_digest"],
             target_engine_dir=self.values["target_engine_dir"],

@@ -66,7 +66,6 @@ def start(
             plan=plan,
             limits=limits,
             stable_socket=pair.socket,
-            control_socket=pair.control_socket,
             generation=read_table(table).generation if table.is_file() else 0,
         )
 

@@ -51,8 +51,7 @@ class OwnServer(Collector):
     async def is_ready(self) -> bool:
         """Return whether a process takes requests: in a rollout, that of the candidate may stand in."""
         table = self._router.routing.table
-        arms = (table.stable, table.candidate)
-        return any(arm is not None and is_listening(Path(arm.socket)) for arm in arms)
+        return any(is_listening(Path(socket)) for socket in (table.stable, table.candidate) if socket)
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         """Answer one request and stream its chunks; closing the generator cancels the request.

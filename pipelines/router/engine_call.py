@@ -187,7 +187,7 @@ class EngineCall:
         return await self._repeated(table, "candidate", replace(self._request, num_draft_tokens=0))
 
     async def _repeated(self, table: ArmTable, arm: Arm, request: EngineRequest) -> EngineAnswer | None:
-        received, socket = EngineAnswer(is_stream=False), Path(table.settings[arm].socket)
+        received, socket = EngineAnswer(is_stream=False), Path(table.sockets[arm])
         try:
             async with aclosing(self._answer(socket, replace(request, streaming=True))) as chunks:
                 async for chunk in chunks:

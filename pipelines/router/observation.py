@@ -87,7 +87,7 @@ class Observation:
             (``ArmTable.replays_match``); "" if not compared.
         differs_in: The first difference if ``answer`` is "diverged".
         num_common_tokens: Output tokens that a replay and the stable pair's answer have in common at the
-            start; None without two answers.
+            start; None without two answers, and if the candidate drafted nothing.
         divergence: Both answers if ``answer`` is "diverged".
     """
 

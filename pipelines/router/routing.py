@@ -96,8 +96,7 @@ class Routing(Generic[Chunk]):
 
     def is_out(self, arm: Arm) -> bool:
         """Whether the breaker of an arm is open."""
-        setting = self.table.settings.get(arm)
-        breaker = self._breakers.get(setting.socket) if setting else None
+        breaker = self._breakers.get(self.table.sockets.get(arm, ""))
         return breaker is not None and breaker.state(time.monotonic()) != "closed"
 
     async def close(self) -> None:
@@ -121,9 +120,9 @@ class Routing(Generic[Chunk]):
             InvalidRequestError: The client chose an arm that is not served.
         """
         if named:
-            arm = chosen_by_client(named, table.settings)
+            arm = chosen_by_client(named, table.sockets)
         else:
-            arm = choose(table.weights(unix_time_s()), table.salt, key)
+            arm = choose(table.weights(unix_time_s()).get("candidate", 0.0), table.salt, key)
         number, arrived_at_s = self._open()
         observation = Observation(
             canary_id=table.canary_id,
@@ -158,7 +157,7 @@ class Routing(Generic[Chunk]):
             DraftproofError: No arm answered.
         """
         table = routed.table
-        order = (routed.arm,) if is_alone else fallback_order(routed.arm, table.settings)
+        order = (routed.arm,) if is_alone else fallback_order(routed.arm, table.sockets)
         healthy = healthy_first(order, lambda arm: self._breaker(table, arm).lets_through(time.monotonic()))
         is_judged = False
         answered = answer_over(list(healthy), call, table.slow_after_s, streaming=streaming)
@@ -183,7 +182,7 @@ class Routing(Generic[Chunk]):
         return number, now_s
 
     def _breaker(self, table: ArmTable, arm: Arm) -> Breaker:
-        socket = table.settings[arm].socket
+        socket = table.sockets[arm]
         return self._breakers.setdefault(socket, Breaker(f"{arm} at {socket}"))
 
     def _complete(self, routed: Routed, call: RoutedCall[Any], arm: Arm, order: tuple[Arm, ...]) -> None:

@@ -140,7 +140,7 @@ class ShadowTraffic:
 
     async def _replay(self, answered: _Answered) -> None:
         table, before = self._arms.read(), answered.observation
-        if table.candidate is None or table.canary_id != before.canary_id:
+        if not table.candidate or table.canary_id != before.canary_id:
             return
         numbers: dict[Arm, int] = {}
         begun: dict[Arm, Observation] = {}
@@ -177,11 +177,9 @@ async def _repeat(call: Replayed, table: ArmTable, begun: Observation) -> Observ
         return None
     if answer.fault:
         return with_answer(begun, answer)
-    observation = replace(
-        with_answer(begun, answer),
-        e2e_latency_s=unix_time_s() - begun.arrived_at_s,
-        num_common_tokens=answer.num_common(call.received),
-    )
+    observation = replace(with_answer(begun, answer), e2e_latency_s=unix_time_s() - begun.arrived_at_s)
+    if observation.drafted_per_round:
+        observation = replace(observation, num_common_tokens=answer.num_common(call.received))
     expected = await call.expected(table)
     if expected is None:
         return observation

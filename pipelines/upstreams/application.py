@@ -97,7 +97,7 @@ class Application:
 
     async def _models(self, request: web.Request) -> web.Response:
         """Pass on what the server in service lists."""
-        stable = self._servers[self._routing.table.stable.socket]
+        stable = self._servers[self._routing.table.stable]
         try:
             async with stable.send("GET", request.path) as response:
                 if response.status != 200:

@@ -179,7 +179,7 @@ class UpstreamCall:
         return self.received if self._request.should_repeat else None
 
     def _server(self, table: ArmTable, arm: Arm) -> Upstream:
-        return self._servers[table.settings[arm].socket]
+        return self._servers[table.sockets[arm]]
 
     def _fault(self, arm: Arm) -> Fault | None:
         reading = self._readings.get(arm)

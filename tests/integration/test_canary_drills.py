@@ -32,7 +32,6 @@ LIMITS = replace(
     timeouts=Limit(0.3, 0.1),
     goodput=Limit(0.9, 0.9),
     acceptance_rate=Limit(0.1, 0.05),
-    survival=Limit(0.9, 0.9),
     ttft=ANY,
     itl=ANY,
     e2e_tail=Limit(0.9, 0.9),

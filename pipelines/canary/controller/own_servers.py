@@ -105,7 +105,6 @@ class OwnServers(RouterFiles):
         candidate, stable = served_pair(self._beside), served_pair(self._run)
         evidence = {
             "socket": candidate.socket,
-            "control_socket": candidate.control_socket,
             "same_target": candidate.target_fingerprint == stable.target_fingerprint,
         }
         return PhaseResult(
@@ -133,7 +132,7 @@ class OwnServers(RouterFiles):
                 )
             time.sleep(_POLL_S)
         pair = served_pair(self._run)
-        evidence = {"socket": pair.socket, "control_socket": pair.control_socket}
+        evidence = {"socket": pair.socket}
         return PhaseResult(True, f"{self._run.name} serves {pair.name} from now on", evidence)
 
     def unload(self) -> str:

@@ -29,7 +29,7 @@ from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.resources import Sample, Taken
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError, RepositoryError, ServerUnavailableError
-from pipelines.router.arms import Arm, ArmSetting, ArmTable, Band, Bands, read_table, write_table
+from pipelines.router.arms import Arm, ArmTable, Band, Bands, read_table, write_table
 from pipelines.router.observation import Divergence, Observation
 from pipelines.router.observation_log import append, log_end, read_observations
 from tests.unit.canary.faults import NO_FAULT, Fault
@@ -37,21 +37,17 @@ from tests.unit.canary.requests import limits, recorded_traffic
 
 BEGAN_AT_S = 1_700_000_000.0
 STABLE, CANDIDATE = "run/stable.sock", "run/candidate.sock"
-CONTROL, CANDIDATE_CONTROL = "run/control.sock", "run/candidate_control.sock"
-SETTLED, SETTLED_CONTROL = "run/settled.sock", "run/settled_control.sock"
+SETTLED = "run/settled.sock"
 PER_S = 25
 
 _EASY = Limit(0.25, 0.25)
 EASY_LIMITS = limits(
     quantile=0.9,
-    survival_positions=1,
     answers=Limit(0.05, 0.01),
     errors=Limit(0.05, 0.005),
     timeouts=Limit(0.05, 0.005),
     goodput=Limit(0.2, 0.1),
     acceptance_rate=Limit(0.2, 0.1),
-    acceptance_length=Limit(0.2, 0.1),
-    survival=_EASY,
     ttft=_EASY,
     itl=_EASY,
     e2e_tail=Limit(0.9, 0.2),
@@ -78,7 +74,7 @@ PLAN = Plan(
 
 
 def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> Rollout:
-    return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, CONTROL, 0)
+    return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, 0)
 
 
 def begin(folder: Path, plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> None:
@@ -148,13 +144,12 @@ class SimulatedWorld:
         if "load" in self.broken:
             raise RepositoryError("the pair could not be loaded")
         self._remember(is_loaded=True)
-        sockets = {"socket": CANDIDATE, "control_socket": CANDIDATE_CONTROL}
-        return PhaseResult(True, "loaded in 4.0 s", {**sockets, "same_target": True})
+        return PhaseResult(True, "loaded in 4.0 s", {"socket": CANDIDATE, "same_target": True})
 
     def unload(self) -> str:
         if "unload" in self.broken:
             raise ServerUnavailableError("no server answers")
-        assert self.table.candidate is None, "unloaded while requests go there"
+        assert not self.table.candidate, "unloaded while requests go there"
         self._remember(is_loaded=False)
         return "the second server has ended"
 
@@ -162,12 +157,9 @@ class SimulatedWorld:
         if "settle" in self.broken and not self.state["has_failed"]:
             self._remember(has_failed=True)
             raise RepositoryError("the repository could not be rendered")
-        candidate = self.table.candidate
-        assert candidate is not None and candidate.weight == 1, "restarted while requests go there"
+        assert self.table.candidate_weight == 1, "restarted while requests go there"
         self._remember(is_settled=True)
-        return PhaseResult(
-            True, "the new pair is loaded", {"socket": SETTLED, "control_socket": SETTLED_CONTROL}
-        )
+        return PhaseResult(True, "the new pair is loaded", {"socket": SETTLED})
 
     def write(self, table: ArmTable) -> None:
         write_table(self._arms, table)
@@ -234,7 +226,7 @@ class SimulatedWorld:
         weights = table.weights(now_s)
         place = bisect_right([*itertools.accumulate(weights.values())], rng.random())
         arm: Arm = list(weights)[min(place, len(weights) - 1)]
-        if arm == "candidate" or table.stable.socket == SETTLED:
+        if arm == "candidate" or table.stable == SETTLED:
             state["candidates"].append(now_s)
         common: dict[str, Any] = {
             "canary_id": table.canary_id,
@@ -273,10 +265,7 @@ class SimulatedWorld:
 
 
 def _initial() -> ArmTable:
-    nobody: dict[str, Any] = {"candidate": None, "shadow": None, "canary_id": "", "salt": ""}
-    arms = {"stable": ArmSetting(STABLE, 1.0), "control": ArmSetting(CONTROL, 0.0)}
-    times = {"lease_until_s": 0.0, "slow_after_s": 2.0}
-    return ArmTable(generation=0, replays_match="stable", bands=Bands(4, 8), **nobody, **arms, **times)
+    return ArmTable.without_rollout(STABLE, Bands(4, 8), 2.0)
 
 
 @functools.cache

@@ -64,9 +64,9 @@ def test_a_candidate_that_passes_is_not_promoted_before_its_last_step(phase: str
             *([replay(number)] if number % 2 else []),
         )
     ]
-    found = judgement(rollout(phase, requests=tuple(requests), limits=limits(survival=None)))
+    found = judgement(rollout(phase, requests=tuple(requests), limits=limits(goodput=None)))
     assert (found.verdict, found.action) == ("pass", action), found.reason
-    assert found.reason.endswith("not judged: survival")
+    assert found.reason.endswith("not judged: goodput")
 
 
 NASTY = '<script>alert(1)</script> & "quotes" \u202e ⏎\n\n  indented\ttext'

@@ -39,7 +39,7 @@ def test_it_begins_in_preflight_and_is_read_as_it_was_written(store: Store, path
     begun_ = store.progress(ROLLOUT)
     assert (begun_.position.phase, begun_.generation) == ("preflight", ROLLOUT.generation + 1)
     position = Position("paused", 5.0, 20, "shadow", 3.0, True)
-    progress = Progress(position, 4, "run/c.sock", "run/t.sock", False, 77, 99, 12.5)
+    progress = Progress(position, 4, "run/c.sock", False, 77, 99, 12.5)
     store.advance(ROLLOUT, progress)
     again = Store.existing(path)
     assert (again.latest(), again.progress(ROLLOUT)) == (ROLLOUT, progress)

@@ -105,8 +105,7 @@ def test_the_share_is_kept_and_has_nothing_to_do_with_the_arm() -> None:
     quarter = dataclasses.replace(SETTING, share=0.25)
     repeated = [each for each in ids if is_replayed(quarter, "pepper", each)]
     assert abs(len(repeated) - 5000) < 4 * (20_000 * 0.25 * 0.75) ** 0.5
-    weights = {"stable": 0.5, "candidate": 0.5}
-    num_stable = sum(choose(weights, "pepper", each) == "stable" for each in repeated)  # type: ignore[arg-type]
+    num_stable = sum(choose(0.5, "pepper", each) == "stable" for each in repeated)
     assert abs(num_stable - 2500) < 4 * (5000 * 0.25) ** 0.5
     for share, num in ((0.0, 0), (1.0, 100)):
         setting = dataclasses.replace(SETTING, share=share)
