@@ -8,7 +8,7 @@ stays there through all steps of a rollout.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pipelines.errors import InvalidRequestError
 from pipelines.router.arms import Arm
@@ -84,16 +84,6 @@ def fallback_order(arm: Arm, arms: Collection[Arm]) -> tuple[Arm, ...]:
     """
     stand_ins: tuple[Arm, ...] = ("stable", "control")
     return (arm, *(each for each in stand_ins if each in arms and each != arm))
-
-
-def healthy_first(order: Sequence[Arm], is_in: Callable[[Arm], bool]) -> tuple[Arm, ...]:
-    """Move arms with an open breaker to the end, so that a request fails only if no arm answers.
-
-    Args:
-        order: From ``fallback_order``.
-        is_in: Whether an arm's breaker lets the request through.
-    """
-    return tuple(sorted(order, key=lambda arm: not is_in(arm)))
 
 
 def skipped_arms(

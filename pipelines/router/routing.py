@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, Protocol
 from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
 from pipelines.router.breaker import Breaker, Outcome
-from pipelines.router.choice import choose, chosen_by_client, fallback_order, healthy_first, skipped_arms
+from pipelines.router.choice import choose, chosen_by_client, fallback_order, skipped_arms
 from pipelines.router.failover import Call, Chunk, answer_over
 from pipelines.router.observation import Observation, unix_time_s
 from pipelines.router.observation_log import ObservationLog
@@ -158,9 +158,10 @@ class Routing(Generic[Chunk]):
         """
         table = routed.table
         order = (routed.arm,) if is_alone else fallback_order(routed.arm, table.sockets)
-        healthy = healthy_first(order, lambda arm: self._breaker(table, arm).lets_through(time.monotonic()))
+        # Arms with an open breaker come last, so a request fails only if no arm answers.
+        healthy = sorted(order, key=lambda arm: not self._breaker(table, arm).lets_through(time.monotonic()))
         is_judged = False
-        answered = answer_over(list(healthy), call, table.slow_after_s, streaming=streaming)
+        answered = answer_over(healthy, call, table.slow_after_s, streaming=streaming)
         try:
             async with aclosing(answered) as chunks:
                 async for arm, chunk in chunks:

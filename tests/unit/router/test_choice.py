@@ -15,7 +15,6 @@ from pipelines.router.choice import (
     choose,
     chosen_by_client,
     fallback_order,
-    healthy_first,
     point,
     skipped_arms,
 )
@@ -87,13 +86,6 @@ def test_the_stable_pair_stands_in_first_then_the_target_alone_and_the_candidate
     assert fallback_order("control", arms) == ("control", "stable")
     assert fallback_order("candidate", ("stable", "candidate")) == ("candidate", "stable")
     assert fallback_order("stable", ("stable",)) == ("stable",)
-
-
-def test_an_arm_that_is_out_is_asked_last_but_asked() -> None:
-    order: tuple[Arm, ...] = ("candidate", "stable", "control")
-    assert healthy_first(order, lambda arm: arm != "candidate") == ("stable", "control", "candidate")
-    assert healthy_first(order, lambda arm: arm == "stable") == ("stable", "candidate", "control")
-    assert healthy_first(order, lambda arm: False) == order
 
 
 def test_every_arm_before_the_one_that_answered_has_a_reason() -> None:
