@@ -128,8 +128,8 @@ class ArmTable:
     def __post_init__(self) -> None:
         for socket in self.sockets.values():
             check_socket_path(socket, CanaryError)
-        if len(set(self.sockets.values())) < len(self.sockets):
-            raise CanaryError(f"two arms share a socket: {', '.join(self.sockets.values())}", _REMEDY)
+        if self.candidate == self.stable:
+            raise CanaryError(f"two arms share a socket: {self.stable}", _REMEDY)
         if not self.candidate and (self.shadow is not None or self.candidate_weight):
             raise CanaryError("shadow and candidate_weight need a candidate", _REMEDY)
 

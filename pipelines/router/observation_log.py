@@ -149,6 +149,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     path.chmod(_OWN)  # whoever created it
     with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA secure_delete = ON")
         connection.execute(
             "CREATE TABLE IF NOT EXISTS observation (number INTEGER PRIMARY KEY AUTOINCREMENT, content BLOB)"
         )

@@ -132,8 +132,8 @@ class OwnServers(RouterFiles):
                 )
             time.sleep(_POLL_S)
         pair = served_pair(self._run)
-        evidence = {"socket": pair.socket}
-        return PhaseResult(True, f"{self._run.name} serves {pair.name} from now on", evidence)
+        reason = f"{self._run.name} serves {pair.name} from now on"
+        return PhaseResult(True, reason, {"socket": pair.socket})
 
     def unload(self) -> str:
         """End the second server, and remove what it left but its log."""

@@ -60,7 +60,7 @@ class Progress:
         candidate_socket: Socket of the candidate; "" until it is known.
         same_target: Whether both pairs have the same target, so that their answers must be equal.
         listener: Process at the candidate's socket (``World.listener``); 0 until it is known.
-        offset: Bytes of the router's observation log that were read.
+        offset: Number of the latest observation that was read from the router's log.
         complete_until_s: Every request that arrived before this unix time has been read.
     """
 
