@@ -27,10 +27,7 @@ def write(folder: Path, **settings: Any) -> Path:
 
 def test_the_defaults_fit_together() -> None:
     _, limits = read_together(DEFAULT_PLAN)
-    assert limits.not_judged == (
-        *("acceptance_rate", "acceptance_length", "survival"),
-        *("memory", "cpu_per_token"),
-    )
+    assert limits.not_judged == ("acceptance_rate", "memory", "cpu_per_token")
 
 
 def test_two_servers_have_two_names(tmp_path: Path) -> None:
