@@ -84,7 +84,10 @@ def with_log_probs(chunk: Chunk, text: bytes) -> Chunk:
 def fails(error: DraftproofError, after: int = 0) -> Behave:
     def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
         if after:
-            responder.send(chunk_of(ANSWER[:after], after, of=0), is_final=False)
+            chunk = chunk_of(ANSWER[:after], after, of=0)
+            if request.num_log_probs is not None:
+                chunk = with_log_probs(chunk, ANSWER)
+            responder.send(chunk, is_final=False)
         responder.fail(error)
 
     return behave

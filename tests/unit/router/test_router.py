@@ -71,8 +71,9 @@ def test_a_candidate_with_another_target_that_fails_in_mid_stream_loses_no_reque
     world.write(1.0)
     world.behave["candidate"] = fails(EngineFailedError("gone"), after)
     world.behave["stable"] = answers(OTHER)
-    text, last = run(world, ask(world, request_of(max_tokens=11, seed=5)))
+    text, last = run(world, ask(world, request_of(max_tokens=11, seed=5, num_log_probs=0)))
     assert text == ANSWER[:after] + OTHER[after:]
+    assert last.cum_log_prob == pytest.approx(sum(text) / -100.3)
     assert (last.arm, last.fallback_from) == ("stable", ("candidate",))
     (noted,) = world.close()
     assert (noted.arm, noted.fallback_reasons, noted.failure) == ("stable", ("error",), "")
