@@ -35,9 +35,6 @@ Expected = Literal["stable", "own_target"]
 """The answer that a replay on the candidate must equal: the stable pair's if both have the same target,
 otherwise that of the candidate's own target without drafting."""
 
-Weights = dict[Arm, float]
-"""Share of the requests that is routed to each arm; the shares sum to 1."""
-
 Share = Annotated[float, Field(ge=0, le=1)]
 
 _REMEDY = "correct the table; the last valid one stays in use"
@@ -150,7 +147,7 @@ class ArmTable:
         }
         return {arm: socket for arm, socket in named.items() if socket or arm == "stable"}
 
-    def weights(self, now_s: float) -> Weights:
+    def weights(self, now_s: float) -> dict[Arm, float]:
         """Return the current share of each arm, with the lease applied.
 
         Args:

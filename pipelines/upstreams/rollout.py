@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,12 +15,10 @@ from pipelines.canary.controller.world import World
 from pipelines.canary.report.record import judgement
 from pipelines.canary.report.text import show_cycle
 from pipelines.canary.run_files import arms_file, state_file
-from pipelines.canary.start import canary_id_at, read_together, roll_out
+from pipelines.canary.start import new_rollout, read_together, roll_out
 from pipelines.errors import CanaryError, DraftproofError
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
 from pipelines.router.arms import ArmTable, LiveArms, read_table
-from pipelines.router.observation import unix_time_s
-from pipelines.upstreams.metrics import Weights
 from pipelines.upstreams.settings import UpstreamsSettings
 from pipelines.upstreams.world import UpstreamWorld
 from pipelines.validation.openai.server.endpoint import Endpoint
@@ -78,12 +75,6 @@ class CandidateRollout:
         if self._thread.is_alive():
             self._thread.join(_ENDS_WITHIN_S)
 
-    def weights(self) -> Weights:
-        """Return the current share of each arm."""
-        table = self.arms.read()
-        weights = table.weights(unix_time_s())
-        return {(arm, socket): weights[arm] for arm, socket in table.sockets.items()}
-
     def phase(self) -> str:
         """Return the phase of the latest rollout; "" without one."""
         return self._latest()[1]
@@ -125,22 +116,14 @@ class CandidateRollout:
             return (rollout.recipe_candidate, store.progress(rollout).position.phase) if rollout else ("", "")
 
     def _new(self, candidate: str) -> Rollout:
-        table, now_s = self.arms.read(), time.time()
+        table = self.arms.read()
         if table.stable == candidate:
             raise CanaryError(
                 f"the candidate {candidate} is the server in service",
                 "make it stable in the settings; nothing was changed",
             )
-        return Rollout(
-            canary_id=canary_id_at(now_s),
-            recipe_stable=table.stable,
-            recipe_candidate=candidate,
-            began_at_s=now_s,
-            plan=self._plan,
-            limits=self._limits,
-            stable_socket=table.stable,
-            generation=table.generation,
-        )
+        served = table.stable
+        return new_rollout(served, candidate, served, table.generation, self._plan, self._limits)
 
     def _world(self, rollout: Rollout) -> World:
         return UpstreamWorld(self._run, self._endpoints, rollout.stable_socket, rollout.recipe_candidate)
