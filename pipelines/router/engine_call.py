@@ -8,14 +8,14 @@ with the same seed, with and without drafting.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 from pipelines.errors import DraftproofError, ProcessEndedError, RequestTimeoutError
 from pipelines.router.arms import Arm, ArmTable
-from pipelines.router.breaker import FAILURES, Outcome, outcome_of
+from pipelines.router.breaker import FAILURES, outcome_of
 from pipelines.router.engine_answer import EngineAnswer, prompt_id
 from pipelines.router.failover import RETURNS_WITHIN_S
 from pipelines.router.observation import Observation
@@ -33,14 +33,12 @@ class EngineCall:
     """One request, and the engines that may answer it.
 
     Attributes:
-        outcomes: Known outcomes of the arms that were asked.
         received: The answer as the client has it; stays empty outside a rollout.
 
     Args:
         request: The request.
         sockets: Socket of each arm.
         vocabulary: Bytes of the tokens.
-        asked: Records that an arm is asked; the returned function is called once, with the outcome.
         suspects: Requests whose process ended.
         skip_special_tokens: Whether special tokens are left out of the text.
         is_observed: Whether a rollout is judged by the answer.
@@ -51,19 +49,16 @@ class EngineCall:
         request: EngineRequest,
         sockets: Mapping[Arm, Path],
         vocabulary: Vocabulary,
-        asked: Callable[[Arm], Callable[[Outcome], None]],
         suspects: Suspects,
         *,
         skip_special_tokens: bool = True,
         is_observed: bool = False,
     ) -> None:
-        self.outcomes: dict[Arm, Outcome] = {}
         self.received = EngineAnswer(is_stream=request.streaming)
         self._request = request
         self._began_s = time.monotonic()
         self._sockets = sockets
         self._vocabulary = vocabulary
-        self._asked = asked
         self._suspects = suspects
         self._skip_special_tokens = skip_special_tokens
         self._digest = prompt_id(replace(request, sampling=replace(request.sampling, seed=0)))
@@ -129,16 +124,6 @@ class EngineCall:
             )
         return left_us
 
-    def begin(self, arm: Arm) -> Callable[[Outcome], None]:
-        """Record that an arm is asked."""
-        asked = self._asked(arm)
-
-        def end(outcome: Outcome) -> None:
-            self.outcomes[arm] = outcome
-            asked(outcome)
-
-        return end
-
     def may_hedge(self, arm: Arm) -> bool:
         """Whether the next arm may be asked because this one is slow.
 
@@ -158,11 +143,12 @@ class EngineCall:
         return with_answer(observation, self.received) if self._is_observed else observation
 
     def failed(self, observation: Observation, error: DraftproofError) -> Observation:
-        """Complete the observation of a request without an answer; the arm that failed last is to blame."""
-        if outcome_of(error) not in FAILURES:
-            return observation
-        failed = [arm for arm, outcome in self.outcomes.items() if outcome in FAILURES]
-        return replace(observation, arm=failed[-1] if failed else observation.arm, failure="error")
+        """Complete the observation of a request without an answer."""
+        return replace(observation, failure="error") if outcome_of(error) in FAILURES else observation
+
+    def has_fault(self, arm: Arm) -> bool:
+        """Whether an answer counts as none: never, because an engine ends a broken one with an error."""
+        return False
 
     @property
     def prompt(self) -> str:

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from pipelines.errors import InvalidRequestError, RequestTimeoutError
@@ -172,7 +171,6 @@ class Router:
             request,
             {arm: Path(socket) for arm, socket in table.sockets.items()},
             self.vocabulary,
-            partial(self.routing.ask, routed),
             self._suspects,
             skip_special_tokens=skip_special_tokens,
             is_observed=bool(table.canary_id),

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -159,7 +158,7 @@ class Application:
             named=request.arm,
             prompt_id=request.prompt_id,
         )
-        call = UpstreamCall(request, self._servers, table, partial(self._routing.ask, routed))
+        call = UpstreamCall(request, self._servers, table)
         try:
             async with aclosing(self._routing.answer(routed, call)) as answered:
                 async for arm, piece in answered:

@@ -8,7 +8,7 @@ from the server itself, to the same end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -20,7 +20,6 @@ from pipelines.errors import (
     TransportError,
 )
 from pipelines.router.arms import Arm, ArmTable
-from pipelines.router.breaker import Outcome
 from pipelines.router.observation import FallbackReason, Observation
 from pipelines.router.received_answer import with_answer
 from pipelines.time_limit import within
@@ -37,14 +36,12 @@ class UpstreamCall:
     """One request, and the servers that may answer it.
 
     Attributes:
-        outcomes: Outcomes of the arms that were asked.
         may_read: Whether pieces are read; not while the client takes none, which would be kept in memory.
 
     Args:
         request: The request.
         servers: The servers by their names.
         table: The table of arms, whose sockets are names of servers.
-        asked: Records that an arm is asked; the returned function is called once, with the outcome.
     """
 
     def __init__(
@@ -52,15 +49,12 @@ class UpstreamCall:
         request: ForwardedRequest,
         servers: Mapping[str, Upstream],
         table: ArmTable,
-        asked: Callable[[Arm], Callable[[Outcome], None]],
     ) -> None:
-        self.outcomes: dict[Arm, Outcome] = {}
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._request = request
         self._servers = servers
         self._table = table
-        self._asked = asked
         self._readings: dict[Arm, Reading] = {}
         self._has_begun = False  # the client has a piece, so no other arm is asked
         self._lasted_s = 0.0
@@ -93,17 +87,9 @@ class UpstreamCall:
                 raise
             raise RequestCancelledError("the request must not be sent twice") from error
 
-    def begin(self, arm: Arm) -> Callable[[Outcome], None]:
-        """Record that an arm is asked; an answer with a fault counts as a failure."""
-        asked = self._asked(arm)
-
-        def end(outcome: Outcome) -> None:
-            if outcome in ("answered", "cancelled") and self._fault(arm) is not None:
-                outcome = "error"
-            self.outcomes[arm] = outcome
-            asked(outcome)
-
-        return end
+    def has_fault(self, arm: Arm) -> bool:
+        """Whether an answer with a fault was passed on."""
+        return self._fault(arm) is not None
 
     def may_hedge(self, arm: Arm) -> bool:
         """Whether a silent server may be overtaken: only by a stream, and before its first token."""
@@ -139,7 +125,7 @@ class UpstreamCall:
         for arm, reading in self._readings.items():
             if reading.fault is not None and reading.fault.error in (error, error.__cause__):
                 return arm, reading.fault
-        return next(reversed(self.outcomes)), Fault(error.message, error)
+        return next(reversed(self._readings)), Fault(error.message, error)
 
     @property
     def prompt(self) -> str:

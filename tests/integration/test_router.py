@@ -263,7 +263,7 @@ async def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
     request = EngineRequest((40, 50, 60, 70), 96, sampling=GOES_ON[case], num_log_probs=0)
     sockets: dict[Arm, Path] = {"stable": directory / f"{arm}.sock"}
     vocabulary = Vocabulary(())
-    asked = EngineCall(request, sockets, vocabulary, lambda arm: lambda outcome: None, Suspects())
+    asked = EngineCall(request, sockets, vocabulary, Suspects())
 
     async def all_of(chunks: AsyncGenerator[EngineChunk, None]) -> list[EngineChunk]:
         async with aclosing(chunks):

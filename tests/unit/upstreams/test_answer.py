@@ -195,6 +195,6 @@ def test_what_does_something_besides_answering_is_not_repeated(
     path: str, fields: dict[str, Any], has_effects: bool
 ) -> None:
     content = json.dumps({"temperature": 0, "stream": True, **fields}).encode()
-    call = UpstreamCall(ForwardedRequest.of(path, content, "", ""), {}, Mock(), Mock())
+    call = UpstreamCall(ForwardedRequest.of(path, content, "", ""), {}, Mock())
     assert call.replay_arms == (() if has_effects else ("candidate", "stable"))
     assert call.may_hedge("candidate") is not has_effects
