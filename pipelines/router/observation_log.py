@@ -20,10 +20,9 @@ from pipelines.router.observation import Observation
 
 _LOG = logging.getLogger(__name__)
 
-MAX_BYTES = 1 << 29
 _CLOSE_TIMEOUT_S = 5.0
 _BUSY_S = 10.0
-_PAGE_BYTES = 4096
+_MOST_PAGES = 1 << 17  # of 4 KiB; what does not fit is lost until the controller has read the rest
 _OWN = 0o600  # the file contains prompts and answers
 
 
@@ -39,13 +38,11 @@ class ObservationLog:
     Args:
         path: Path of the file; it and its folder are created if needed.
         max_queue: Observations that may wait for the thread.
-        max_bytes: Size above which observations are lost until some are read.
     """
 
-    def __init__(self, path: Path, max_queue: int = 4096, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, path: Path, max_queue: int = 4096) -> None:
         self.num_dropped = 0
         self._path = path
-        self._max_bytes = max_bytes
         self._queue: queue.Queue[Observation | None] = queue.Queue(max_queue)
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="observations", daemon=True)
@@ -67,7 +64,7 @@ class ObservationLog:
     def _run(self) -> None:
         while (observation := self._queue.get()) is not None:
             try:
-                append(self._path, [observation], self._max_bytes)
+                append(self._path, [observation])
                 self._is_failing = False
             except Exception:  # the disk may have room again later, and the next observation may be valid
                 self._count_lost()
@@ -79,17 +76,17 @@ class ObservationLog:
             _LOG.exception("observations are lost: %s", self._path)
 
 
-def append(path: Path, observations: Sequence[Observation], max_bytes: int = MAX_BYTES) -> None:
+def append(path: Path, observations: Sequence[Observation]) -> None:
     """Append all observations to a log, or none.
 
     Raises:
         ValueError: A number is not finite.
-        sqlite3.Error: The file cannot be written, or would be larger than ``max_bytes``.
+        sqlite3.Error: The file cannot be written, or would be larger than 512 MiB.
         OSError: It cannot be created.
     """
     rows = [(each.to_json(),) for each in observations]
     with _opened(path) as connection:
-        connection.execute(f"PRAGMA max_page_count = {max_bytes // _PAGE_BYTES}")
+        connection.execute(f"PRAGMA max_page_count = {_MOST_PAGES}")
         connection.executemany("INSERT INTO observation (content) VALUES (?)", rows)
 
 

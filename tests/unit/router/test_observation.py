@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pipelines.errors import CanaryError
+from pipelines.router import observation_log
 from pipelines.router.observation import Divergence, Observation
 from pipelines.router.observation_log import ObservationLog, append, log_end, read_observations
 
@@ -58,8 +59,8 @@ def ids(observations: list[Observation]) -> list[str]:
     return [each.request_id for each in observations]
 
 
-def write(path: Path, *numbers: int, **options: int) -> ObservationLog:
-    log = ObservationLog(path, **options)
+def write(path: Path, *numbers: int) -> ObservationLog:
+    log = ObservationLog(path)
     for number in numbers:
         log.put(numbered(number))
     log.close()
@@ -159,16 +160,17 @@ def test_observing_never_blocks_and_dropped_observations_are_counted(tmp_path: P
 
 
 def test_a_full_log_loses_what_it_has_no_room_for_until_it_is_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(observation_log, "_MOST_PAGES", 6)
     path = tmp_path / "log"
-    log = write(path, *range(100), max_bytes=24 << 10)
+    log = write(path, *range(100))
     assert 0 < log.num_dropped < 100
     assert len([each for each in caplog.records if each.levelno == logging.ERROR]) == 1
     found, offset = read_observations(path, 0)
     assert ids(found) == [f"r{number}" for number in range(100 - log.num_dropped)]
     read_observations(path, offset)
-    assert write(path, 100, max_bytes=24 << 10).num_dropped == 0
+    assert write(path, 100).num_dropped == 0
 
 
 def test_an_observation_with_a_defect_is_lost_alone(tmp_path: Path) -> None:
