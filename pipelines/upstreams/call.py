@@ -44,12 +44,7 @@ class UpstreamCall:
         table: The table of arms, whose sockets are names of servers.
     """
 
-    def __init__(
-        self,
-        request: ForwardedRequest,
-        servers: Mapping[str, Upstream],
-        table: ArmTable,
-    ) -> None:
+    def __init__(self, request: ForwardedRequest, servers: Mapping[str, Upstream], table: ArmTable) -> None:
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._request = request
