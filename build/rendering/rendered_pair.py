@@ -96,7 +96,7 @@ class RenderedPair:
             "num_draft_tokens": "adaptive" if fixed is None else str(fixed),
             "draft_length_file": str(self.run / "draft_length.json"),
             "arms_file": str(self.run / "arms.json"),
-            "observations_file": str(self.run / "observations.jsonl"),
+            "observations_file": str(self.run / "observations.sqlite"),
         }
         engines = self.draft.directory, self.target.directory
         if self.recipe.runtime == "tensorrt_llm":
@@ -128,7 +128,6 @@ class RenderedPair:
             fingerprint=self.fingerprint,
             runtime=self.recipe.runtime,
             socket=self.values["speculative_socket"],
-            control_socket=self.values["target_socket"],
             draft_engine_dir=self.values["draft_engine_dir"],
             draft_digest=self.values["draft_engine_digest"],
             target_engine_dir=self.values["target_engine_dir"],

@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Metric
 
 from pipelines.front_door.observing.metrics import DESCRIPTIONS, RequestMetrics
+from pipelines.router.arms import ArmTable, Bands, LiveArms
 from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.upstreams.fleet.fleet import Fleet
 from pipelines.upstreams.metrics import UpstreamMetrics
@@ -62,7 +63,7 @@ def _of_front_door() -> list[tuple[str, str]]:
 def _of_upstreams() -> list[tuple[str, str]]:
     """Ask its registry, for a rollout of which nothing is known."""
     registry = CollectorRegistry()
-    UpstreamMetrics(dict, str, registry)
+    UpstreamMetrics(LiveArms(None, ArmTable.without_rollout("server", Bands(2, 3))), str, registry)
     return _named(registry.collect())
 
 

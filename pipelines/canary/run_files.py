@@ -21,7 +21,7 @@ def arms_file(run_directory: Path) -> Path:
 
 def observations_file(run_directory: Path) -> Path:
     """Return the path of the log of observations, which the router writes."""
-    return run_directory / "observations.jsonl"
+    return run_directory / "observations.sqlite"
 
 
 class RouterFiles:

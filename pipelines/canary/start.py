@@ -56,19 +56,8 @@ def start(
                 f"the candidate, recipe {candidate}, is the pair in service",
                 "name the recipe of the new pair with --candidate; nothing was changed",
             )
-        plan, limits = read_together(plan_file)
-        now_s = time.time()
-        return Rollout(
-            canary_id=canary_id_at(now_s),
-            recipe_stable=pair.name,
-            recipe_candidate=candidate,
-            began_at_s=now_s,
-            plan=plan,
-            limits=limits,
-            stable_socket=pair.socket,
-            control_socket=pair.control_socket,
-            generation=read_table(table).generation if table.is_file() else 0,
-        )
+        generation = read_table(table).generation if table.is_file() else 0
+        return new_rollout(pair.name, candidate, pair.socket, generation, *read_together(plan_file))
 
     def make_world(rollout: Rollout) -> World:
         return OwnServers(run_directory, rollout, public_key)
@@ -112,9 +101,13 @@ def roll_out(
         return store.record()
 
 
-def canary_id_at(now_s: float) -> str:
-    """Return the name of a rollout that begins at a unix time."""
-    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+def new_rollout(
+    stable: str, candidate: str, stable_socket: str, generation: int, plan: Plan, limits: Limits
+) -> Rollout:
+    """Return the settings of a rollout that begins now; arguments are those of ``Rollout``."""
+    now_s = time.time()
+    canary_id = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+    return Rollout(canary_id, stable, candidate, now_s, plan, limits, stable_socket, generation)
 
 
 def read_together(plan_file: Path) -> tuple[Plan, Limits]:

@@ -49,8 +49,7 @@ class OwnServer(Collector):
     async def is_ready(self) -> bool:
         """Return whether a process takes requests: in a rollout, that of the candidate may stand in."""
         table = self._router.routing.table
-        arms = (table.stable, table.candidate)
-        return any(arm is not None and is_listening(Path(arm.socket)) for arm in arms)
+        return any(is_listening(Path(socket)) for socket in (table.stable, table.candidate) if socket)
 
     def stream(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Chunk, None]:
         """Answer one request and stream its chunks; closing the generator cancels the request.

@@ -13,7 +13,7 @@ import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -24,7 +24,7 @@ from pipelines.socket_path import check_socket_path
 
 _LOG = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 
 Arm = Literal["stable", "candidate", "control"]
 """The pair in service, the new pair, and the target of the pair in service without drafting."""
@@ -35,30 +35,10 @@ Expected = Literal["stable", "own_target"]
 """The answer that a replay on the candidate must equal: the stable pair's if both have the same target,
 otherwise that of the candidate's own target without drafting."""
 
-Weights = dict[Arm, float]
-"""Share of the requests that is routed to each arm; the shares sum to 1."""
-
 Share = Annotated[float, Field(ge=0, le=1)]
 
 _REMEDY = "correct the table; the last valid one stays in use"
 _SLOW_AFTER_S = 10.0
-_ROUNDING = 1e-9  # rounding error of a sum of three weights
-
-
-@dataclass(frozen=True)
-class ArmSetting:
-    """Settings of one arm.
-
-    Attributes:
-        socket: Path of the Unix socket of its model, or the name of a server of another engine.
-        weight: Share of the requests, 0 to 1.
-    """
-
-    socket: str
-    weight: Share
-
-    def __post_init__(self) -> None:
-        check_socket_path(self.socket, CanaryError)
 
 
 @dataclass(frozen=True)
@@ -115,14 +95,15 @@ class ArmTable:
         generation: Grows with each change; the router publishes the one that it follows.
         canary_id: The rollout; "" for none.
         salt: Salt of the hash that routes requests (``choice``).
-        stable: The pair in service.
-        candidate: The new pair; None outside a rollout.
-        control: The target of the stable pair without drafting; None if not served.
+        stable: Path of the Unix socket of the pair in service, or name of a server of another engine.
+        candidate: The same of the new one; "" outside a rollout.
+        candidate_weight: Share of the requests that it answers.
         shadow: Limits for replays; None for no replays.
         replays_match: The answer that a replay must equal.
         bands: Load bands.
         lease_until_s: Unix time at which the candidate's share returns to the stable pair.
         slow_after_s: Time without a token after which the next arm is asked too.
+        control: Socket of the stable pair's target without drafting, which the router knows; "" without one.
 
     Raises:
         CanaryError: The table is invalid.
@@ -131,74 +112,53 @@ class ArmTable:
     generation: NonNegativeInt
     canary_id: str
     salt: str
-    stable: ArmSetting
-    candidate: ArmSetting | None
-    control: ArmSetting | None
+    stable: str
+    candidate: str
+    candidate_weight: Share
     shadow: ShadowSetting | None
     replays_match: Expected
     bands: Bands
     lease_until_s: NonNegativeFloat
     slow_after_s: PositiveFloat
+    control: Annotated[str, configuration.from_reader] = ""
 
     def __post_init__(self) -> None:
-        weights = {arm: setting.weight for arm, setting in self.settings.items()}
-        if abs(sum(weights.values()) - 1) > _ROUNDING:
-            seen = ", ".join(f"{arm}={weight!r}" for arm, weight in weights.items())
-            raise CanaryError(f"the weights must sum to 1, not {sum(weights.values())!r}: {seen}", _REMEDY)
-        sockets = [setting.socket for setting in self.settings.values()]
-        if len(set(sockets)) < len(sockets):
-            raise CanaryError(f"two arms share a socket: {', '.join(sockets)}", _REMEDY)
-        if self.shadow is not None and self.candidate is None:
-            raise CanaryError("shadow needs a candidate", _REMEDY)
+        for socket in self.sockets.values():
+            check_socket_path(socket, CanaryError)
+        if self.candidate == self.stable:
+            raise CanaryError(f"two arms share a socket: {self.stable}", _REMEDY)
+        if not self.candidate and (self.shadow is not None or self.candidate_weight):
+            raise CanaryError("shadow and candidate_weight need a candidate", _REMEDY)
+
+    @classmethod
+    def without_rollout(
+        cls, stable: str, bands: Bands, slow_after_s: float = _SLOW_AFTER_S, control: str = ""
+    ) -> ArmTable:
+        """Return a table in which one arm answers all requests."""
+        return cls(0, "", "", stable, "", 0.0, None, "stable", bands, 0.0, slow_after_s, control)
 
     @property
-    def settings(self) -> dict[Arm, ArmSetting]:
-        """Settings of the arms that exist, in the order stable, candidate, control."""
-        named: dict[Arm, ArmSetting | None] = {
+    def sockets(self) -> dict[Arm, str]:
+        """Sockets of the arms that exist, in the order stable, candidate, control."""
+        named: dict[Arm, str] = {
             "stable": self.stable,
             "candidate": self.candidate,
             "control": self.control,
         }
-        return {arm: setting for arm, setting in named.items() if setting is not None}
+        return {arm: socket for arm, socket in named.items() if socket or arm == "stable"}
 
-    def weights(self, now_s: float) -> Weights:
+    def weights(self, now_s: float) -> dict[Arm, float]:
         """Return the current share of each arm, with the lease applied.
 
         Args:
             now_s: Unix time.
         """
-        weights = {arm: setting.weight for arm, setting in self.settings.items()}
-        if "candidate" in weights and now_s >= self.lease_until_s:
-            weights["stable"] += weights["candidate"]
-            weights["candidate"] = 0.0
-        return weights
+        weight = self.candidate_weight if now_s < self.lease_until_s else 0.0
+        return {"stable": 1 - weight, "candidate": weight} if self.candidate else {"stable": 1.0}
 
     def shadow_at(self, now_s: float) -> ShadowSetting | None:
         """Return the limits for replays; None after the lease."""
         return self.shadow if now_s < self.lease_until_s else None
-
-
-def pair_in_service(stable_socket: str, control_socket: str, max_batch_size: int) -> ArmTable:
-    """Return the table without a rollout: the pair of the recipe, and its target alone as a fallback.
-
-    Args:
-        stable_socket: Socket of the pair.
-        control_socket: Socket of its target alone.
-        max_batch_size: Most requests that the pair answers at a time.
-    """
-    return ArmTable(
-        generation=0,
-        canary_id="",
-        salt="",
-        stable=ArmSetting(stable_socket, 1.0),
-        candidate=None,
-        control=ArmSetting(control_socket, 0.0),
-        shadow=None,
-        replays_match="stable",
-        bands=Bands(max(2, max_batch_size // 4), max(3, max_batch_size)),
-        lease_until_s=0.0,
-        slow_after_s=_SLOW_AFTER_S,
-    )
 
 
 def read_table(path: Path) -> ArmTable:
@@ -207,29 +167,17 @@ def read_table(path: Path) -> ArmTable:
     Raises:
         CanaryError: The file cannot be read, has another version or is invalid.
     """
-    try:
-        return _parse(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CanaryError(
-            f"{path}: the table of arms cannot be read: {' '.join(str(error).split())}",
-            "resume the rollout with its own command, whose controller writes it again, or delete it: then "
-            "the stable pair answers all requests",
-        ) from None
-    except CanaryError as error:
-        raise configuration.located(path, error) from None
-
-
-def _parse(raw: Any) -> ArmTable:
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        seen = f"format={raw.get('format')!r:.200}" if isinstance(raw, dict) else f"{raw!r:.200}"
-        raise CanaryError(f"the table of arms has {seen}, not format={FORMAT}", _REMEDY)
-    settings = {key: value for key, value in raw.items() if key != "format"}
-    return configuration.parse(ArmTable, settings, CanaryError, _REMEDY)
+    remedy = (
+        "resume the rollout with its own command, whose controller writes it again, or delete it: then the "
+        "stable pair answers all requests"
+    )
+    return configuration.read_json(ArmTable, path, FORMAT, CanaryError, remedy)
 
 
 def write_table(path: Path, table: ArmTable) -> None:
     """Replace the file atomically: readers see the old table or the new one."""
     document = {"format": FORMAT, **dataclasses.asdict(table)}
+    del document["control"]
     write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
@@ -240,7 +188,7 @@ class LiveArms:
 
     Args:
         path: The file; it need not exist. None for a router that takes no part in rollouts.
-        default: The table to use while there is no file.
+        default: The table to use while there is no file; its control is that of every table.
     """
 
     def __init__(self, path: Path | None, default: ArmTable) -> None:
@@ -257,17 +205,15 @@ class LiveArms:
             if self._path and seen != self._seen:
                 self._seen = seen
                 try:
-                    self._follow(self._default if seen is None else read_table(self._path))
+                    self._follow(self._default if seen is None else self._read(self._path))
                 except CanaryError as error:
                     _LOG.error("the table of arms is invalid, so the last valid one stays in use: %s", error)
             return self._table
 
+    def _read(self, path: Path) -> ArmTable:
+        return dataclasses.replace(read_table(path), control=self._default.control)
+
     def _follow(self, table: ArmTable) -> None:
         before, self._table = self._table, table
-        if (before.settings, before.shadow) != (table.settings, table.shadow):  # not just a new lease
-            _LOG.warning(
-                "following table of arms, generation %d: %s, shadow %s",
-                table.generation,
-                table.settings,
-                table.shadow,
-            )
+        if table.generation != before.generation:  # not just a new lease
+            _LOG.warning("following table of arms, generation %d: %s", table.generation, table)

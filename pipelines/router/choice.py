@@ -1,22 +1,17 @@
 """Chooses the arm of a request: at random over keys, but always the same arm for one key.
 
-A key is hashed to a point in [0, 1). The candidate owns the points at the bottom, the control those at the
-top, and the stable pair those between::
-
-    0          candidate             stable                 control       1
-    |--------------------->|                         |<-------------------|
-
-A share that grows takes keys from the stable pair only and moves none that it has already, so a session that
-reached the candidate stays there through all steps of a rollout.
+A key is hashed to a point in [0, 1), and the candidate owns those below its share. A share that grows takes
+keys from the stable pair only and moves none that it has already, so a session that reached the candidate
+stays there through all steps of a rollout.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pipelines.errors import InvalidRequestError
-from pipelines.router.arms import Arm, Weights
+from pipelines.router.arms import Arm
 from pipelines.router.breaker import Outcome
 from pipelines.router.observation import FallbackReason
 
@@ -39,18 +34,15 @@ def point(salt: str, key: str, purpose: str) -> float:
     return (int.from_bytes(digest, "big") >> (64 - _BITS)) / (1 << _BITS)
 
 
-def choose(weights: Weights, salt: str, key: str) -> Arm:
+def choose(candidate_weight: float, salt: str, key: str) -> Arm:
     """Return the arm of a request.
 
     Args:
-        weights: Share of each arm, from ``ArmTable.weights``.
+        candidate_weight: Share of the candidate.
         salt: Salt of the rollout; another salt redistributes all keys.
         key: The session, or the request's id if it has no session.
     """
-    at = point(salt, key, "arm")
-    if at < weights.get("candidate", 0.0):
-        return "candidate"
-    return "control" if at >= 1 - weights.get("control", 0.0) else "stable"
+    return "candidate" if point(salt, key, "arm") < candidate_weight else "stable"
 
 
 def chosen_by_client(name: str, arms: Collection[Arm]) -> Arm:
@@ -92,16 +84,6 @@ def fallback_order(arm: Arm, arms: Collection[Arm]) -> tuple[Arm, ...]:
     """
     stand_ins: tuple[Arm, ...] = ("stable", "control")
     return (arm, *(each for each in stand_ins if each in arms and each != arm))
-
-
-def healthy_first(order: Sequence[Arm], is_in: Callable[[Arm], bool]) -> tuple[Arm, ...]:
-    """Move arms with an open breaker to the end, so that a request fails only if no arm answers.
-
-    Args:
-        order: From ``fallback_order``.
-        is_in: Whether an arm's breaker lets the request through.
-    """
-    return tuple(sorted(order, key=lambda arm: not is_in(arm)))
 
 
 def skipped_arms(

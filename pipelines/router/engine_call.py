@@ -8,26 +8,19 @@ with the same seed, with and without drafting.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 from pipelines.errors import DraftproofError, ProcessEndedError, RequestTimeoutError
 from pipelines.router.arms import Arm, ArmTable
-from pipelines.router.breaker import FAILURES, Outcome
+from pipelines.router.breaker import FAILURES, outcome_of
+from pipelines.router.engine_answer import EngineAnswer, prompt_id
 from pipelines.router.failover import RETURNS_WITHIN_S
-from pipelines.router.observation import Observation, unix_time_s
+from pipelines.router.observation import Observation
 from pipelines.router.preprocessing import resumed
-from pipelines.router.received_answer import (
-    ReceivedAnswer,
-    failure_of,
-    num_common_tokens,
-    prompt_id,
-    with_answer,
-    with_chunk_check,
-    with_comparison,
-)
+from pipelines.router.received_answer import with_answer
 from pipelines.router.suspects import Suspects
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.calls import stream
@@ -40,14 +33,12 @@ class EngineCall:
     """One request, and the engines that may answer it.
 
     Attributes:
-        outcomes: Known outcomes of the arms that were asked.
         received: The answer as the client has it; stays empty outside a rollout.
 
     Args:
         request: The request.
         sockets: Socket of each arm.
         vocabulary: Bytes of the tokens.
-        asked: Records that an arm is asked; the returned function is called once, with the outcome.
         suspects: Requests whose process ended.
         skip_special_tokens: Whether special tokens are left out of the text.
         is_observed: Whether a rollout is judged by the answer.
@@ -58,19 +49,16 @@ class EngineCall:
         request: EngineRequest,
         sockets: Mapping[Arm, Path],
         vocabulary: Vocabulary,
-        asked: Callable[[Arm], Callable[[Outcome], None]],
         suspects: Suspects,
         *,
         skip_special_tokens: bool = True,
         is_observed: bool = False,
     ) -> None:
-        self.outcomes: dict[Arm, Outcome] = {}
-        self.received = ReceivedAnswer()
+        self.received = EngineAnswer(is_stream=request.streaming)
         self._request = request
         self._began_s = time.monotonic()
         self._sockets = sockets
         self._vocabulary = vocabulary
-        self._asked = asked
         self._suspects = suspects
         self._skip_special_tokens = skip_special_tokens
         self._digest = prompt_id(replace(request, sampling=replace(request.sampling, seed=0)))
@@ -79,9 +67,6 @@ class EngineCall:
         self._given_ids: list[int] = []
         self._last: Chunk | None = None  # the latest chunk that the client has
         self._is_observed = is_observed
-        self._first_at_s: float | None = None
-        self._latest_at_s = 0.0
-        self._longest_pause_s: float | None = None
 
     async def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
         """Ask for the answer, or for its rest; the counts of drafting cover only this part."""
@@ -139,16 +124,6 @@ class EngineCall:
             )
         return left_us
 
-    def begin(self, arm: Arm) -> Callable[[Outcome], None]:
-        """Record that an arm is asked."""
-        asked = self._asked(arm)
-
-        def end(outcome: Outcome) -> None:
-            self.outcomes[arm] = outcome
-            asked(outcome)
-
-        return end
-
     def may_hedge(self, arm: Arm) -> bool:
         """Whether the next arm may be asked because this one is slow.
 
@@ -160,81 +135,51 @@ class EngineCall:
         """Note a chunk that the client gets, and when."""
         self._given_ids += chunk.output_ids
         self._last = chunk
-        if not self._is_observed:
-            return
-        self.received.add(chunk)
-        if not (self._request.streaming and self.received.output_ids):
-            return
-        now_s = unix_time_s()
-        if self._first_at_s is None:
-            self._first_at_s = now_s
-        else:
-            self._longest_pause_s = max(self._longest_pause_s or 0.0, now_s - self._latest_at_s)
-        self._latest_at_s = now_s
+        if self._is_observed:
+            self.received.add(chunk)
 
     def observed(self, observation: Observation) -> Observation:
-        """Complete an observation. If a single arm answered, its chunks must not contradict each other."""
-        if not self._is_observed:
-            return observation
-        observation = with_answer(self._with_times(observation), self.received)
-        if observation.arm == "candidate" and len(self.outcomes) == 1:
-            return with_chunk_check(observation, self._request, self.received, self._vocabulary)
-        return observation
+        """Complete the observation of an answer."""
+        return with_answer(observation, self.received) if self._is_observed else observation
 
     def failed(self, observation: Observation, error: DraftproofError) -> Observation:
-        """Complete the observation of a request without an answer; the arm that failed last is to blame."""
-        observation = self._with_times(observation)
-        failure = failure_of(error)
-        if not failure:
-            return observation
-        failed = [arm for arm, outcome in self.outcomes.items() if outcome in FAILURES]
-        return replace(observation, arm=failed[-1] if failed else observation.arm, failure=failure)
+        """Complete the observation of a request without an answer."""
+        return replace(observation, failure="error") if outcome_of(error) in FAILURES else observation
 
-    def _with_times(self, observation: Observation) -> Observation:
-        if self._first_at_s is None:
-            return observation
-        ttft_s = self._first_at_s - observation.arrived_at_s
-        return replace(observation, ttft_s=ttft_s, longest_pause_s=self._longest_pause_s)
+    def has_fault(self, arm: Arm) -> bool:
+        """Whether an answer counts as none: never, because an engine ends a broken one with an error."""
+        return False
+
+    @property
+    def prompt(self) -> str:
+        """The prompt as text."""
+        return self._vocabulary.join(self._request.input_ids).decode("utf-8", "replace")
 
     @property
     def replay_arms(self) -> tuple[Arm, ...]:
         """A replay asks the candidate alone."""
         return ("candidate",)
 
-    async def replay(self, table: ArmTable, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:
-        """Ask the candidate, and compare its answer with the one that it should give."""
-        observation = begun["candidate"]
-        socket = Path(table.settings["candidate"].socket)
+    async def repeat(self, table: ArmTable, arm: Arm) -> EngineAnswer | None:
+        """Ask an arm again; None if it is not to blame, as for a full queue or a deadline too short."""
+        return await self._repeated(table, arm, self._request)
+
+    async def expected(self, table: ArmTable) -> EngineAnswer | None:
+        """Return what a replay must equal; None with the ratio rule, whose samples differ."""
+        if self._request.use_draft_logits:
+            return None
+        if table.replays_match == "stable":
+            return self.received
+        return await self._repeated(table, "candidate", replace(self._request, num_draft_tokens=0))
+
+    async def _repeated(self, table: ArmTable, arm: Arm, request: EngineRequest) -> EngineAnswer | None:
+        received, socket = EngineAnswer(is_stream=False), Path(table.sockets[arm])
         try:
-            received = await self._replayed_by(socket)
-            observation = replace(
-                with_answer(observation, received),
-                e2e_latency_s=unix_time_s() - observation.arrived_at_s,
-                num_common_tokens=num_common_tokens(self.received.output_ids, received.output_ids),
-            )
-            return {"candidate": await self._compared(observation, received, table, socket)}
+            async with aclosing(self._answer(socket, replace(request, streaming=True))) as chunks:
+                async for chunk in chunks:
+                    received.add(chunk)
         except DraftproofError as error:
-            failure = failure_of(error)  # else the queue is full or the client's deadline too short
-            return {"candidate": replace(observation, failure=failure)} if failure else {}
-
-    async def _compared(
-        self, observation: Observation, received: ReceivedAnswer, table: ArmTable, socket: Path
-    ) -> Observation:
-        if self._request.use_draft_logits:  # with the ratio rule, samples of equal pairs differ
-            return with_chunk_check(observation, self._request, received, self._vocabulary)
-        expected = self.received
-        if table.replays_match == "own_target":
-            expected = await self._replayed_by(socket, num_draft_tokens=0)
-        return with_comparison(
-            observation, self._request, table.replays_match, expected, received, self._vocabulary
-        )
-
-    async def _replayed_by(self, socket: Path, num_draft_tokens: int | None = None) -> ReceivedAnswer:
-        request = replace(self._request, streaming=True)
-        if num_draft_tokens is not None:
-            request = replace(request, num_draft_tokens=num_draft_tokens)
-        received = ReceivedAnswer()
-        async with aclosing(self._answer(socket, request)) as chunks:
-            async for chunk in chunks:
-                received.add(chunk)
+            if outcome_of(error) not in FAILURES:
+                return None
+            received.cut(error.code)
         return received

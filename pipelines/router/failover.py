@@ -51,9 +51,6 @@ class Call(Protocol[AskedArm, Chunk]):
         cancellation.
         """
 
-    def begin(self, arm: AskedArm) -> Callable[[Outcome], None]:
-        """Record that an arm is asked; the returned function is called once, with the outcome."""
-
     def may_hedge(self, arm: AskedArm) -> bool:
         """Whether the next arm may be asked because this one is slow.
 
@@ -79,8 +76,17 @@ _MOST_DEATHS = 3
 _CLIENTS_OWN = (InvalidRequestError, RequestTimeoutError, RequestCancelledError)
 
 
+Begin = Callable[[AnyArm], Callable[[Outcome], None]]
+"""Records that an arm is asked; the function that it returns is called once, with the outcome."""
+
+
 async def answer_over(
-    arms: list[AnyArm], call: Call[AnyArm, Chunk], slow_after_s: float, *, streaming: bool = True
+    arms: list[AnyArm],
+    call: Call[AnyArm, Chunk],
+    begin: Begin[AnyArm],
+    slow_after_s: float,
+    *,
+    streaming: bool = True,
 ) -> AsyncGenerator[tuple[AnyArm, Chunk], None]:
     """Answer one request.
 
@@ -88,6 +94,7 @@ async def answer_over(
         arms: Arms that may be asked, in this order: at least one, none twice. Each is taken out when it is
             asked; what is appended meanwhile may be asked too.
         call: The request.
+        begin: Records what is asked.
         slow_after_s: Seconds without a token after which the next arm is asked too.
         streaming: Whether the client receives each chunk as it comes. Otherwise nothing is yielded before the
             end, and then the whole answer of a single arm.
@@ -106,7 +113,7 @@ async def answer_over(
         Exception: All arms failed. This is the error of the arm that produced the latest tokens, or of the
             last arm if none produced any.
     """
-    attempts = _Attempts(call, slow_after_s)
+    attempts = _Attempts(call, begin, slow_after_s)
     failures: _Failures[AnyArm, Chunk] = _Failures()
     try:
         attempts.begin(arms.pop(0))
@@ -181,13 +188,15 @@ class _Attempts(Generic[AnyArm, Chunk]):
 
     Args:
         call: The request.
+        begin: Records what is asked.
         slow_after_s: That time.
     """
 
-    def __init__(self, call: Call[AnyArm, Chunk], slow_after_s: float) -> None:
+    def __init__(self, call: Call[AnyArm, Chunk], begin: Begin[AnyArm], slow_after_s: float) -> None:
         self.running: list[_Attempt[AnyArm, Chunk]] = []
         self.events: asyncio.Queue[tuple[_Attempt[AnyArm, Chunk], Chunk | Exception | None]] = asyncio.Queue()
         self._call = call
+        self._begin = begin
         self._slow_after_s = slow_after_s
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[_Attempt[AnyArm, Chunk], asyncio.Task[None]] = {}
@@ -195,7 +204,7 @@ class _Attempts(Generic[AnyArm, Chunk]):
 
     def begin(self, arm: AnyArm) -> None:
         """Ask an arm."""
-        attempt = _Attempt[AnyArm, Chunk](arm, self._call.begin(arm), self._loop.time())
+        attempt = _Attempt[AnyArm, Chunk](arm, self._begin(arm), self._loop.time())
         self.running.append(attempt)
         self._tasks[attempt] = self._loop.create_task(self._read(attempt, self._call.ask(arm)))
         self.watch(attempt)

@@ -9,9 +9,7 @@ from typing import Literal
 
 from pipelines import configuration
 from pipelines.errors import CanaryError
-from pipelines.router.arms import Arm, Band
-
-FORMAT = 4
+from pipelines.router.arms import Arm, Band, Expected
 
 _UNIX_TIME_AT_ZERO_S = time.time() - time.monotonic()
 
@@ -20,10 +18,7 @@ _REMEDY = "continue with the version that wrote it, or abort the rollout and sta
 Failure = Literal["", "error", "timeout"]
 
 Difference = Literal["", "tokens", "text", "finish_reason", "sequence_length", "chunks", "log_probs"]
-"""The first difference between two answers, checked in this order. "chunks": an answer contradicts itself."""
-
-Rightness = Literal["stable", "own_target", "itself"]
-"""The source of the expected answer; "itself" if an answer contradicts itself."""
+"""The first difference between two answers, checked in this order. "chunks": one contradicts itself."""
 
 FallbackReason = Literal["error", "timeout", "busy", "refused", "out"]
 """Why an arm did not answer: it failed; it produced no token in time; its queue was full; it refused a
@@ -51,7 +46,7 @@ class Divergence:
     """
 
     prompt: str
-    expected_of: Rightness
+    expected_of: Expected
     differs_in: Difference
     expected_text: str
     candidate_text: str
@@ -63,7 +58,7 @@ class Divergence:
 @configuration.strict
 @dataclass(frozen=True)
 class Observation:
-    """One answer, stored as one line of the log.
+    """One answer, as the log stores it.
 
     Attributes:
         canary_id: The rollout at arrival; "" for none.
@@ -89,11 +84,10 @@ class Observation:
         prompt_id: Identifies prompt and sampling; equal ids should have equal answers.
         session_id: The session; "" for none.
         answer: Whether the client would receive from a replay what the candidate should answer
-            (``ArmTable.replays_match``); "" if not compared. An answer to a client is "diverged" if its
-            chunks contradict each other.
+            (``ArmTable.replays_match``); "" if not compared.
         differs_in: The first difference if ``answer`` is "diverged".
         num_common_tokens: Output tokens that a replay and the stable pair's answer have in common at the
-            start; None without two answers.
+            start; None without two answers, and if the candidate drafted nothing.
         divergence: Both answers if ``answer`` is "diverged".
     """
 
@@ -130,30 +124,22 @@ class Observation:
             return None
         return (self.e2e_latency_s - self.ttft_s) / (self.num_output_tokens - 1)
 
-    def to_line(self) -> bytes:
-        """Return one line of JSON with its newline; a lone surrogate becomes a question mark.
+    def to_json(self) -> bytes:
+        """Return it as JSON; a lone surrogate becomes a question mark.
 
         Raises:
             ValueError: A number is not finite.
         """
         divergence = None if self.divergence is None else vars(self.divergence)
-        document = {"format": FORMAT, **vars(self), "divergence": divergence}  # asdict is ten times slower
-        line = json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        return line.encode("utf-8", "replace") + b"\n"
+        document = {**vars(self), "divergence": divergence}  # asdict is ten times slower
+        text = json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
 
     @classmethod
-    def from_line(cls, line: bytes) -> Observation:
-        """Read a line that ``to_line`` wrote.
+    def of_json(cls, content: bytes) -> Observation:
+        """Read what ``to_json`` returned.
 
         Raises:
-            CanaryError: It has another version or is invalid.
+            CanaryError: Another version wrote it, or it is invalid.
         """
-        try:
-            raw = json.loads(line)
-        except (ValueError, RecursionError):
-            raw = None
-        if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
-            raise CanaryError(
-                f"an observation is no line of JSON with format={FORMAT}: {line[:80]!r}", _REMEDY
-            )
-        return configuration.parse(cls, raw, CanaryError, _REMEDY)
+        return configuration.parse_json(cls, content, CanaryError, _REMEDY)

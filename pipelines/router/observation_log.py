@@ -1,19 +1,17 @@
-"""Stores observations on disk: processes append, another reads, and all may be killed at any time.
+"""Passes observations from the router's process to the controller's, through an SQLite file.
 
-The log is a sequence of files (segments). Each is named after its offset in the whole log, as in Apache
-Kafka: ``observations.jsonl.000000000000000`` and so on. So a single number says how far a reader has come,
-and old segments can be deleted without moving anything.
+Both may be killed at any time. What the controller has stored elsewhere is deleted at its next look, so the
+file stays small.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import io
 import logging
-import os
 import queue
+import sqlite3
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelines.configuration import located
@@ -22,10 +20,10 @@ from pipelines.router.observation import Observation
 
 _LOG = logging.getLogger(__name__)
 
-_DIGITS = 15  # a petabyte
 _CLOSE_TIMEOUT_S = 5.0
-_BLOCK_BYTES = 1 << 16
-_OWN = 0o600  # the log contains prompts and answers
+_BUSY_S = 10.0
+_MOST_PAGES = 1 << 17  # of 4 KiB; what does not fit is lost until the controller has read the rest
+_OWN = 0o600  # the file contains prompts and answers
 
 
 class ObservationLog:
@@ -35,22 +33,16 @@ class ObservationLog:
     latest ones.
 
     Attributes:
-        num_dropped: Observations that were lost because the queue or the disk was full.
+        num_dropped: Observations that were lost because the queue, the log or the disk was full.
 
     Args:
-        path: Path of the log without offset; its folder is created if needed.
+        path: Path of the file; it and its folder are created if needed.
         max_queue: Observations that may wait for the thread.
-        max_segment_bytes: Size at which a new segment begins.
-        max_segments: Segments to keep; older ones are deleted.
     """
 
-    def __init__(
-        self, path: Path, max_queue: int = 4096, *, max_segment_bytes: int = 1 << 24, max_segments: int = 32
-    ) -> None:
+    def __init__(self, path: Path, max_queue: int = 4096) -> None:
         self.num_dropped = 0
         self._path = path
-        self._max_segment_bytes = max_segment_bytes
-        self._max_segments = max_segments
         self._queue: queue.Queue[Observation | None] = queue.Queue(max_queue)
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="observations", daemon=True)
@@ -72,30 +64,10 @@ class ObservationLog:
     def _run(self) -> None:
         while (observation := self._queue.get()) is not None:
             try:
-                self._append(observation.to_line())
+                append(self._path, [observation])
                 self._is_failing = False
             except Exception:  # the disk may have room again later, and the next observation may be valid
                 self._count_lost()
-
-    def _append(self, line: bytes) -> None:
-        """Append a line to the newest segment."""
-        while True:
-            newest = _newest(self._path)
-            with _open(newest) as segment:
-                fcntl.flock(segment, fcntl.LOCK_EX)  # until it is closed
-                if newest == _newest(self._path):  # else another process has begun the next one
-                    segment.truncate(_num_whole_bytes(newest))  # without what a kill left
-                    _write(segment, line)
-                    self._begin_next(segment)
-                    return
-
-    def _begin_next(self, segment: io.FileIO) -> None:
-        """Begin a new segment after a full one, and delete the oldest ones."""
-        size = segment.seek(0, os.SEEK_END)
-        if size >= self._max_segment_bytes:
-            _open(_segment(self._path, _begin(Path(segment.name)) + size)).close()
-            for old in _segments(self._path)[: -self._max_segments]:
-                old.unlink()
 
     def _count_lost(self) -> None:
         self.num_dropped += 1
@@ -104,94 +76,86 @@ class ObservationLog:
             _LOG.exception("observations are lost: %s", self._path)
 
 
-def read_observations(path: Path, offset: int) -> tuple[list[Observation], int]:
-    """Read new observations up to the end of a segment; call again for the next segment.
-
-    Args:
-        path: Path of the log, as for ``ObservationLog``.
-        offset: Where the last call ended; 0 for the oldest line.
-
-    Returns:
-        The observations of complete lines, and the offset for the next call.
+def append(path: Path, observations: Sequence[Observation]) -> None:
+    """Append all observations to a log, or none.
 
     Raises:
-        CanaryError: A line has another version, or the lines after ``offset`` have been deleted.
+        ValueError: A number is not finite.
+        sqlite3.Error: The file cannot be written, or would be larger than 512 MiB.
+        OSError: It cannot be created.
     """
-    segments = _segments(path)
-    if not offset:
-        if not segments:
-            return [], 0
-        offset = _begin(segments[0])
-    segment = next((each for each in reversed(segments) if _begin(each) <= offset), None)
-    data = _read(segment, offset - _begin(segment)) if segment is not None else None
-    if data is None:
-        raise CanaryError(
-            f"observations after byte {offset} of {path} were deleted before they were read; "
-            f"these files are kept: {[each.name for each in segments]}",
-            "abort the rollout and start a new one",
-        )
-    whole = data[: data.rfind(b"\n") + 1]
+    rows = [(each.to_json(),) for each in observations]
+    with _opened(path) as connection:
+        connection.execute(f"PRAGMA max_page_count = {_MOST_PAGES}")
+        connection.executemany("INSERT INTO observation (content) VALUES (?)", rows)
+
+
+def read_observations(path: Path, offset: int) -> tuple[list[Observation], int]:
+    """Read new observations, and delete those before them.
+
+    Args:
+        path: The file of an ``ObservationLog``.
+        offset: Where the last call ended, whose observations are stored elsewhere; 0 for the oldest.
+
+    Returns:
+        The observations, and the offset for the next call.
+
+    Raises:
+        CanaryError: The file cannot be read, is another one, or has an observation of another version.
+    """
     try:
-        return [Observation.from_line(line) for line in whole.splitlines()], offset + len(whole)
+        with _opened(path) as connection:
+            if offset > _end(connection):
+                raise CanaryError(
+                    f"observations up to number {offset} were read, and {path} has {_end(connection)}",
+                    "abort the rollout and start a new one",
+                )
+            connection.execute("DELETE FROM observation WHERE number <= ?", (offset,))
+            rows = connection.execute("SELECT number, content FROM observation ORDER BY number").fetchall()
+    except (sqlite3.Error, OSError) as error:
+        raise _unreadable(path, error) from None
+    try:
+        return [Observation.of_json(content) for _, content in rows], rows[-1][0] if rows else offset
     except CanaryError as error:
-        raise located(f"{segment}", error) from None
+        raise located(path, error) from None
 
 
 def log_end(path: Path) -> int:
-    """Return the offset for a reader that wants only new observations."""
-    segments = _segments(path)
-    return _begin(segments[-1]) + _num_whole_bytes(segments[-1]) if segments else 0
+    """Return the offset for a reader that wants only new observations.
 
-
-def _segments(path: Path) -> list[Path]:
-    """Return the segments, oldest first."""
-    return sorted(path.parent.glob(f"{path.name}.{'[0-9]' * _DIGITS}"))
-
-
-def _begin(segment: Path) -> int:
-    return int(segment.suffix[1:])
-
-
-def _read(segment: Path, begin: int) -> bytes | None:
-    """Return the bytes from an offset on; None if they cannot be read."""
+    Raises:
+        CanaryError: The file cannot be read.
+    """
     try:
-        with segment.open("rb") as file:
-            if begin > file.seek(0, os.SEEK_END):
-                return None
-            file.seek(begin)
-            return file.read()
-    except OSError:
-        return None
+        with _opened(path) as connection:
+            return _end(connection)
+    except (sqlite3.Error, OSError) as error:
+        raise _unreadable(path, error) from None
 
 
-def _newest(path: Path) -> Path:
+def _end(connection: sqlite3.Connection) -> int:
+    """Return the number of the latest observation, which may be deleted."""
+    return int(connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0])
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the file, and commit at the end of the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return (_segments(path) or [_segment(path, 0)])[-1]
+    path.touch(_OWN)
+    path.chmod(_OWN)  # whoever created it
+    with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS observation (number INTEGER PRIMARY KEY AUTOINCREMENT, content BLOB)"
+        )
+        with connection:
+            yield connection
 
 
-def _segment(path: Path, begin: int) -> Path:
-    return path.with_name(f"{path.name}.{begin:0{_DIGITS}}")
-
-
-def _open(segment: Path) -> io.FileIO:
-    file = io.FileIO(segment, "a", opener=lambda path, flags: os.open(path, flags, _OWN))
-    os.fchmod(file.fileno(), _OWN)  # whoever created it
-    return file
-
-
-def _write(file: io.FileIO, line: bytes) -> None:
-    if file.write(line) != len(line):
-        raise OSError(f"only a part of {len(line)} bytes could be written")
-
-
-def _num_whole_bytes(segment: Path) -> int:
-    """Return the length of the complete lines."""
-    with segment.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            begin = max(0, end - _BLOCK_BYTES)
-            file.seek(begin)
-            if (last := file.read(end - begin).rfind(b"\n")) >= 0:
-                return begin + last + 1
-            end = begin
-    return 0
+def _unreadable(path: Path, error: Exception) -> CanaryError:
+    return CanaryError(
+        f"observations cannot be read from {path}: {error}",
+        "correct what is named, or abort the rollout and start a new one",
+    )

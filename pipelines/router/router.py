@@ -15,16 +15,15 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from pipelines.errors import InvalidRequestError, RequestTimeoutError
-from pipelines.router.arms import Arm, LiveArms, pair_in_service
+from pipelines.router.arms import Arm, ArmTable, Bands, LiveArms
+from pipelines.router.engine_answer import prompt_id
 from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog
 from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
-from pipelines.router.received_answer import prompt_id
 from pipelines.router.routing import Ended, Routing
 from pipelines.router.suspects import Suspects
 from pipelines.time_limit import within
@@ -73,7 +72,10 @@ class Router:
             in_rollouts: Whether it follows the table of arms, as the front door does.
         """
         max_batch_size = int(parameter("max_batch_size"))
-        pair = pair_in_service(parameter("stable_socket"), parameter("control_socket"), max_batch_size)
+        bands = Bands(max(2, max_batch_size // 4), max(3, max_batch_size))
+        pair = ArmTable.without_rollout(
+            parameter("stable_socket"), bands, control=parameter("control_socket")
+        )
         arms = LiveArms(Path(parameter("arms_file")) if in_rollouts else None, pair)
         return cls(preprocessing, arms, ObservationLog(Path(parameter("observations_file"))))
 
@@ -162,14 +164,13 @@ class Router:
         routed = self.routing.begin(
             table, own_id, key, session_id=request.session_id, named=named, prompt_id=named_by
         )
-        if table.candidate is not None:
+        if table.candidate:
             # Stable remembers more of a session than the candidate, whose draft would look worse than it is.
             request = replace(request, session_id="")
         call = EngineCall(
             request,
-            {arm: Path(setting.socket) for arm, setting in table.settings.items()},
+            {arm: Path(socket) for arm, socket in table.sockets.items()},
             self.vocabulary,
-            partial(self.routing.ask, routed),
             self._suspects,
             skip_special_tokens=skip_special_tokens,
             is_observed=bool(table.canary_id),

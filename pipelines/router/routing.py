@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, Literal, Protocol
 
 from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
-from pipelines.router.breaker import Breaker, Outcome
-from pipelines.router.choice import choose, chosen_by_client, fallback_order, healthy_first, skipped_arms
+from pipelines.router.breaker import FAILURES, Breaker, Outcome
+from pipelines.router.choice import choose, chosen_by_client, fallback_order, skipped_arms
 from pipelines.router.failover import Call, Chunk, answer_over
 from pipelines.router.observation import Observation, unix_time_s
 from pipelines.router.observation_log import ObservationLog
@@ -31,15 +32,17 @@ the request was refused."""
 class RoutedCall(Call[Arm, Chunk], Replayed, Protocol[Chunk]):
     """One request, the arms that may answer it, and what was seen of their answers."""
 
-    @property
-    def outcomes(self) -> Mapping[Arm, Outcome]:
-        """Known outcomes of the arms that were asked."""
+    def has_fault(self, arm: Arm) -> bool:
+        """Whether an answer of an arm counts as none, though it has been delivered."""
 
     def observed(self, observation: Observation) -> Observation:
         """Complete the observation of an answer by ``observation.arm``."""
 
     def failed(self, observation: Observation, error: DraftproofError) -> Observation:
-        """Complete the observation of a request without an answer; no failure if no arm is to blame."""
+        """Complete the observation of a request without an answer; no failure if no arm is to blame.
+
+        ``observation.arm`` failed last.
+        """
 
 
 @dataclass
@@ -51,12 +54,14 @@ class Routed:
         arm: The arm that the request is routed to.
         number: Number among the open requests.
         observation: The observation, completed when the request ends.
+        outcomes: Outcomes of the arms that were asked.
     """
 
     table: ArmTable
     arm: Arm
     number: int
     observation: Observation
+    outcomes: dict[Arm, Outcome] = field(default_factory=dict)
 
 
 class Routing(Generic[Chunk]):
@@ -96,8 +101,7 @@ class Routing(Generic[Chunk]):
 
     def is_out(self, arm: Arm) -> bool:
         """Whether the breaker of an arm is open."""
-        setting = self.table.settings.get(arm)
-        breaker = self._breakers.get(setting.socket) if setting else None
+        breaker = self._breakers.get(self.table.sockets.get(arm, ""))
         return breaker is not None and breaker.state(time.monotonic()) != "closed"
 
     async def close(self) -> None:
@@ -121,9 +125,9 @@ class Routing(Generic[Chunk]):
             InvalidRequestError: The client chose an arm that is not served.
         """
         if named:
-            arm = chosen_by_client(named, table.settings)
+            arm = chosen_by_client(named, table.sockets)
         else:
-            arm = choose(table.weights(unix_time_s()), table.salt, key)
+            arm = choose(table.weights(unix_time_s()).get("candidate", 0.0), table.salt, key)
         number, arrived_at_s = self._open()
         observation = Observation(
             canary_id=table.canary_id,
@@ -138,10 +142,16 @@ class Routing(Generic[Chunk]):
         )
         return Routed(table, arm, number, observation)
 
-    def ask(self, routed: Routed, arm: Arm) -> Callable[[Outcome], None]:
-        """Record that an arm is asked; the returned function is called once, with the outcome."""
+    def _ask(self, routed: Routed, call: RoutedCall[Any], arm: Arm) -> Callable[[Outcome], None]:
         asked = self._breaker(routed.table, arm).begin(time.monotonic())
-        return lambda outcome: asked.note(outcome, time.monotonic())
+
+        def end(outcome: Outcome) -> None:
+            if outcome in ("answered", "cancelled") and call.has_fault(arm):
+                outcome = "error"
+            routed.outcomes[arm] = outcome
+            asked.note(outcome, time.monotonic())
+
+        return end
 
     async def answer(
         self, routed: Routed, call: RoutedCall[Chunk], *, streaming: bool = True, is_alone: bool = False
@@ -158,10 +168,12 @@ class Routing(Generic[Chunk]):
             DraftproofError: No arm answered.
         """
         table = routed.table
-        order = (routed.arm,) if is_alone else fallback_order(routed.arm, table.settings)
-        healthy = healthy_first(order, lambda arm: self._breaker(table, arm).lets_through(time.monotonic()))
+        order = (routed.arm,) if is_alone else fallback_order(routed.arm, table.sockets)
+        # Arms with an open breaker come last, so a request fails only if no arm answers.
+        healthy = sorted(order, key=lambda arm: not self._breaker(table, arm).lets_through(time.monotonic()))
         is_judged = False
-        answered = answer_over(list(healthy), call, table.slow_after_s, streaming=streaming)
+        begin = partial(self._ask, routed, call)
+        answered = answer_over(healthy, call, begin, table.slow_after_s, streaming=streaming)
         try:
             async with aclosing(answered) as chunks:
                 async for arm, chunk in chunks:
@@ -170,7 +182,9 @@ class Routing(Generic[Chunk]):
                         self._complete(routed, call, arm, order)
                     yield arm, chunk
         except DraftproofError as error:
-            routed.observation = call.failed(routed.observation, error)
+            failed = [arm for arm, outcome in routed.outcomes.items() if outcome in FAILURES]
+            arm = failed[-1] if failed else routed.arm
+            routed.observation = call.failed(replace(routed.observation, arm=arm), error)
             is_judged = bool(routed.observation.failure)
             raise
         finally:
@@ -183,12 +197,12 @@ class Routing(Generic[Chunk]):
         return number, now_s
 
     def _breaker(self, table: ArmTable, arm: Arm) -> Breaker:
-        socket = table.settings[arm].socket
+        socket = table.sockets[arm]
         return self._breakers.setdefault(socket, Breaker(f"{arm} at {socket}"))
 
     def _complete(self, routed: Routed, call: RoutedCall[Any], arm: Arm, order: tuple[Arm, ...]) -> None:
         """Complete the observation, and let the candidate replay an answer of the stable arm."""
-        passed = skipped_arms(order, arm, call.outcomes)
+        passed = skipped_arms(order, arm, routed.outcomes)
         observation = replace(
             routed.observation,
             arm=arm,

@@ -1,6 +1,6 @@
 """Replays requests of the stable arm on the candidate, within the limits of the table of arms.
 
-What a replay asks, and with what its answer is compared, the request itself says (``Replayed``).
+Who is asked again, and what the answer must equal, the request itself says (``Replayed``).
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pipelines.router.arms import Arm, ArmTable, LiveArms, ShadowSetting
 from pipelines.router.choice import point
 from pipelines.router.observation import Observation, unix_time_s
+from pipelines.router.received_answer import ReceivedAnswer, with_answer, with_comparison
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,16 +29,19 @@ class Replayed(Protocol):
     def replay_arms(self) -> tuple[Arm, ...]:
         """The arms that a replay asks, none for no replay; the last one's observation is recorded first."""
 
-    async def replay(self, table: ArmTable, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:
-        """Ask the arms again and compare their answers.
+    @property
+    def prompt(self) -> str:
+        """Its prompt as text."""
 
-        Args:
-            table: The current table of arms.
-            begun: Observations to complete.
+    @property
+    def received(self) -> ReceivedAnswer:
+        """The answer that the client got."""
 
-        Returns:
-            The completed ones; those for which no arm is to blame are left out.
-        """
+    async def repeat(self, table: ArmTable, arm: Arm) -> ReceivedAnswer | None:
+        """Ask an arm of the current table again; None if it is not to blame for giving no answer."""
+
+    async def expected(self, table: ArmTable) -> ReceivedAnswer | None:
+        """Return what the answer to a replay must equal; None if it need not equal anything."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class ShadowTraffic:
 
     async def _replay(self, answered: _Answered) -> None:
         table, before = self._arms.read(), answered.observation
-        if table.candidate is None or table.canary_id != before.canary_id:
+        if not table.candidate or table.canary_id != before.canary_id:
             return
         numbers: dict[Arm, int] = {}
         begun: dict[Arm, Observation] = {}
@@ -153,12 +157,36 @@ class ShadowTraffic:
                 prompt_id=before.prompt_id,
                 session_id=before.session_id,
             )
-        seen: Mapping[Arm, Observation] = {}
+        seen: dict[Arm, Observation | None] = {}
         try:
-            seen = await answered.call.replay(table, begun)
+            repeated = await asyncio.gather(*(_repeat(answered.call, table, each) for each in begun.values()))
+            seen.update(zip(begun, repeated, strict=True))
         finally:
+            has_failed = any(each is not None and each.failure for each in seen.values())
             for arm in reversed(begun):
-                self._note(numbers[arm], seen.get(arm, begun[arm]), arm in seen)
+                observation = seen.get(arm)
+                if observation is not None and has_failed:  # two answers are judged together or not at all
+                    observation = replace(observation, answer="", differs_in="", divergence=None)
+                self._note(numbers[arm], observation or begun[arm], observation is not None)
+
+
+async def _repeat(call: Replayed, table: ArmTable, begun: Observation) -> Observation | None:
+    """Ask an arm again, and compare its answer with the expected one."""
+    answer = await call.repeat(table, begun.arm)
+    if answer is None:
+        return None
+    if answer.fault:
+        return with_answer(begun, answer)
+    observation = replace(with_answer(begun, answer), e2e_latency_s=unix_time_s() - begun.arrived_at_s)
+    if observation.drafted_per_round:
+        observation = replace(observation, num_common_tokens=answer.num_common(call.received))
+    expected = await call.expected(table)
+    if expected is None:
+        return observation
+    if expected.fault:  # of the candidate's own target
+        return with_answer(observation, expected)
+    compared = with_comparison(observation, call.prompt, table.replays_match, expected, answer)
+    return compared if begun.arm == "candidate" else replace(compared, divergence=None)
 
 
 def is_replayed(setting: ShadowSetting, salt: str, request_id: str) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -97,7 +96,7 @@ class Application:
 
     async def _models(self, request: web.Request) -> web.Response:
         """Pass on what the server in service lists."""
-        stable = self._servers[self._routing.table.stable.socket]
+        stable = self._servers[self._routing.table.stable]
         try:
             async with stable.send("GET", request.path) as response:
                 if response.status != 200:
@@ -159,7 +158,7 @@ class Application:
             named=request.arm,
             prompt_id=request.prompt_id,
         )
-        call = UpstreamCall(request, self._servers, table, partial(self._routing.ask, routed))
+        call = UpstreamCall(request, self._servers, table)
         try:
             async with aclosing(self._routing.answer(routed, call)) as answered:
                 async for arm, piece in answered:

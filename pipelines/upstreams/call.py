@@ -8,8 +8,7 @@ from the server itself, to the same end.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -21,10 +20,10 @@ from pipelines.errors import (
     TransportError,
 )
 from pipelines.router.arms import Arm, ArmTable
-from pipelines.router.breaker import Outcome
-from pipelines.router.observation import Divergence, FallbackReason, Observation, unix_time_s
+from pipelines.router.observation import FallbackReason, Observation
+from pipelines.router.received_answer import with_answer
 from pipelines.time_limit import within
-from pipelines.upstreams.answer import CHARACTERS_PER_TOKEN, Answer, first_difference
+from pipelines.upstreams.answer import Answer
 from pipelines.upstreams.reading import Piece, Reading
 from pipelines.upstreams.request import ForwardedRequest
 from pipelines.upstreams.upstream import Fault, Upstream
@@ -32,37 +31,25 @@ from pipelines.upstreams.upstream import Fault, Upstream
 _MOST_TIMES = 10.0
 """A replay may take so many times as long as the answer that the client got."""
 
-_MOST_SHOWN = 200  # characters of a differing value
-
 
 class UpstreamCall:
     """One request, and the servers that may answer it.
 
     Attributes:
-        outcomes: Outcomes of the arms that were asked.
         may_read: Whether pieces are read; not while the client takes none, which would be kept in memory.
 
     Args:
         request: The request.
         servers: The servers by their names.
         table: The table of arms, whose sockets are names of servers.
-        asked: Records that an arm is asked; the returned function is called once, with the outcome.
     """
 
-    def __init__(
-        self,
-        request: ForwardedRequest,
-        servers: Mapping[str, Upstream],
-        table: ArmTable,
-        asked: Callable[[Arm], Callable[[Outcome], None]],
-    ) -> None:
-        self.outcomes: dict[Arm, Outcome] = {}
+    def __init__(self, request: ForwardedRequest, servers: Mapping[str, Upstream], table: ArmTable) -> None:
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._request = request
         self._servers = servers
         self._table = table
-        self._asked = asked
         self._readings: dict[Arm, Reading] = {}
         self._has_begun = False  # the client has a piece, so no other arm is asked
         self._lasted_s = 0.0
@@ -95,17 +82,9 @@ class UpstreamCall:
                 raise
             raise RequestCancelledError("the request must not be sent twice") from error
 
-    def begin(self, arm: Arm) -> Callable[[Outcome], None]:
-        """Record that an arm is asked; an answer with a fault counts as a failure."""
-        asked = self._asked(arm)
-
-        def end(outcome: Outcome) -> None:
-            if outcome in ("answered", "cancelled") and self._fault(arm) is not None:
-                outcome = "error"
-            self.outcomes[arm] = outcome
-            asked(outcome)
-
-        return end
+    def has_fault(self, arm: Arm) -> bool:
+        """Whether an answer with a fault was passed on."""
+        return self._fault(arm) is not None
 
     def may_hedge(self, arm: Arm) -> bool:
         """Whether a silent server may be overtaken: only by a stream, and before its first token."""
@@ -127,16 +106,7 @@ class UpstreamCall:
             fallback_reasons=tuple(reasons),
             fallback_faults=tuple(map(self._fault_in_words, observation.fallback_from, reasons)),
         )
-        fault, answer = self._fault(observation.arm), self._readings[observation.arm].answer
-        if fault is not None or answer is None:
-            name = fault.name if fault else "no answer"
-            return replace(observation, failure="error", fault=name, e2e_latency_s=None)
-        return replace(
-            observation,
-            ttft_s=None if answer.first_at_s is None else answer.first_at_s - observation.arrived_at_s,
-            longest_pause_s=answer.longest_pause_s,
-            num_output_tokens=answer.num_tokens,
-        )
+        return with_answer(observation, self._readings[observation.arm].answer)
 
     def failed(self, observation: Observation, error: DraftproofError) -> Observation:
         """Complete the observation of a request without an answer; the client is to blame for a refusal."""
@@ -150,7 +120,17 @@ class UpstreamCall:
         for arm, reading in self._readings.items():
             if reading.fault is not None and reading.fault.error in (error, error.__cause__):
                 return arm, reading.fault
-        return next(reversed(self.outcomes)), Fault(error.message, error)
+        return next(reversed(self._readings)), Fault(error.message, error)
+
+    @property
+    def prompt(self) -> str:
+        """Prompt or conversation as text."""
+        return self._request.prompt
+
+    @property
+    def received(self) -> Answer:
+        """The answer that the client got; only what the stable server answered is replayed."""
+        return self._readings["stable"].answer
 
     @property
     def replay_arms(self) -> tuple[Arm, ...]:
@@ -163,48 +143,24 @@ class UpstreamCall:
             return ()
         return ("candidate", "stable") if self._request.should_repeat else ("candidate",)
 
-    async def replay(self, table: ArmTable, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:
-        """Ask the servers again at the same time, and compare their answers with the client's."""
-        asked = [self._ask_again(self._server(table, arm), table, each) for arm, each in begun.items()]
-        seen = await asyncio.gather(*asked)
-        if any(each.failure for each in seen):
-            seen = [replace(each, answer="", differs_in="", divergence=None) for each in seen]
-        return dict(zip(begun, seen, strict=True))
-
-    async def _ask_again(self, server: Upstream, table: ArmTable, observation: Observation) -> Observation:
-        reading = Reading(self._request, server)
+    async def repeat(self, table: ArmTable, arm: Arm) -> Answer:
+        """Ask a server again."""
+        reading = Reading(self._request, self._server(table, arm))
         limit_s = table.slow_after_s + _MOST_TIMES * self._lasted_s
         try:
             await within(limit_s, _read(reading))
         except asyncio.TimeoutError:  # else silent replays would keep all others waiting
-            return replace(observation, failure="error", fault="no answer in time")
+            reading.answer.cut("no answer in time")
         except DraftproofError:
-            pass  # the reading has the fault
-        if reading.fault is not None or reading.answer is None:
-            return replace(observation, failure="error", fault=reading.fault.name if reading.fault else "")
-        observation = replace(
-            observation,
-            e2e_latency_s=unix_time_s() - observation.arrived_at_s,
-            num_output_tokens=reading.answer.num_tokens,
-        )
-        return self._compared(observation, reading.answer) if self._request.should_repeat else observation
+            pass  # the answer has the fault
+        return reading.answer
 
-    def _compared(self, observation: Observation, answer: Answer) -> Observation:
-        expected = self._readings["stable"].answer
-        assert expected is not None  # only what the stable server answered is replayed
-        differs_in = first_difference(expected, answer)
-        if not differs_in:
-            return replace(observation, answer="equal")
-        divergence = None
-        if observation.arm == "candidate":
-            texts = expected.whole_text, answer.whole_text
-            shown = (str(each.compared(differs_in))[:_MOST_SHOWN] for each in (expected, answer))
-            num_common = _num_common(*texts) // CHARACTERS_PER_TOKEN
-            divergence = Divergence(self._request.prompt, "stable", differs_in, *texts, num_common, *shown)
-        return replace(observation, answer="diverged", differs_in=differs_in, divergence=divergence)
+    async def expected(self, table: ArmTable) -> Answer | None:
+        """Return the client's answer; None if no server would give the same one again."""
+        return self.received if self._request.should_repeat else None
 
     def _server(self, table: ArmTable, arm: Arm) -> Upstream:
-        return self._servers[table.settings[arm].socket]
+        return self._servers[table.sockets[arm]]
 
     def _fault(self, arm: Arm) -> Fault | None:
         reading = self._readings.get(arm)
@@ -220,8 +176,3 @@ async def _read(reading: Reading) -> None:
     async with aclosing(reading.pieces()) as pieces:
         async for _ in pieces:
             pass
-
-
-def _num_common(one: str, other: str) -> int:
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

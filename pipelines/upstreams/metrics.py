@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from aiohttp import web
 from prometheus_client import (
@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 
 from pipelines.errors import CanaryError
 from pipelines.front_door.observing.exchange import Exchange
-from pipelines.router.arms import Arm
-from pipelines.router.observation import Observation
+from pipelines.router.arms import LiveArms
+from pipelines.router.observation import Observation, unix_time_s
 from pipelines.router.routing import Ended
 
 _LOG = logging.getLogger(__name__)
@@ -33,27 +33,24 @@ _BUCKETS = (
 )
 _HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
-Weights = Mapping[tuple[Arm, str], float]
-"""Current share of each arm, and the server behind it."""
-
 
 class UpstreamMetrics(Collector):
     """The metrics of one process.
 
     Args:
-        weights: Returns the current shares.
+        arms: The table of arms.
         phase: Returns the phase of the rollout, "" without one; called on a thread.
         registry: Where they are published; None for one of their own.
     """
 
     def __init__(
         self,
-        weights: Callable[[], Weights],
+        arms: LiveArms,
         phase: Callable[[], str],
         registry: CollectorRegistry | None = None,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # further series that nobody reads
-        self._weights = weights
+        self._arms = arms
         self._phase = phase
         self._registry = registry = registry or CollectorRegistry()
 
@@ -121,8 +118,9 @@ class UpstreamMetrics(Collector):
             "Share of the requests that is routed to an arm, and its server",
             labels=("arm", "server"),
         )
-        for (arm, server), share in self._weights().items():
-            weight.add_metric((arm, server), share)
+        table = self._arms.read()
+        for arm, share in table.weights(unix_time_s()).items():
+            weight.add_metric((arm, table.sockets[arm]), share)
         yield weight
         phase = GaugeMetricFamily(
             f"{_NAME}_phase", "Phase of the latest rollout, as a label; always 1", labels=("phase",)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from pipelines.errors import DraftproofError
 from pipelines.front_door.requests.body import beside_the_loop
-from pipelines.router.observation import unix_time_s
 from pipelines.upstreams.answer import Answer
 from pipelines.upstreams.request import ForwardedRequest
 from pipelines.upstreams.upstream import Fault, Head, Upstream, head_of, name_of
@@ -38,8 +38,8 @@ class Reading:
     """A request to one server, and what was read of its answer.
 
     Attributes:
-        answer: The answer as far as it came; None without one.
-        fault: What went wrong; None if nothing did so far.
+        answer: The answer as far as it came.
+        fault: What went wrong, which the answer names too; None if nothing did so far.
         may_read: Whether pieces are read; not while the client takes none, which would be kept in memory.
 
     Args:
@@ -51,7 +51,7 @@ class Reading:
     def __init__(
         self, request: ForwardedRequest, upstream: Upstream, may_read: asyncio.Event | None = None
     ) -> None:
-        self.answer: Answer | None = None
+        self.answer = Answer(is_stream=request.is_stream)
         self.fault: Fault | None = None
         self._request = request
         self._upstream = upstream
@@ -70,17 +70,13 @@ class Reading:
         request, upstream = self._request, self._upstream
         content = await beside_the_loop(len(request.content), request.content_for, upstream.endpoint.model)
         held, is_passing = bytearray(), False
-        answer: Answer | None = None
         try:
             async with upstream.send("POST", request.path, content) as response:
                 head = head_of(response)
                 if response.status != 200:
-                    self.fault = await upstream.refusal(response)
-                    raise self.fault.error
+                    raise self._failed(await upstream.refusal(response))
                 is_stream = request.is_stream and response.content_type != _WHOLE
-                answer = self.answer = Answer(
-                    is_stream=is_stream, clock=unix_time_s, has_items=request.has_items
-                )
+                answer = self.answer = Answer(is_stream=is_stream, has_items=request.has_items)
                 async for data in response.content.iter_any():
                     if self._may_read is not None:
                         await self._may_read.wait()
@@ -94,22 +90,20 @@ class Reading:
                         break
                 await beside_the_loop(answer.num_unread, answer.end)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            name = name_of(error)
-            if not is_passing or answer is None:
-                self.fault = upstream.failure(name)
-                raise self.fault.error from None
-            answer.cut(name)
-            self._check(answer)
+            failure = self._failed(upstream.failure(self.answer.fault or name_of(error)))
+            if not is_passing:
+                raise failure from None
             yield Piece(head, bytes(held), is_last=True, is_cut=True)
             return
-        self._check(answer)
-        if self.fault is not None and answer.fault and not is_passing:
-            raise self.fault.error
+        if answer.fault:
+            failure = self._failed(upstream.failure(answer.fault))
+            if not is_passing:
+                raise failure
+        elif upstream.changes_model(str(request.body.get("model")), answer.model):
+            self._failed(upstream.failure("another model than before"))
         yield Piece(head, bytes(held), is_last=True)
 
-    def _check(self, answer: Answer) -> None:
-        name = answer.fault
-        if not name and self._upstream.changes_model(str(self._request.body.get("model")), answer.model):
-            name = "another model than before"
-        if name:
-            self.fault = self._upstream.failure(name)
+    def _failed(self, fault: Fault) -> DraftproofError:
+        self.fault = fault
+        self.answer.cut(fault.name)
+        return fault.error

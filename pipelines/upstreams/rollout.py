@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,12 +15,10 @@ from pipelines.canary.controller.world import World
 from pipelines.canary.report.record import judgement
 from pipelines.canary.report.text import show_cycle
 from pipelines.canary.run_files import arms_file, state_file
-from pipelines.canary.start import canary_id_at, read_together, roll_out
+from pipelines.canary.start import new_rollout, read_together, roll_out
 from pipelines.errors import CanaryError, DraftproofError
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
-from pipelines.router.arms import ArmSetting, ArmTable, LiveArms, read_table
-from pipelines.router.observation import unix_time_s
-from pipelines.upstreams.metrics import Weights
+from pipelines.router.arms import ArmTable, LiveArms, read_table
 from pipelines.upstreams.settings import UpstreamsSettings
 from pipelines.upstreams.world import UpstreamWorld
 from pipelines.validation.openai.server.endpoint import Endpoint
@@ -62,7 +59,8 @@ class CandidateRollout:
         self._again = again
         self._plan, self._limits = read_together(settings.plan_file(path))
         self._check_arms(path)
-        self.arms = LiveArms(arms_file(run_directory), self._without_rollout())
+        alone = ArmTable.without_rollout(settings.stable.name, self._plan.bands, self._plan.slow_after_s)
+        self.arms = LiveArms(arms_file(run_directory), alone)
         self.exit_code = EXIT_PASS
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._roll_out, name="rollout", daemon=True)
@@ -76,12 +74,6 @@ class CandidateRollout:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(_ENDS_WITHIN_S)
-
-    def weights(self) -> Weights:
-        """Return the current share of each arm."""
-        table = self.arms.read()
-        weights = table.weights(unix_time_s())
-        return {(arm, setting.socket): weights[arm] for arm, setting in table.settings.items()}
 
     def phase(self) -> str:
         """Return the phase of the latest rollout; "" without one."""
@@ -124,23 +116,14 @@ class CandidateRollout:
             return (rollout.recipe_candidate, store.progress(rollout).position.phase) if rollout else ("", "")
 
     def _new(self, candidate: str) -> Rollout:
-        table, now_s = self.arms.read(), time.time()
-        if table.stable.socket == candidate:
+        table = self.arms.read()
+        if table.stable == candidate:
             raise CanaryError(
                 f"the candidate {candidate} is the server in service",
                 "make it stable in the settings; nothing was changed",
             )
-        return Rollout(
-            canary_id=canary_id_at(now_s),
-            recipe_stable=table.stable.socket,
-            recipe_candidate=candidate,
-            began_at_s=now_s,
-            plan=self._plan,
-            limits=self._limits,
-            stable_socket=table.stable.socket,
-            control_socket="",
-            generation=table.generation,
-        )
+        served = table.stable
+        return new_rollout(served, candidate, served, table.generation, self._plan, self._limits)
 
     def _world(self, rollout: Rollout) -> World:
         return UpstreamWorld(self._run, self._endpoints, rollout.stable_socket, rollout.recipe_candidate)
@@ -149,27 +132,12 @@ class CandidateRollout:
         if self._stopping.wait(seconds):
             raise _StoppedError
 
-    def _without_rollout(self) -> ArmTable:
-        return ArmTable(
-            generation=0,
-            canary_id="",
-            salt="",
-            stable=ArmSetting(self._settings.stable.name, 1.0),
-            candidate=None,
-            control=None,
-            shadow=None,
-            replays_match="stable",
-            bands=self._plan.bands,
-            lease_until_s=0.0,
-            slow_after_s=self._plan.slow_after_s,
-        )
-
     def _check_arms(self, path: Path) -> None:
         """Refuse settings without a server that an earlier rollout put into service."""
         table_file = arms_file(self._run)
         if not table_file.is_file():
             return
-        named = {setting.socket for setting in read_table(table_file).settings.values()}
+        named = set(read_table(table_file).sockets.values())
         if missing := sorted(named - {each.name for each in self._settings.upstreams}):
             raise CanaryError(
                 f"{path} does not name {', '.join(missing)}, which gets requests by {table_file}",

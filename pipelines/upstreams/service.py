@@ -129,7 +129,7 @@ class Service:
                 stack.push_async_callback(upstream.close)
             log = ObservationLog(observations_file(self._run))
             stack.callback(log.close)
-            metrics = UpstreamMetrics(self._rollout.weights, self._rollout.phase)
+            metrics = UpstreamMetrics(self._rollout.arms, self._rollout.phase)
             routing: Routing[Piece] = Routing(self._rollout.arms, log, metrics.count)
             stack.push_async_callback(routing.close)
             application = Application(routing, upstreams, self._front_door, metrics, new_key(self._run))

@@ -62,7 +62,7 @@ class UpstreamWorld(RouterFiles):
 
     def load(self) -> PhaseResult:
         """Name the candidate's arm: its server runs already."""
-        evidence = {"socket": self._candidate, "control_socket": "", "same_target": True}
+        evidence = {"socket": self._candidate, "same_target": True}
         return PhaseResult(True, "its server runs already", evidence)
 
     def _responses(self, name: str) -> Literal["answered", "missing", "failed"]:

@@ -76,7 +76,7 @@ class Drill:
 
 GOOD = Drill("a good candidate", "promoted", 6000, "every metric is within its limit")
 TOKENIZER = Drill("a wrong tokenizer", "rolled_back", 100, "tokenizer", has_other_tokenizer=True)
-LESS_ACCEPTED = Drill("acceptance cut by 20 %", "rolled_back", 1500, "acceptance|survival", "less accepted")
+LESS_ACCEPTED = Drill("acceptance cut by 20 %", "rolled_back", 1500, "acceptance_rate", "less accepted")
 SLOWER = Drill("30 % slower", "rolled_back", 4000, "ttft|itl|e2e_tail", "slower")
 FAILING = Drill("2 % of requests fail", "rolled_back", 3000, "errors", "failing")
 CRASHING = Drill("its process crashes", "rolled_back", 1500, _GONE, "crashing")
@@ -206,9 +206,9 @@ def _result(
         f"{num_wrong} answers were wrong": num_wrong == 0,
         "the clients asked nothing": bool(asked),
         f"the controller was killed in {killed}": set(killed) == set(drill.killed_in),
-        "a candidate is still in the table of arms": table.candidate is None,
-        f"{serves} serves at {table.stable.socket}": (serves == "drill-candidate") == is_promoted
-        and Path(table.stable.socket).parent.name == directory.name,
+        "a candidate is still in the table of arms": not table.candidate,
+        f"{serves} serves at {table.stable}": (serves == "drill-candidate") == is_promoted
+        and Path(table.stable).parent.name == directory.name,
         "the second server is left": not beside(directory).exists(),
         "a candidate answered that should not have been started": not (
             drill.has_other_tokenizer and any(each.arm == "candidate" for each in record.requests)

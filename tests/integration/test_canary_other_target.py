@@ -65,8 +65,7 @@ LAX = replace(
     min_requests=20,
     answers=Limit(0.2, 0.1),
     **dict.fromkeys(("errors", "timeouts"), Limit(0.3, 0.1)),  # type: ignore[arg-type]
-    **dict.fromkeys(("goodput", "e2e_tail", "pauses"), MOST),  # type: ignore[arg-type]
-    **dict.fromkeys(("acceptance_rate", "acceptance_length", "survival"), MOST),  # type: ignore[arg-type]
+    **dict.fromkeys(("goodput", "e2e_tail", "pauses", "acceptance_rate"), MOST),  # type: ignore[arg-type]
     **dict.fromkeys(("ttft", "itl", "memory", "cpu_per_token"), ANY),  # type: ignore[arg-type]
     resources_s=3.0,
 )

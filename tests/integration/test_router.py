@@ -24,7 +24,7 @@ from pipelines.deploy.triton.models import ROUTER, rendered_parameters
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.own_server import OwnServer
 from pipelines.front_door.served_model import ServedModel
-from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, ShadowSetting, write_table
+from pipelines.router.arms import Arm, ArmTable, Bands, ShadowSetting, write_table
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, wait_until
@@ -101,9 +101,9 @@ def follow(directory: Path) -> Iterator[Callable[..., None]]:
             generation=next(generations),
             canary_id="c1",
             salt="s",
-            stable=ArmSetting(str(directory / "speculative.sock"), 1 - candidate),
-            candidate=ArmSetting(str(directory / f"{socket}.sock"), candidate),
-            control=None,
+            stable=str(directory / "speculative.sock"),
+            candidate=str(directory / f"{socket}.sock"),
+            candidate_weight=candidate,
             bands=Bands(2, 4),
             lease_until_s=time.time() + 60,
             **{"shadow": None, "replays_match": "stable", "slow_after_s": 5.0, **others},
@@ -117,7 +117,7 @@ def follow(directory: Path) -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def noted(directory: Path) -> Callable[[int], list[Observation]]:
     """Wait for a number of observations since the test began."""
-    path = directory / "observations.jsonl"
+    path = directory / "observations.sqlite"
     begin = log_end(path)
 
     def wait(number: int) -> list[Observation]:

@@ -203,7 +203,7 @@ class Controller:
 
 
 def _after(progress: Progress, decision: Decision, transition: Transition | None) -> Progress:
-    """Return the progress after a decision; what the candidate's evidence says of its sockets is kept."""
+    """Return the progress after a decision; what the evidence says of the candidate's socket is kept."""
     progress = replace(progress, position=decision.position)
     if transition is None:
         return progress
@@ -212,6 +212,5 @@ def _after(progress: Progress, decision: Decision, transition: Transition | None
         progress,
         generation=progress.generation + 1,
         candidate_socket=str(evidence.get("socket", progress.candidate_socket)),
-        candidate_control_socket=str(evidence.get("control_socket", progress.candidate_control_socket)),
         same_target=bool(evidence.get("same_target", progress.same_target)),
     )

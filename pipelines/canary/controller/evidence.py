@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pipelines.canary.controller.rollout import Progress, Rollout
 from pipelines.canary.controller.world import World
@@ -24,12 +23,10 @@ class Collected:
 
     Attributes:
         requests: New requests.
-        divergences: New answers that differ, ready for JSON.
         samples: New samples.
     """
 
     requests: Sequence[Observation] = ()
-    divergences: Sequence[dict[str, Any]] = ()
     samples: Sequence[Sample] = ()
 
 
@@ -99,9 +96,8 @@ class Evidence:
         rollout = self._rollout
         ours = [each for each in observations if each.canary_id == rollout.canary_id]
         requests = [found for each in ours for found in counted(each)]
-        divergences = [vars(each.divergence) for each in ours if each.divergence and not each.overridden]
         until_s = max([progress.complete_until_s, *(each.oldest_open_at_s for each in ours)])
-        return Collected(requests, divergences), replace(progress, offset=offset, complete_until_s=until_s)
+        return Collected(requests), replace(progress, offset=offset, complete_until_s=until_s)
 
     def _sample(self, world: World, *, is_wanted: bool) -> Sequence[Sample]:
         now_s, taken = self._clock(), self._samples
@@ -158,4 +154,4 @@ def counted(observation: Observation) -> Iterator[Observation]:
             fault=fault,
         )
     if not observation.fallback_from:
-        yield replace(observation, divergence=None)  # which is kept apart
+        yield observation

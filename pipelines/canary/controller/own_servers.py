@@ -105,7 +105,6 @@ class OwnServers(RouterFiles):
         candidate, stable = served_pair(self._beside), served_pair(self._run)
         evidence = {
             "socket": candidate.socket,
-            "control_socket": candidate.control_socket,
             "same_target": candidate.target_fingerprint == stable.target_fingerprint,
         }
         return PhaseResult(
@@ -133,8 +132,8 @@ class OwnServers(RouterFiles):
                 )
             time.sleep(_POLL_S)
         pair = served_pair(self._run)
-        evidence = {"socket": pair.socket, "control_socket": pair.control_socket}
-        return PhaseResult(True, f"{self._run.name} serves {pair.name} from now on", evidence)
+        reason = f"{self._run.name} serves {pair.name} from now on"
+        return PhaseResult(True, reason, {"socket": pair.socket})
 
     def unload(self) -> str:
         """End the second server, and remove what it left but its log."""

@@ -15,7 +15,7 @@ from pipelines.canary.controller.phases import ENDED, PREPARING, Position, step_
 from pipelines.canary.controller.plan import Plan
 from pipelines.canary.judge.limits import Limits
 from pipelines.errors import CanaryError
-from pipelines.router.arms import ArmSetting, ArmTable, ShadowSetting
+from pipelines.router.arms import ArmTable, ShadowSetting
 
 _Document = TypeVar("_Document")
 
@@ -36,7 +36,6 @@ class Rollout:
         plan: Plan as it was read at the start.
         limits: Limits as they were read at the start.
         stable_socket: Socket of the pair in service.
-        control_socket: Socket of the target alone; "" if it is not served.
         generation: Generation of the table of arms at the start.
     """
 
@@ -47,7 +46,6 @@ class Rollout:
     plan: Plan
     limits: Limits
     stable_socket: str
-    control_socket: str
     generation: int
 
 
@@ -60,17 +58,15 @@ class Progress:
         position: Phase and its details.
         generation: Generation of the table of arms that the router must follow.
         candidate_socket: Socket of the candidate; "" until it is known.
-        candidate_control_socket: Socket of the candidate's target alone; "" until it is known.
         same_target: Whether both pairs have the same target, so that their answers must be equal.
         listener: Process at the candidate's socket (``World.listener``); 0 until it is known.
-        offset: Bytes of the router's observation log that were read.
+        offset: Number of the latest observation that was read from the router's log.
         complete_until_s: Every request that arrived before this unix time has been read.
     """
 
     position: Position
     generation: int
     candidate_socket: str = ""
-    candidate_control_socket: str = ""
     same_target: bool = True
     listener: int = 0
     offset: int = 0
@@ -96,20 +92,17 @@ def arm_table(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
     """
     position, plan = progress.position, rollout.plan
     lease_s = _SETTLES_WITHIN_S if position.phase == "settling" else plan.lease_s
-    weights = weights_at(position, plan)
+    weight = weights_at(position, plan)["candidate"]
     is_ready = bool(progress.candidate_socket) and position.serving not in PREPARING
     has_candidate = is_ready and not position.is_leaving and not position.is_stable
-    stable, control = rollout.stable_socket, rollout.control_socket
-    if position.is_stable:  # both change together, so that either can resume answers of the other
-        stable, control = progress.candidate_socket, progress.candidate_control_socket
     return ArmTable(
         generation=progress.generation,
         canary_id="" if position.phase in ENDED else rollout.canary_id,
         salt=rollout.canary_id,
-        stable=ArmSetting(stable, weights["stable"]),
-        candidate=ArmSetting(progress.candidate_socket, weights["candidate"]) if has_candidate else None,
-        control=ArmSetting(control, 0.0) if control else None,
-        shadow=_shadow(position, plan, weights["candidate"]),
+        stable=progress.candidate_socket if position.is_stable else rollout.stable_socket,
+        candidate=progress.candidate_socket if has_candidate else "",
+        candidate_weight=weight,
+        shadow=_shadow(position, plan, weight),
         replays_match="stable" if progress.same_target else "own_target",
         bands=plan.bands,
         lease_until_s=now_s + lease_s,

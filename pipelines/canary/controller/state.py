@@ -8,7 +8,6 @@ orders, and any process may read. Rollouts that have ended stay in the file for 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sqlite3
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
 from pipelines.router.observation import Observation
 
-VERSION = 8
+VERSION = 9
 APPLICATION = 0x64726166  # "draf", identifies the file as one of Draftproof
 BUSY_S = 10.0
 _OWN = 0o600  # the file contains prompts and answers
@@ -36,7 +35,6 @@ CREATE TABLE rollout (number INTEGER PRIMARY KEY, canary_id TEXT UNIQUE, documen
 CREATE TABLE transition (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
 CREATE TABLE request (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
 CREATE TABLE sample (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
-CREATE TABLE divergence (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
 CREATE TABLE orders (number INTEGER PRIMARY KEY, canary_id TEXT, word TEXT, is_taken INTEGER);
 CREATE INDEX request_of ON request (canary_id);
 """
@@ -128,8 +126,6 @@ class Store:
         with self._transaction():
             for request in found.requests:
                 self._insert("request", canary_id, request)
-            for divergence in found.divergences:
-                self._insert("divergence", canary_id, divergence)
             for sample in found.samples:
                 self._insert("sample", canary_id, sample)
             if transition is not None:
@@ -174,14 +170,12 @@ class Store:
             requests = self.requests(rollout)
             samples = self.samples(rollout)
             transitions = self._documents("transition", rollout)
-            divergences = self._documents("divergence", rollout)
         return RolloutRecord(
             rollout,
             progress.position.phase,
             tuple(from_text(Transition, text) for text in transitions),
             tuple(each for each in requests if each.arrived_at_s < progress.complete_until_s),
             tuple(samples),
-            tuple(json.loads(text) for text in divergences),
         )
 
     def _claim(self) -> None:

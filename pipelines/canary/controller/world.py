@@ -42,14 +42,13 @@ class World(Protocol):
     def load(self) -> PhaseResult:
         """Start the candidate's server if nobody else does.
 
-        The evidence contains its ``socket``, the socket of its target alone (``control_socket``), and whether
-        both pairs have the same target (``same_target``).
+        The evidence contains its ``socket``, and whether both pairs have the same target (``same_target``).
         """
 
     def settle(self) -> PhaseResult:
         """Make a promoted candidate the stable one, while it answers all requests where it was started.
 
-        The evidence contains the ``socket`` at which it answers from then on, and its ``control_socket``.
+        The evidence contains the ``socket`` at which it answers from then on.
         """
 
     def unload(self) -> str:

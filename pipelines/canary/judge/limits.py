@@ -50,17 +50,13 @@ class Limits:
         min_requests: Least number of pairs for which a metric is judged.
         runtime: "exact" if every token must be the target's own, or "batch_dependent" if ties are excused.
         quantile: Quantile of the end-to-end latency for ``e2e_tail``.
-        survival_positions: Number of draft positions, from the first, whose survival is judged; positions
-            that are rarely drafted are not judged.
         answers: Share of prompts whose answers diverge in anything that a client sees; with "exact" a single
             one fails. If the stable arm answers replays again itself, the rise of that share above its own.
         errors: Rise of the share of requests that fail.
         timeouts: Rise of the share of requests that time out.
         goodput: Fall of the share of requests that keep the SLO.
-        acceptance_rate: Relative drop of the acceptance rate. This and the next two compare rounds of
-            replays with the same rounds of the original answers (``pairing``).
-        acceptance_length: Relative drop of the mean acceptance length.
-        survival: Relative drop of the share of rounds that accepted a position, of those that drafted it.
+        acceptance_rate: Relative drop of the acceptance rate, in rounds of replays that begin as rounds of
+            the original answers (``pairing``).
         ttft: Relative rise of the time to first token.
         itl: Relative rise of the time per output token.
         e2e_tail: Relative rise of a high quantile of end-to-end latency.
@@ -71,8 +67,6 @@ class Limits:
         memory: Growth of the resident memory of the candidate's processes in the second half of its service,
             less the growth of the stable pair's (``resources``); not random.
         cpu_per_token: Relative rise of the CPU time of the loop's process per output token.
-        least_share: Least share of the candidate's replays for which a draft position is judged. Rarer ones
-            would delay the verdict too long.
     """
 
     alpha: Annotated[float, Field(gt=0, lt=0.5)]
@@ -80,14 +74,11 @@ class Limits:
     min_requests: PositiveInt
     runtime: Literal["exact", "batch_dependent"]
     quantile: Share
-    survival_positions: PositiveInt
     answers: Limit[Share] | None
     errors: Limit[Difference]
     timeouts: Limit[Difference]
     goodput: Limit[Difference] | None
     acceptance_rate: Limit[Drop] | None
-    acceptance_length: Limit[Drop] | None
-    survival: Limit[Drop] | None
     ttft: Limit[Rise] | None
     itl: Limit[Rise] | None
     e2e_tail: Limit[Rise]
@@ -96,7 +87,6 @@ class Limits:
     resources_s: Annotated[float, Field(gt=0, lt=86400)]
     memory: Limit[Rise] | None
     cpu_per_token: Limit[Rise] | None
-    least_share: Annotated[float, Field(gt=0, lt=1 / 3)]
 
     @property
     def not_judged(self) -> tuple[str, ...]:

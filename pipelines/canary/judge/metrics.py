@@ -19,20 +19,19 @@ from pipelines.canary.judge.measures import (
     QuantileRatio,
     Rate,
 )
-from pipelines.canary.judge.pairing import Counts, MatchedRounds, Pair, matched_rounds, pair_up
+from pipelines.canary.judge.pairing import Pair, matched_rounds, pair_up
 from pipelines.canary.judge.resources import Sample, cpu_per_token, memory_growth
 from pipelines.router.observation import Difference, Observation
 
 _Read = Callable[[Observation], float | None]
-
-_Count = Callable[[Counts], Counts]
-"""Maps draft tokens per round to events: of accepted tokens those that happened, of drafted the possible."""
 
 _LEAST_SLICES = 10  # of time, with hundreds of tokens each
 
 _MOST_PAUSING = 0.5  # share of the stable pair's answers above which a rise cannot be measured
 
 _MOST_UNREPEATED = 0.5  # likewise, of prompts that the stable arm answers differently the second time
+
+_MOST_PARTED = 0.95  # likewise, of replays that have no text in common with the answer that they repeat
 
 _SEVERITY_IN_A_BATCH: dict[Difference, int] = {"tokens": 1, "log_probs": 0}
 
@@ -42,7 +41,7 @@ class Metric:
     """One metric of a candidate.
 
     Attributes:
-        name: Name as in ``Limits``, with the position after a slash.
+        name: Name as in ``Limits``.
         measure: Regression and its observations.
         limit: Limits of the regression.
         is_exact: Whether a single event fails.
@@ -187,49 +186,29 @@ def _pauses(timed: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
 
 
 def _acceptance(pairs: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
-    """Compare acceptance in matched rounds of replays (``pairing``).
+    """Compare the share of accepted draft tokens in matched rounds of replays (``pairing``).
 
     A candidate with another target may answer differently from the first token on. Then there are no matched
-    rounds and no metrics of acceptance.
+    rounds, and acceptance is not judged.
     """
+    if limits.acceptance_rate is None:
+        return
     replays = [pair for pair in pairs if pair.candidate.num_common_tokens is not None]
     rounds = matched_rounds(replays)
     has_rounds = np.bincount(rounds.pair, minlength=len(replays)) > 0
     has_parted = np.array(list(map(_has_parted, replays)), np.bool_)
-    if (has_parted & ~has_rounds).sum() > (1 - limits.least_share) * len(replays):
+    if (has_parted & ~has_rounds).sum() > _MOST_PARTED * len(replays):
         return
-
-    def metric(name: str, count: _Count, limit: Limit[float]) -> Metric:
-        return Metric(name, MeanRatio(*_shares(rounds, count), sign=-1), limit, by_replays=True)
-
-    if limits.acceptance_rate is not None:
-        yield metric("acceptance_rate", lambda counts: counts, limits.acceptance_rate)
-    if limits.acceptance_length is not None:
-        yield metric("acceptance_length", lambda counts: 1 + counts, limits.acceptance_length)
-    if limits.survival is None:
-        return
-    for position in range(1, limits.survival_positions + 1):
-        survival = metric(f"survival/{position}", _reaches(position), limits.survival)
-        if survival.measure.num > limits.least_share * has_rounds.sum():
-            yield survival
+    drafted, ours, theirs = (
+        np.bincount(rounds.pair, tokens) for tokens in (rounds.depth, rounds.by_candidate, rounds.by_baseline)
+    )
+    has_any = drafted > 0
+    rates = MeanRatio(ours[has_any] / drafted[has_any], theirs[has_any] / drafted[has_any], sign=-1)
+    yield Metric("acceptance_rate", rates, limits.acceptance_rate, by_replays=True)
 
 
 def _has_parted(pair: Pair) -> bool:
     return pair.candidate.num_common_tokens != pair.baseline.num_output_tokens
-
-
-def _reaches(position: int) -> _Count:
-    return lambda counts: (counts >= position).astype(np.int64)
-
-
-def _shares(rounds: MatchedRounds, count: _Count) -> tuple[FloatArray, FloatArray]:
-    """Return the share of possible events that happened, per request, for candidate and baseline."""
-    possible, ours, theirs = (
-        np.bincount(rounds.pair, count(tokens))
-        for tokens in (rounds.depth, rounds.by_candidate, rounds.by_baseline)
-    )
-    has_any = possible > 0
-    return ours[has_any] / possible[has_any], theirs[has_any] / possible[has_any]
 
 
 def _resources(samples: Sequence[Sample], limits: Limits) -> Iterator[Metric]:

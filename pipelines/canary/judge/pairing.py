@@ -6,11 +6,11 @@ over time affect both arms, and no request is in two pairs. Only the first reque
 because the router sends the others to the same arm, so they are not independent.
 
 Acceptance is compared in *matched rounds*, which begin at the same token of one answer. How many tokens a
-round drafts depends on the load and on the text. So the acceptance rate, length and survival of one pair
-differ by a third between an idle and a busy server, and totals per arm cannot tell a worse draft from a
-higher load. A replay repeats the request that it is compared with: if a round of each begins at the same
-token and all tokens before it are equal, both rounds have the same task. Truncated to the depth that both
-drafted, they differ only in what the drafts proposed; with equal engines they do not differ.
+round drafts depends on the load and on the text. So the acceptance rate of one pair differs by a third
+between an idle and a busy server, and totals per arm cannot tell a worse draft from a higher load. A replay
+repeats the request that it is compared with: if a round of each begins at the same token and all tokens
+before it are equal, both rounds have the same task. Truncated to the depth that both drafted, they differ
+only in what the drafts proposed; with equal engines they do not differ.
 
 A pair that drafts less than the other is judged by the resulting times, not here.
 """

@@ -59,7 +59,6 @@ class RolloutRecord:
         transitions: Changes of phase in the order of time.
         requests: Requests without gaps (``analyse``).
         samples: Memory and CPU time of both pairs in the order of time.
-        divergences: Answers that differ, as far as they were stored (``router.observation.Divergence``).
     """
 
     rollout: Rollout
@@ -67,7 +66,11 @@ class RolloutRecord:
     transitions: tuple[Transition, ...]
     requests: tuple[Observation, ...]
     samples: tuple[Sample, ...]
-    divergences: tuple[dict[str, Any], ...]
+
+    @property
+    def divergences(self) -> list[dict[str, Any]]:
+        """Answers that differ (``router.observation.Divergence``), ready for JSON."""
+        return [vars(each.divergence) for each in self.requests if each.divergence is not None]
 
     def analyse(self) -> Analysis:
         """Judge the requests so far."""

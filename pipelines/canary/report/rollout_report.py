@@ -38,7 +38,7 @@ def report_of(record: RolloutRecord, conditions: dict[str, Any]) -> dict[str, An
         "evidence": analysis_document(record.analyse()),
         "arms": {arm: _figures(record, arm) for arm in ARMS},
         "faults": _faults(record.requests),
-        "divergences": list(record.divergences),
+        "divergences": record.divergences,
         "conditions": conditions,
     }
 

@@ -18,7 +18,7 @@ LOOP = "speculative"
 """Model that runs the loop."""
 
 PAIR_FILE = "pair.json"
-FORMAT = 6
+FORMAT = 7
 
 
 @configuration.strict
@@ -31,7 +31,6 @@ class PairRecord:
         fingerprint: Hash of everything that decides the pair's output and speed, hexadecimal.
         runtime: ``embedded`` or ``tensorrt_llm``.
         socket: Socket of the loop, as its process sees it.
-        control_socket: Socket of the target alone.
         draft_engine_dir: Engine directory of the draft.
         draft_digest: Hash of the files of the draft's engine.
         target_engine_dir: Engine directory of the target.
@@ -45,7 +44,6 @@ class PairRecord:
     fingerprint: str
     runtime: str
     socket: str
-    control_socket: str
     draft_engine_dir: str
     draft_digest: str
     target_engine_dir: str

@@ -157,7 +157,7 @@ class Fleet(Collector):
         speakers: list[FleetServer] = []
         self._open.add(asked)
         try:
-            async with aclosing(answer_over(asked.order, asked, _SLOW_AFTER_S)) as answered:
+            async with aclosing(answer_over(asked.order, asked, asked.begin, _SLOW_AFTER_S)) as answered:
                 async for address, chunk in answered:
                     if not speakers or address != speakers[-1].address:
                         self._note_speaker(speakers, asked.servers[address])

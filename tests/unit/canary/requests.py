@@ -81,8 +81,8 @@ def moved(before: str, after: str, reason: str = "because", **evidence: Any) -> 
 def rollout(phase: str = "step/1", *transitions: Transition, **changes: Any) -> RolloutRecord:
     """Return the record of a rollout, without observations unless given."""
     plan = replace(read_plan(), slo_ttft_s=SLO.ttft_s, slo_itl_s=SLO.itl_s)
-    settings = Rollout("c1", "demo", "demo-int8", 1.7e9, plan, changes.pop("limits", LIMITS), "", "", 0)
-    given: dict[str, Any] = {"requests": (), "samples": samples(), "divergences": ()}
+    settings = Rollout("c1", "demo", "demo-int8", 1.7e9, plan, changes.pop("limits", LIMITS), "", 0)
+    given: dict[str, Any] = {"requests": (), "samples": samples()}
     return RolloutRecord(settings, phase, transitions, **{**given, **changes})
 
 

@@ -29,29 +29,25 @@ from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.resources import Sample, Taken
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError, RepositoryError, ServerUnavailableError
-from pipelines.router.arms import Arm, ArmSetting, ArmTable, Band, Bands, read_table, write_table
+from pipelines.router.arms import Arm, ArmTable, Band, Bands, read_table, write_table
 from pipelines.router.observation import Divergence, Observation
-from pipelines.router.observation_log import log_end, read_observations
+from pipelines.router.observation_log import append, log_end, read_observations
 from tests.unit.canary.faults import NO_FAULT, Fault
 from tests.unit.canary.requests import limits, recorded_traffic
 
 BEGAN_AT_S = 1_700_000_000.0
 STABLE, CANDIDATE = "run/stable.sock", "run/candidate.sock"
-CONTROL, CANDIDATE_CONTROL = "run/control.sock", "run/candidate_control.sock"
-SETTLED, SETTLED_CONTROL = "run/settled.sock", "run/settled_control.sock"
+SETTLED = "run/settled.sock"
 PER_S = 25
 
 _EASY = Limit(0.25, 0.25)
 EASY_LIMITS = limits(
     quantile=0.9,
-    survival_positions=1,
     answers=Limit(0.05, 0.01),
     errors=Limit(0.05, 0.005),
     timeouts=Limit(0.05, 0.005),
     goodput=Limit(0.2, 0.1),
     acceptance_rate=Limit(0.2, 0.1),
-    acceptance_length=Limit(0.2, 0.1),
-    survival=_EASY,
     ttft=_EASY,
     itl=_EASY,
     e2e_tail=Limit(0.9, 0.2),
@@ -78,7 +74,7 @@ PLAN = Plan(
 
 
 def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> Rollout:
-    return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, CONTROL, 0)
+    return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, 0)
 
 
 def begin(folder: Path, plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> None:
@@ -130,7 +126,7 @@ class SimulatedWorld:
     process: int = 1
 
     def __post_init__(self) -> None:
-        self._arms, self._log = self.folder / "arms.json", self.folder / "observations.jsonl"
+        self._arms, self._log = self.folder / "arms.json", self.folder / "observations.sqlite"
         self._file = self.folder / "world.json"
         if not self._file.is_file():
             write_table(self._arms, _initial())
@@ -148,13 +144,12 @@ class SimulatedWorld:
         if "load" in self.broken:
             raise RepositoryError("the pair could not be loaded")
         self._remember(is_loaded=True)
-        sockets = {"socket": CANDIDATE, "control_socket": CANDIDATE_CONTROL}
-        return PhaseResult(True, "loaded in 4.0 s", {**sockets, "same_target": True})
+        return PhaseResult(True, "loaded in 4.0 s", {"socket": CANDIDATE, "same_target": True})
 
     def unload(self) -> str:
         if "unload" in self.broken:
             raise ServerUnavailableError("no server answers")
-        assert self.table.candidate is None, "unloaded while requests go there"
+        assert not self.table.candidate, "unloaded while requests go there"
         self._remember(is_loaded=False)
         return "the second server has ended"
 
@@ -162,12 +157,9 @@ class SimulatedWorld:
         if "settle" in self.broken and not self.state["has_failed"]:
             self._remember(has_failed=True)
             raise RepositoryError("the repository could not be rendered")
-        candidate = self.table.candidate
-        assert candidate is not None and candidate.weight == 1, "restarted while requests go there"
+        assert self.table.candidate_weight == 1, "restarted while requests go there"
         self._remember(is_settled=True)
-        return PhaseResult(
-            True, "the new pair is loaded", {"socket": SETTLED, "control_socket": SETTLED_CONTROL}
-        )
+        return PhaseResult(True, "the new pair is loaded", {"socket": SETTLED})
 
     def write(self, table: ArmTable) -> None:
         write_table(self._arms, table)
@@ -208,12 +200,11 @@ class SimulatedWorld:
     def sleep(self, seconds: float) -> None:
         """Let requests arrive, one after another."""
         state, table = self.state, self.table
-        lines = []
+        found: list[Observation] = []
         for index in range(int(seconds * PER_S)):
-            lines += self._request(state, table, state["now_s"] + (index + 1) / PER_S)
+            found += self._request(state, table, state["now_s"] + (index + 1) / PER_S)
         state["now_s"] += seconds
-        with self._log.with_name(f"{self._log.name}.{0:015d}").open("ab") as file:
-            file.write(b"".join(lines))
+        append(self._log, found)
         self._keep(state)
 
     @property
@@ -229,13 +220,13 @@ class SimulatedWorld:
     def _remember(self, **changes: Any) -> None:
         self._keep({**self.state, **changes})
 
-    def _request(self, state: dict[str, Any], table: ArmTable, now_s: float) -> list[bytes]:
+    def _request(self, state: dict[str, Any], table: ArmTable, now_s: float) -> list[Observation]:
         state["number"] += 1
         rng = np.random.default_rng(state["number"])
         weights = table.weights(now_s)
         place = bisect_right([*itertools.accumulate(weights.values())], rng.random())
         arm: Arm = list(weights)[min(place, len(weights) - 1)]
-        if arm == "candidate" or table.stable.socket == SETTLED:
+        if arm == "candidate" or table.stable == SETTLED:
             state["candidates"].append(now_s)
         common: dict[str, Any] = {
             "canary_id": table.canary_id,
@@ -246,16 +237,16 @@ class SimulatedWorld:
         }
         if arm == "candidate" and self.crash_at is not None and len(state["candidates"]) > self.crash_at:
             failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
-            return [self._line("stable", common, now_s, rng, **failed)]
-        found = [self._line(arm, common, now_s, rng)]
+            return [self._observed("stable", common, now_s, rng, **failed)]
+        found = [self._observed(arm, common, now_s, rng)]
         shadow = table.shadow_at(now_s)
         if arm == "stable" and shadow is not None and rng.random() < shadow.share:
-            found.append(self._line("candidate", common, now_s + 0.001, rng, is_replay=True))
+            found.append(self._observed("candidate", common, now_s + 0.001, rng, is_replay=True))
         return found
 
-    def _line(
+    def _observed(
         self, arm: Arm, common: dict[str, Any], now_s: float, rng: np.random.Generator, **more: Any
-    ) -> bytes:
+    ) -> Observation:
         pool, is_replay = _pools()[common["band"]]["stable"], "is_replay" in more
         # that of the request that a replay repeats
         place = zlib.crc32(common["request_id"].encode()) % len(pool)
@@ -266,18 +257,15 @@ class SimulatedWorld:
         if not is_replay:
             if drawn.failure:
                 failed = {"fallback_from": (arm,), "fallback_reasons": (drawn.failure,)}
-                return self._line("stable", common, now_s, rng, **failed)
-            return replace(drawn, answer="").to_line()
+                return self._observed("stable", common, now_s, rng, **failed)
+            return replace(drawn, answer="")
         different = Divergence("1 + 1 =", "stable", "tokens", " 2", " 3", 0)
         differs: Any = {"differs_in": "tokens", "divergence": different} if drawn.answer == "diverged" else {}
-        return replace(drawn, num_common_tokens=drawn.num_output_tokens, **differs).to_line()
+        return replace(drawn, num_common_tokens=drawn.num_output_tokens, **differs)
 
 
 def _initial() -> ArmTable:
-    nobody: dict[str, Any] = {"candidate": None, "shadow": None, "canary_id": "", "salt": ""}
-    arms = {"stable": ArmSetting(STABLE, 1.0), "control": ArmSetting(CONTROL, 0.0)}
-    times = {"lease_until_s": 0.0, "slow_after_s": 2.0}
-    return ArmTable(generation=0, replays_match="stable", bands=Bands(4, 8), **nobody, **arms, **times)
+    return ArmTable.without_rollout(STABLE, Bands(4, 8), 2.0)
 
 
 @functools.cache

@@ -15,10 +15,8 @@ from pipelines.canary.controller.state import Store
 from pipelines.canary.report.record import RolloutRecord, judgement
 from tests.unit.canary.faults import diverging, failing, less_accepted, slower
 from tests.unit.canary.simulated_world import (
-    CONTROL,
     PLAN,
     SETTLED,
-    SETTLED_CONTROL,
     STABLE,
     SimulatedWorld,
     begin,
@@ -123,14 +121,13 @@ def test_each_rollout_ends_as_it_has_to(name: str, tmp_path: Path) -> None:
     assert world.state["number"] <= scenario.at_most
     assert record.samples or decision.from_phase in UP[:2] or name == "unmeasured"
     table, state = world.table, world.state
-    assert (table.candidate, table.canary_id) == (None, "")
-    assert table.control is not None
+    assert (table.candidate, table.canary_id) == ("", "")
     if record.phase == "promoted":
-        assert (table.stable.socket, table.control.socket) == (SETTLED, SETTLED_CONTROL)
+        assert table.stable == SETTLED
         assert state["is_settled"] and not state["is_loaded"]
         return
-    assert (table.stable.socket, table.control.socket) == (STABLE, CONTROL)
-    assert table.weights(world.clock()) == {"stable": 1.0, "control": 0.0}
+    assert table.stable == STABLE
+    assert table.weights(world.clock()) == {"stable": 1.0}
     assert state["is_loaded"] == (name == "not unloaded")
     world.sleep(4)
     left_s = next(each.at_s for each in record.transitions if each.to_phase in BACK)
@@ -174,8 +171,7 @@ def test_observations_that_are_lost_end_the_rollout_without_a_verdict(tmp_path: 
 
     def lose(cycle: Cycle) -> None:
         if cycle.position.phase == "step/2":
-            with (world.folder / f"observations.jsonl.{0:015d}").open("ab") as file:
-                file.write(b'{"format": 99}\n')
+            (world.folder / "observations.sqlite").unlink()
 
     record = roll_out(world, lose)
     assert record.phase == "rolled_back"

@@ -24,7 +24,7 @@ NO_MARGIN = Limit(pass_below=0.0, rollback_above=0.0)
 
 def without_margins(alpha: float) -> Limits:
     """Limits without margins: any regression fails, so equal candidates are just at the limit."""
-    named = ("errors", "timeouts", "goodput", "acceptance_rate", "acceptance_length", "survival")
+    named = ("errors", "timeouts", "goodput", "acceptance_rate")
     return limits(
         alpha=alpha,
         confidence=1 - 1e-12,

@@ -30,11 +30,9 @@ from pipelines.errors import CanaryError
 from tests.conftest import REPOSITORY_ROOT
 from tests.unit.canary.faults import NO_FAULT, Fault, less_accepted
 from tests.unit.canary.simulated_world import (
-    CONTROL,
     EASY_LIMITS,
     PLAN,
     SETTLED,
-    SETTLED_CONTROL,
     STABLE,
     SimulatedWorld,
     begin,
@@ -60,7 +58,7 @@ LAX = Limit(0.9, 0.9)
 LAX_LIMITS = replace(
     EASY_LIMITS,
     min_requests=20,
-    **dict.fromkeys(("survival", "goodput", "ttft", "itl", "e2e_tail", "acceptance_length"), LAX),  # type: ignore[arg-type]
+    **dict.fromkeys(("goodput", "ttft", "itl", "e2e_tail"), LAX),  # type: ignore[arg-type]
     **dict.fromkeys(("answers", "errors", "timeouts"), Limit(0.5, 0.1)),  # type: ignore[arg-type]
     acceptance_rate=Limit(0.5, 0.2),
 )
@@ -93,13 +91,13 @@ def check_end(world: SimulatedWorld, last: str) -> None:
     seen = Counter((each.request_id, each.arm, each.is_replay) for each in store.requests(rollout))
     assert set(seen.values()) <= {1}
     assert world.table.generation == store.progress(rollout).generation == len(steps)
-    state, arms = world.state, {arm: setting.socket for arm, setting in world.table.settings.items()}
+    state, arms = world.state, world.table.sockets
     if last == "promoted":
         assert state["is_settled"] and not state["is_loaded"]
-        assert arms == {"stable": SETTLED, "control": SETTLED_CONTROL}
+        assert arms == {"stable": SETTLED}
     else:
         assert not state["is_loaded"]
-        assert arms == {"stable": STABLE, "control": CONTROL}
+        assert arms == {"stable": STABLE}
 
 
 def forked(act: Callable[[], None]) -> int:

@@ -11,7 +11,7 @@ from pipelines.router.observation import Observation
 from tests.unit.canary.requests import NO_ROUNDS, SLO, limits, request
 
 NUMBER = 1500
-LEFT_OUT = dict.fromkeys(("acceptance_rate", "acceptance_length", "survival", "memory", "cpu_per_token"))
+LEFT_OUT = dict.fromkeys(("acceptance_rate", "memory", "cpu_per_token"))
 FOREIGN = limits(**LEFT_OUT, runtime="batch_dependent", answers=Limit(0.03, 0.005))
 
 

@@ -114,7 +114,7 @@ def test_one_draft_accepts_as_much_however_much_either_answer_drafts(seed: int) 
 
 
 def test_what_is_counted_by_answer_differs_for_the_same_draft() -> None:
-    """This is why rounds are matched: a busy pair looks better by rate, and worse by survival."""
+    """This is why rounds are matched: a busy pair looks better by rate."""
     pair = both([1] * 60, [8] * 60)
     busy, idle = pair.candidate, pair.baseline
     rates = [sum(each.accepted_per_round) / sum(each.drafted_per_round) for each in (busy, idle)]

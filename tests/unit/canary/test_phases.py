@@ -19,8 +19,7 @@ from pipelines.canary.controller.phases import (
 from pipelines.canary.controller.plan import Plan, Step
 from pipelines.canary.controller.rollout import Progress, arm_table, weights_at
 from pipelines.canary.controller.world import PhaseResult
-from pipelines.router.arms import ArmSetting
-from tests.unit.canary.simulated_world import CANDIDATE, CANDIDATE_CONTROL, CONTROL, PLAN, STABLE, begun
+from tests.unit.canary.simulated_world import CANDIDATE, PLAN, STABLE, begun
 
 NOW_S = 1000.0
 GOOD = PhaseResult(True, "good", {"seen": 1})
@@ -187,7 +186,7 @@ def test_a_pause_keeps_the_weight_and_a_resume_continues_there(phase: str) -> No
 
 
 def table_at(position: Position, plan: Plan = PLAN, **changes: Any) -> Any:
-    progress = Progress(position, 7, CANDIDATE, CANDIDATE_CONTROL, **changes)
+    progress = Progress(position, 7, CANDIDATE, **changes)
     return arm_table(begun(plan), progress, NOW_S)
 
 
@@ -200,24 +199,22 @@ def table_at(position: Position, plan: Plan = PLAN, **changes: Any) -> Any:
 )
 def test_the_table_of_each_phase(phase: str, candidate: float | None) -> None:
     table = table_at(Position(phase, 0.0))
-    assert table.stable.socket == STABLE
-    assert (table.candidate and table.candidate.weight) == candidate
+    assert table.stable == STABLE
+    assert (table.candidate_weight if table.candidate else None) == candidate
     assert sum(table.weights(NOW_S).values()) == pytest.approx(1)
     assert (table.shadow is not None) == (phase in SERVING)
     assert table.replays_match == "stable"
     assert table_at(Position(phase, 0.0), same_target=False).replays_match == "own_target"
-    assert table.control == ArmSetting(CONTROL, 0.0)
     is_proven = phase == "settling"
     assert table.weights(NOW_S + PLAN.lease_s).get("candidate", 0.0) == is_proven
     assert table.weights(NOW_S + 4000).get("candidate", 0.0) == 0
 
 
 @pytest.mark.parametrize("phase", ["retiring", "promoted"])
-def test_a_promoted_pair_is_the_stable_one_without_a_lease_and_its_target_is_the_control(phase: str) -> None:
+def test_a_promoted_pair_is_the_stable_one_without_a_lease(phase: str) -> None:
     table = table_at(Position(phase, 0.0))
-    assert (table.stable.socket, table.candidate) == (CANDIDATE, None)
-    assert table.control == ArmSetting(CANDIDATE_CONTROL, 0.0)
-    assert table.weights(NOW_S + 9e9) == {"stable": 1.0, "control": 0.0}
+    assert (table.stable, table.candidate) == (CANDIDATE, "")
+    assert table.weights(NOW_S + 9e9) == {"stable": 1.0}
 
 
 def one_step(weight: float) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import report_of
 from pipelines.canary.report.text import report_lines
+from pipelines.router.observation import Divergence
 from tests.unit.canary.requests import failed, limits, moved, replay, request, rollout
 
 DIVERGED = (request(0, answer="diverged"),)
@@ -64,9 +66,9 @@ def test_a_candidate_that_passes_is_not_promoted_before_its_last_step(phase: str
             *([replay(number)] if number % 2 else []),
         )
     ]
-    found = judgement(rollout(phase, requests=tuple(requests), limits=limits(survival=None)))
+    found = judgement(rollout(phase, requests=tuple(requests), limits=limits(goodput=None)))
     assert (found.verdict, found.action) == ("pass", action), found.reason
-    assert found.reason.endswith("not judged: survival")
+    assert found.reason.endswith("not judged: goodput")
 
 
 NASTY = '<script>alert(1)</script> & "quotes" \u202e ⏎\n\n  indented\ttext'
@@ -75,16 +77,17 @@ FAILED = rollout(
     moved("step/2", "rolling_back", verdict="fail"),
     requests=(
         *(request(number, arm) for number in range(60) for arm in ("stable", "candidate")),
-        request(0, drafted_per_round=(2, 1, 0), accepted_per_round=(0, 1, 0), answer="diverged"),
-        failed(61),
-    ),
-    divergences=(
-        {"prompt": f"Continue: {NASTY}", "expected_of": "stable", "differs_in": "tokens"}
-        | {"expected_text": NASTY, "candidate_text": "", "first_difference": 9}
-        | {"expected": "", "candidate": ""},
-        {"prompt": "", "expected_of": "own_target", "differs_in": "finish_reason"}
-        | {"expected_text": "one", "candidate_text": "one two", "first_difference": 1}
-        | {"expected": "length", "candidate": "stop"},
+        request(
+            0,
+            drafted_per_round=(2, 1, 0),
+            accepted_per_round=(0, 1, 0),
+            answer="diverged",
+            divergence=Divergence(f"Continue: {NASTY}", "stable", "tokens", NASTY, "", 9),
+        ),
+        replace(
+            failed(61),
+            divergence=Divergence("", "own_target", "finish_reason", "one", "one two", 1, "length", "stop"),
+        ),
     ),
 )
 

@@ -39,7 +39,7 @@ def test_it_begins_in_preflight_and_is_read_as_it_was_written(store: Store, path
     begun_ = store.progress(ROLLOUT)
     assert (begun_.position.phase, begun_.generation) == ("preflight", ROLLOUT.generation + 1)
     position = Position("paused", 5.0, 20, "shadow", 3.0, True)
-    progress = Progress(position, 4, "run/c.sock", "run/t.sock", False, 77, 99, 12.5)
+    progress = Progress(position, 4, "run/c.sock", False, 77, 99, 12.5)
     store.advance(ROLLOUT, progress)
     again = Store.existing(path)
     assert (again.latest(), again.progress(ROLLOUT)) == (ROLLOUT, progress)
@@ -55,10 +55,9 @@ def test_what_it_keeps_of_answers_is_its_owners_to_read(store: Store, path: Path
 def test_the_record_has_only_requests_that_no_other_may_precede(store: Store) -> None:
     requests = [request(number) for number in range(10)]
     progress = replace(store.progress(ROLLOUT), complete_until_s=7.0)
-    store.advance(ROLLOUT, progress, Collected(requests, [{"prompt": "x"}]), STEP)
+    store.advance(ROLLOUT, progress, Collected(requests), STEP)
     record = store.record()
     assert (record.requests, store.requests(ROLLOUT)) == (tuple(requests[:7]), requests)
-    assert record.divergences == ({"prompt": "x"},)
     assert [each.to_phase for each in record.transitions] == ["preflight", "step/1"]
     assert record.transitions[-1] == replace(STEP, evidence={"low": None})
     assert record.rollout == ROLLOUT
@@ -70,7 +69,7 @@ def test_one_cycle_is_written_as_a_whole_or_not_at_all(fault: str, store: Store,
     after, found = replace(before, generation=9), Collected([request(number) for number in range(500)])
     if fault == "no JSON":
         with pytest.raises(TypeError):
-            store.advance(ROLLOUT, after, replace(found, divergences=[{"prompt": object()}]), STEP)
+            store.advance(ROLLOUT, after, replace(found, samples=[object()]), STEP)
     else:
         store._connection.execute("PRAGMA busy_timeout = 10")
         other = sqlite3.connect(path, isolation_level=None)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import DraftproofError
-from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, LiveArms, write_table
+from pipelines.router.arms import Arm, ArmTable, Bands, LiveArms, write_table
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog, read_observations
 from pipelines.router.router import Router
@@ -84,7 +84,10 @@ def with_log_probs(chunk: Chunk, text: bytes) -> Chunk:
 def fails(error: DraftproofError, after: int = 0) -> Behave:
     def behave(request: EngineRequest, responder: Responder[Chunk]) -> None:
         if after:
-            responder.send(chunk_of(ANSWER[:after], after, of=0), is_final=False)
+            chunk = chunk_of(ANSWER[:after], after, of=0)
+            if request.num_log_probs is not None:
+                chunk = with_log_probs(chunk, ANSWER)
+            responder.send(chunk, is_final=False)
         responder.fail(error)
 
     return behave
@@ -108,10 +111,7 @@ class World:
     def make_router(self, arms: LiveArms) -> Router:
         return Router(SimpleNamespace(vocabulary=VOCABULARY), arms, self.log)  # type: ignore[arg-type]
 
-    def table(self, candidate: float | None = 0.0, control: float = 0.0, **others: Any) -> ArmTable:
-        def setting(name: Arm, weight: float) -> ArmSetting:
-            return ArmSetting(str(self.folder / name), weight)
-
+    def table(self, candidate: float | None = 0.0, **others: Any) -> ArmTable:
         given: dict[str, Any] = {
             "generation": 1,
             "canary_id": "c1",
@@ -121,11 +121,12 @@ class World:
             "bands": Bands(2, 4),
             "lease_until_s": time.time() + 60,
             "slow_after_s": 5.0,
+            "control": str(self.folder / "control"),
         }
         return ArmTable(
-            stable=setting("stable", 1 - (candidate or 0.0) - control),
-            candidate=None if candidate is None else setting("candidate", candidate),
-            control=setting("control", control),
+            stable=str(self.folder / "stable"),
+            candidate="" if candidate is None else str(self.folder / "candidate"),
+            candidate_weight=candidate or 0.0,
             **{**given, **others},
         )
 

@@ -135,7 +135,9 @@ async def receive(
 ) -> Received:
     received = Received()
     try:
-        async with aclosing(answer_over(list(order), arms, SLOW_S, streaming=streaming)) as chunks:
+        async with aclosing(
+            answer_over(list(order), arms, arms.begin, SLOW_S, streaming=streaming)
+        ) as chunks:
             async for arm, chunk in chunks:
                 received.chunks.append((arm, chunk))
                 received.times_s.append(asyncio.get_running_loop().time())

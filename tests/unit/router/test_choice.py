@@ -10,29 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
-from pipelines.router.arms import Arm, Weights
+from pipelines.router.arms import Arm
 from pipelines.router.choice import (
     choose,
     chosen_by_client,
     fallback_order,
-    healthy_first,
     point,
     skipped_arms,
 )
 
 KEYS = [f"session-{number}" for number in range(20_000)]
-STEPS: list[Weights] = [
-    {"stable": 1 - share, "candidate": share * 3 / 4, "control": share / 4}
-    for share in (0.0, 0.01, 0.1, 0.5, 1)
-]
+STEPS = (0.0, 0.01, 0.1, 0.5, 1.0)
 
 
 def test_shares_are_as_weighted() -> None:
-    weights: Weights = {"stable": 0.7, "candidate": 0.2, "control": 0.1}
-    found = Counter(choose(weights, "pepper", key) for key in KEYS)
-    for arm, weight in weights.items():
-        deviation = (len(KEYS) * weight * (1 - weight)) ** 0.5
-        assert abs(found[arm] - len(KEYS) * weight) < 4 * deviation
+    num = sum(choose(0.2, "pepper", key) == "candidate" for key in KEYS)
+    assert abs(num - 0.2 * len(KEYS)) < 4 * (len(KEYS) * 0.2 * 0.8) ** 0.5
 
 
 def test_points_are_even_in_every_tenth() -> None:
@@ -43,27 +36,24 @@ def test_points_are_even_in_every_tenth() -> None:
 
 
 def test_salts_and_purposes_deal_anew() -> None:
-    half: Weights = {"stable": 0.5, "candidate": 0.5}
     for salts, purposes in ((("a", "b"), ("arm", "arm")), (("a", "a"), ("arm", "shadow"))):
         both = Counter(
             tuple(point(salt, key, purpose) < 0.5 for salt, purpose in zip(salts, purposes, strict=True))
             for key in KEYS
         )
         assert all(abs(num - 5000) < 300 for num in both.values()), both
-    assert [choose(half, "a", key) for key in KEYS] == [choose(half, "a", key) for key in KEYS]
+    assert [choose(0.5, "a", key) for key in KEYS] == [choose(0.5, "a", key) for key in KEYS]
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.pairwise(STEPS)))
-def test_a_growing_share_keeps_its_sessions(before: Weights, after: Weights) -> None:
+def test_a_growing_share_keeps_its_sessions(before: float, after: float) -> None:
     moves = Counter((choose(before, "pepper", key), choose(after, "pepper", key)) for key in KEYS)
     assert {origin for (origin, goal) in moves if origin != goal} <= {"stable"}
 
 
-@given(st.text(), st.text(), st.sampled_from(["stable", "candidate", "control"]))
-def test_the_whole_weight_takes_every_key(salt: str, key: str, arm: Arm) -> None:
-    weights: Weights = {"stable": 0.0, "candidate": 0.0, "control": 0.0, arm: 1.0}
-    assert choose(weights, salt, key) == arm
-    assert choose({arm: 1.0} if arm != "stable" else {}, salt, key) == arm
+@given(st.text(), st.text())
+def test_the_whole_weight_takes_every_key(salt: str, key: str) -> None:
+    assert (choose(0.0, salt, key), choose(1.0, salt, key)) == ("stable", "candidate")
 
 
 def test_no_digest_is_rounded_up_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +63,7 @@ def test_no_digest_is_rounded_up_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("hashlib.blake2b", lambda *args, **options: Full())
     assert point("", "", "") < 1
-    assert choose({"stable": 0.0, "candidate": 1.0}, "", "") == "candidate"
+    assert choose(1.0, "", "") == "candidate"
 
 
 def test_the_choice_is_part_of_what_a_rollout_remembers_so_it_never_changes() -> None:
@@ -96,13 +86,6 @@ def test_the_stable_pair_stands_in_first_then_the_target_alone_and_the_candidate
     assert fallback_order("control", arms) == ("control", "stable")
     assert fallback_order("candidate", ("stable", "candidate")) == ("candidate", "stable")
     assert fallback_order("stable", ("stable",)) == ("stable",)
-
-
-def test_an_arm_that_is_out_is_asked_last_but_asked() -> None:
-    order: tuple[Arm, ...] = ("candidate", "stable", "control")
-    assert healthy_first(order, lambda arm: arm != "candidate") == ("stable", "control", "candidate")
-    assert healthy_first(order, lambda arm: arm == "stable") == ("stable", "candidate", "control")
-    assert healthy_first(order, lambda arm: False) == order
 
 
 def test_every_arm_before_the_one_that_answered_has_a_reason() -> None:

@@ -310,7 +310,7 @@ def test_an_answer_that_is_closed_halfway_cancels_its_arm() -> None:
     arms = ScriptedArms({"stable": [says(1), says(2), FOR_EVER_S]})
 
     async def take_one() -> None:
-        async with aclosing(answer_over(["stable"], arms, SLOW_S)) as chunks:
+        async with aclosing(answer_over(["stable"], arms, arms.begin, SLOW_S)) as chunks:
             async for _ in chunks:
                 break
 

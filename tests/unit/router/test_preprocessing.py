@@ -12,8 +12,8 @@ import pytest
 
 from pipelines.errors import EngineLoadError, InvalidRequestError
 from pipelines.manifest import sha256_file
+from pipelines.router.engine_answer import prompt_id
 from pipelines.router.preprocessing import Preprocessing
-from pipelines.router.received_answer import prompt_id
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.wire.request import CompletionRequest

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from pipelines.router.arms import Arm, ShadowSetting
 from pipelines.router.choice import choose
+from pipelines.router.engine_answer import EngineAnswer
 from pipelines.router.observation import Observation
 from pipelines.router.shadow import ShadowTraffic, is_replayed
+from tests.unit.router.router_world import chunk_of
 from tests.unit.router.virtual_time import run
 
 SETTING = ShadowSetting(share=1.0, max_per_s=1e6, max_in_flight=2, max_queue=3)
@@ -64,9 +66,14 @@ class Replays:
 class Request:
     number: int
     replays: Replays
+    prompt: str = ""
     replay_arms: tuple[Arm, ...] = ("candidate",)
 
-    async def replay(self, table: object, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:
+    def __post_init__(self) -> None:
+        self.received = EngineAnswer(is_stream=False)
+        self.received.add(chunk_of(b"a", 1))
+
+    async def repeat(self, table: object, arm: Arm) -> EngineAnswer:
         replays = self.replays
         replays.begun.append((self.number, asyncio.get_running_loop().time()))
         replays.most_at_once = max(replays.most_at_once, len(replays.open))
@@ -74,7 +81,10 @@ class Request:
         if self.number < 0:
             raise KeyError("a defect")
         replays.ended.append(self.number)
-        return begun
+        return self.received
+
+    async def expected(self, table: object) -> None:
+        return None
 
 
 def shadowed(work: Callable[[ShadowTraffic], Awaitable[None]], replays: Replays) -> ShadowTraffic:
@@ -95,8 +105,7 @@ def test_the_share_is_kept_and_has_nothing_to_do_with_the_arm() -> None:
     quarter = dataclasses.replace(SETTING, share=0.25)
     repeated = [each for each in ids if is_replayed(quarter, "pepper", each)]
     assert abs(len(repeated) - 5000) < 4 * (20_000 * 0.25 * 0.75) ** 0.5
-    weights = {"stable": 0.5, "candidate": 0.5}
-    num_stable = sum(choose(weights, "pepper", each) == "stable" for each in repeated)  # type: ignore[arg-type]
+    num_stable = sum(choose(0.5, "pepper", each) == "stable" for each in repeated)
     assert abs(num_stable - 2500) < 4 * (5000 * 0.25) ** 0.5
     for share, num in ((0.0, 0), (1.0, 100)):
         setting = dataclasses.replace(SETTING, share=share)

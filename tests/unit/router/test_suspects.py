@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.errors import InvalidRequestError, ProcessEndedError
 from pipelines.router import suspects
-from pipelines.router.arms import LiveArms, pair_in_service
+from pipelines.router.arms import ArmTable, Bands, LiveArms
 from pipelines.router.suspects import REFUSED_FOR_S, Suspects
 from pipelines.wire.calls import CallServer
 from pipelines.wire.chunk import Chunk
@@ -71,7 +71,9 @@ class MortalEngine:
 
 
 def router_of(world: World, folder: Path) -> None:
-    pair = pair_in_service(str(folder / "stable.sock"), str(folder / "control.sock"), 8)
+    pair = ArmTable.without_rollout(
+        str(folder / "stable.sock"), Bands(2, 8), control=str(folder / "control.sock")
+    )
     world.router = world.make_router(LiveArms(folder / "none.json", pair))
 
 

@@ -9,7 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from pipelines.router.observation import Difference
-from pipelines.upstreams.answer import Answer, first_difference
+from pipelines.router.received_answer import first_difference
+from pipelines.upstreams.answer import Answer
 from pipelines.upstreams.call import UpstreamCall
 from pipelines.upstreams.request import RESPONSES, ForwardedRequest
 
@@ -42,7 +43,7 @@ def whole(text: str, end: str = "stop", **more: Any) -> Answer:
 def test_a_stream_is_read_with_its_times() -> None:
     usage = {"model": "m", "choices": [], "usage": {"completion_tokens": 5}}
     answer = streamed(event(None, None, role="assistant"), event("Ä b"), event("c", "stop"), usage)
-    assert (answer.fault, answer.whole_text, answer.num_tokens, answer.model) == ("", "Ä bc", 5, "m")
+    assert (answer.fault, answer.text, answer.num_tokens, answer.model) == ("", "Ä bc", 5, "m")
     assert (answer.first_at_s, answer.longest_pause_s) == (0.0, 1.0)
 
 
@@ -54,7 +55,7 @@ def test_calls_of_tools_are_joined() -> None:
     first = {"index": 0, "id": "a", "function": {"name": "add", "arguments": '{"a"'}}
     second = {"index": 0, "function": {"arguments": ": 1}"}}
     joined = streamed(event(tool_calls=[first]), event(tool_calls=[second]), event(None, "tool_calls"))
-    assert joined.whole_text == 'add{"a": 1}'
+    assert joined.text == 'add{"a": 1}'
     other = streamed(event(tool_calls=[first]), event(None, "tool_calls"))
     assert first_difference(joined, other) == "text"
 
@@ -119,9 +120,9 @@ INCOMPLETE = {"incomplete_details": {"reason": "max_output_tokens"}}
 def test_a_response_is_read_as_a_chat_is() -> None:
     end = {"type": "response.completed", "response": response("a bc")}
     answer = items(BEGIN, delta("a b"), {"type": "response.output_text.done"}, delta("c"), end)
-    assert (answer.fault, answer.whole_text, answer.num_tokens, answer.model) == ("", "a bc", 3, "m")
+    assert (answer.fault, answer.text, answer.num_tokens, answer.model) == ("", "a bc", 3, "m")
     assert (answer.first_at_s, answer.longest_pause_s) == (0.0, 1.0)
-    assert items(response("a bc"), is_stream=False).whole_text == "a bc"
+    assert items(response("a bc"), is_stream=False).text == "a bc"
 
 
 def test_calls_of_tools_in_a_response_are_compared() -> None:
@@ -132,7 +133,7 @@ def test_calls_of_tools_in_a_response_are_compared() -> None:
         )
         for given in ('{"a": 1}', '{"a": 2}')
     )
-    assert one.whole_text == 'add{"a": 1}'
+    assert one.text == 'add{"a": 1}'
     assert first_difference(one, other) == "text"
 
 
@@ -194,6 +195,6 @@ def test_what_does_something_besides_answering_is_not_repeated(
     path: str, fields: dict[str, Any], has_effects: bool
 ) -> None:
     content = json.dumps({"temperature": 0, "stream": True, **fields}).encode()
-    call = UpstreamCall(ForwardedRequest.of(path, content, "", ""), {}, Mock(), Mock())
+    call = UpstreamCall(ForwardedRequest.of(path, content, "", ""), {}, Mock())
     assert call.replay_arms == (() if has_effects else ("candidate", "stable"))
     assert call.may_hedge("candidate") is not has_effects

@@ -21,13 +21,13 @@ from tests.support.stand_in_openai import Faults, StandIn, stand_in_openai
 from tests.unit.upstreams.running import Running, figures, running
 
 _ARMS = {
-    "format": 1,
+    "format": 2,
     "generation": 1,
     "canary_id": "c1",
     "salt": "salt",
-    "stable": {"socket": "old", "weight": 0.5},
-    "candidate": {"socket": "new", "weight": 0.5},
-    "control": None,
+    "stable": "old",
+    "candidate": "new",
+    "candidate_weight": 0.5,
     "shadow": None,
     "replays_match": "stable",
     "bands": {"medium_from": 4, "high_from": 8},

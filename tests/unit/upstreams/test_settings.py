@@ -27,10 +27,7 @@ def write(folder: Path, **settings: Any) -> Path:
 
 def test_the_defaults_fit_together() -> None:
     _, limits = read_together(DEFAULT_PLAN)
-    assert limits.not_judged == (
-        *("acceptance_rate", "acceptance_length", "survival"),
-        *("memory", "cpu_per_token"),
-    )
+    assert limits.not_judged == ("acceptance_rate", "memory", "cpu_per_token")
 
 
 def test_two_servers_have_two_names(tmp_path: Path) -> None:
@@ -42,8 +39,8 @@ def test_the_server_in_service_must_be_named(tmp_path: Path) -> None:
     state = tmp_path / "service"
     state.mkdir()
     table = {
-        **{"format": 1, "generation": 8, "canary_id": "", "salt": "c1", "candidate": None, "control": None},
-        **{"stable": {"socket": "promoted", "weight": 1.0}, "shadow": None, "replays_match": "stable"},
+        **{"format": 2, "generation": 8, "canary_id": "", "salt": "c1", "stable": "promoted"},
+        **{"candidate": "", "candidate_weight": 0.0, "shadow": None, "replays_match": "stable"},
         **{"bands": {"medium_from": 4, "high_from": 8}, "lease_until_s": 0.0, "slow_after_s": 1.0},
     }
     (state / "arms.json").write_text(json.dumps(table))
