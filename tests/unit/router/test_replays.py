@@ -180,8 +180,12 @@ def _other_log_prob(chunk: Chunk) -> Chunk:
     return replace(chunk, top_log_probs=changed)
 
 
+def _before_end(change: Change) -> Change:
+    return lambda chunk: chunk if chunk.finish_reason else change(chunk)
+
+
 def _other_sum(chunk: Chunk) -> Chunk:
-    return chunk if chunk.finish_reason else replace(chunk, cum_log_prob=chunk.cum_log_prob - 0.5)
+    return replace(chunk, cum_log_prob=chunk.cum_log_prob - 0.5)
 
 
 FAULTS: dict[str, tuple[Change, str, str]] = {
@@ -189,7 +193,8 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
     "finish_reason": (_at_end(_stops), "length", "stop"),
     "sequence_length": (_at_end(_too_long), "11", "12"),
     "log_probs": (_at_end(_other_log_prob), "cum_log_probs=", "cum_log_probs="),
-    "chunks": (_other_sum, "", "cum_log_probs=-"),
+    "chunks: sum": (_before_end(_other_sum), "", "cum_log_probs=-"),
+    "chunks: length": (_before_end(_too_long), "", "sequence_length="),
 }
 
 
@@ -230,7 +235,7 @@ def test_log_probabilities_that_are_equal_in_all_bits_are_equal(world: World) ->
 
 def test_an_answer_to_a_client_whose_chunks_do_not_add_up_is_a_divergence(world: World) -> None:
     world.write(candidate=1.0)
-    world.behave["candidate"] = answers(change=_other_sum)
+    world.behave["candidate"] = answers(change=_before_end(_other_sum))
     assert run(world, ask(world, request_of(b"prompt", num_log_probs=0)))[0] == ANSWER
     [found] = world.close()
     assert (found.arm, found.is_replay, found.answer, found.differs_in) == (
