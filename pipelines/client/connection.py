@@ -44,7 +44,7 @@ class Timeouts:
 
 NOTICES_DEATH = [
     ("grpc.keepalive_time_ms", 320_000),  # servers refuse more than one ping in five minutes
-    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),  # keepalive_timeout_ms alone leaves a minute
     ("grpc.http2.max_pings_without_data", 0),  # no limit: an answer may be silent for long
 ]
 """Options of a gRPC channel that end a call to a machine that is gone. Nothing else bounds its silence."""

@@ -107,10 +107,11 @@ class Crowd:
             self._expected = list(pool.map(partial(self._whole, client), alone))
 
     def start(self, sessions: Sequence[str]) -> None:
-        """Begin to ask."""
+        """Begin to ask, each client with another part of the questions: repeated ones are little evidence."""
         self._stops.clear()
+        share = len(self._questions) // len(sessions)
         self._threads = [
-            threading.Thread(target=self._ask_on, args=(number, name), daemon=True)
+            threading.Thread(target=self._ask_on, args=(number * share, name), daemon=True)
             for number, name in enumerate(sessions)
         ]
         for thread in self._threads:

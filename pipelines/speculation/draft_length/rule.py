@@ -173,6 +173,8 @@ class DraftLengths:
             self._aims = dict.fromkeys(requests, Aim(length, free, free))
             return
         num_drafting = int(at_depth[best - 1, 0]) if best else 0
+        if not num_drafting:
+            self._draft_times.follow(self._target_times)
         draft_s = float(self._draft_times.seconds(max(num_drafting, 1))) / max(num_drafting, 1)
         worth_of_s = num_requests * tokens[range(num_requests), lengths] / seconds[best]
         self._aims = {}

@@ -62,6 +62,18 @@ class StepTimes:
             self._machine += _MACHINE_SHARE * bounded
         self._age += 1
         self._age[index] = 0
+        self._predict()
+
+    def follow(self, other: StepTimes) -> None:
+        """Expect, after a round without a step, a little more to be as much slower as another engine is.
+
+        What slowed this one down may be over, and nobody would ever know.
+        """
+        self._own *= 1 - _FORGOTTEN
+        self._machine += _FORGOTTEN * (other._machine - self._machine)
+        self._predict()
+
+    def _predict(self) -> None:
         in_use = self._age < _IN_USE
         expected = self._timed * math.exp(self._machine)
         times = expected * np.exp(self._own)

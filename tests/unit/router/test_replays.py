@@ -180,8 +180,12 @@ def _other_log_prob(chunk: Chunk) -> Chunk:
     return replace(chunk, top_log_probs=changed)
 
 
+def _before_end(change: Change) -> Change:
+    return lambda chunk: chunk if chunk.finish_reason else change(chunk)
+
+
 def _other_sum(chunk: Chunk) -> Chunk:
-    return chunk if chunk.finish_reason else replace(chunk, cum_log_prob=chunk.cum_log_prob - 0.5)
+    return replace(chunk, cum_log_prob=chunk.cum_log_prob - 0.5)
 
 
 FAULTS: dict[str, tuple[Change, str, str]] = {

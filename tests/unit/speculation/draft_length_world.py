@@ -37,14 +37,14 @@ class Machine:
         draft_s: The same of the draft.
         timed_target_s: What the server believes at first.
         timed_draft_s: The same of the draft.
-        slow_draft_from: Round from which a step of the draft takes ten times as long.
+        slow_draft: Rounds in which a step of the draft takes ten times as long.
     """
 
     target_s: Sequence[float] = TARGET_S
     draft_s: Sequence[float] = DRAFT_S
     timed_target_s: Sequence[float] = TARGET_S
     timed_draft_s: Sequence[float] = DRAFT_S
-    slow_draft_from: int = 10**9
+    slow_draft: range = range(0)
 
 
 @dataclass
@@ -102,7 +102,7 @@ def play(
             depth = max(depth, len(drafted.token_ids))
             rows += 1 + len(proposal.token_ids)
             num_tokens += 1 + num_accepted
-        slowdown = 10.0 if number >= machine.slow_draft_from else 1.0
+        slowdown = 10.0 if number in machine.slow_draft else 1.0
         for step in range(depth):
             step_s = slowdown * float(np.interp(num_requests, ROWS, machine.draft_s)) + FIRST_S * (step == 0)
             draft.observe(num_requests, step_s)

@@ -93,10 +93,17 @@ def test_a_machine_that_was_busy_at_start_is_understood(role: str, factor: float
 
 
 def test_a_draft_that_becomes_slower_is_given_up_within_ten_rounds() -> None:
-    played = play(1, 120, machine=Machine(slow_draft_from=40))
+    played = play(1, 1500, machine=Machine(slow_draft=range(40, 1500)))
     assert np.mean(played.verified[:40]) > 1
-    assert np.mean(played.verified[50:]) < 0.2
+    assert np.mean(played.verified[50:120]) < 0.2
     assert played.speed(60) >= 0.95 * play(1, 60, fixed=0).speed()
+
+
+def test_a_draft_that_was_slower_for_a_moment_is_taken_up_again() -> None:
+    """Another program had the cores for a second, and without a step of the draft nobody sees it end."""
+    played = play(1, 600, machine=Machine(slow_draft=range(40, 50)))
+    assert np.mean(played.verified[55:100]) < 0.2
+    assert np.mean(played.verified[500:]) > 0.7 * np.mean(played.verified[20:40])
 
 
 def test_no_request_is_slowed_down_much_for_another_one() -> None:
