@@ -54,17 +54,6 @@ def test_another_engine_than_was_rendered(engines: tuple[Path, Path], directory:
     assert f"{engines[1]} holds another engine than the one that the repository was" in words
 
 
-def test_a_rendered_draft_length_above_its_ceiling(directory: Path) -> None:
-    config = directory / "model_repository" / "speculative" / "config.pbtxt"
-    text = config.read_text()
-    old = 'key: "num_draft_tokens" value: { string_value: "4" }'
-    assert old in text
-    config.write_text(text.replace(old, old.replace("4", "9")))
-    words = words_of_refusal(directory)
-    assert "num_draft_tokens=9 of the recipe is not" in words
-    assert "correct the recipe and run 'draftproof repository'" in words
-
-
 @pytest.mark.long
 def test_a_set_draft_length_that_is_none(directory: Path) -> None:
     path = directory / "draft_length.json"

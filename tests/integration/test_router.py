@@ -64,10 +64,11 @@ class Door:
 
     def ask(self, request: CompletionRequest) -> Chunk:
         """Return the answer in one chunk."""
-        return self._thread.spawn(self._server.generate(request)).result()
+        [whole] = self._thread.spawn(self._chunks(request, streaming=False)).result()
+        return whole
 
     def stream(self, request: CompletionRequest) -> list[Chunk]:
-        return self._thread.spawn(self._stream(request)).result()
+        return self._thread.spawn(self._chunks(request, streaming=True)).result()
 
     def is_out(self, arm: Arm) -> bool:
         return self._server._router.routing.is_out(arm)
@@ -75,8 +76,8 @@ class Door:
     async def _make(self, directory: Path) -> OwnServer:
         return OwnServer(ServedModel.of(ServedFiles.read(directory)), rendered_parameters(directory, ROUTER))
 
-    async def _stream(self, request: CompletionRequest) -> list[Chunk]:
-        async with aclosing(self._server.stream(request)) as chunks:
+    async def _chunks(self, request: CompletionRequest, *, streaming: bool) -> list[Chunk]:
+        async with aclosing(self._server.stream(request, streaming=streaming)) as chunks:
             return [chunk async for chunk in chunks]
 
 

@@ -14,7 +14,7 @@ from tests.drills.judge_faults import try_faults
 from tests.integration.front_door.conftest import url_of
 from tests.support.fault_proxy import Memory
 
-pytestmark = [pytest.mark.triton, pytest.mark.drills, pytest.mark.xdist_group("front door")]
+pytestmark = [pytest.mark.triton, pytest.mark.long, pytest.mark.xdist_group("front door")]
 
 
 TOO_LONG = ("the second of two calls is lost",)

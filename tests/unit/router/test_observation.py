@@ -84,7 +84,7 @@ def changed(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("content", "seen"),
     [
-        (b"{}", "a key is missing"),
+        (b"{}", "is missing; the keys are"),
         (b"\xff", "the document"),
         (changed(arm="canary"), "arm='canary'"),
         (changed(ttft_s="fast"), "ttft_s='fast'"),

@@ -56,6 +56,7 @@ SAMPLING: dict[str, Any] = {
 OTHERS: dict[str, Any] = {
     **{"end_id": 11, "stop_token_ids": (3,), "num_log_probs": 7, "return_prompt_log_probs": True},
     **{"guide": ("json", ""), "num_draft_tokens": 0, "use_draft_logits": True, "session_id": "s"},
+    "cache_salt": "c",
 }
 
 

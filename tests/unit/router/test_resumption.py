@@ -90,7 +90,7 @@ def told(chunks: list[Chunk]) -> tuple[tuple[int, ...], str, list[str], Any]:
 @pytest.mark.parametrize("case", CASES)
 async def test_what_follows_is_what_would_have_followed(socket: Path, case: str) -> None:
     sockets: dict[Arm, Path] = {"stable": socket}
-    call = EngineCall(CASES[case], sockets, letters(), lambda arm: lambda outcome: None, Suspects())
+    call = EngineCall(CASES[case], sockets, letters(), Suspects())
     whole = await all_of(call.ask("stable"))
     assert len(whole) > 4 and whole[-1].is_last
     for num_chunks, chunk in enumerate(whole[:-1], start=1):

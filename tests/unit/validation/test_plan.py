@@ -119,7 +119,7 @@ def test_every_kind_is_asked_with_prompts_of_all_corpora() -> None:
 
 NOT_VARIED = {  # what passes set, what the engine has, what the ensemble lacks
     *("num_draft_tokens", "use_draft_logits", "end_id", "arm"),
-    *("skip_special_tokens", "resume_output_ids", "session_id", "prediction"),
+    *("skip_special_tokens", "resume_output_ids", "session_id", "cache_salt", "prediction"),
 }
 FIELDS = {field.name for field in dataclasses.fields(CompletionRequest)}
 
