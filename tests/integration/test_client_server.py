@@ -193,10 +193,11 @@ def test_a_server_of_its_own_is_started_and_stopped_and_its_death_is_noticed(
         with Client.connect(address) as client, http_client(own) as over_http:
             assert client.is_ready()
             request = CompletionRequest("def main(", max_tokens=450, num_draft_tokens=0)
-            streams = [over_http.stream(request), *(client.stream(request) for _ in range(7))]
+            streams = [client.stream(request) for _ in range(8)]
+            streams += [over_http.stream(request), client.stream(request)]
             next(streams[0])
             os.kill(own.process.pid, signal.SIGKILL)
-            for stream in streams[0], streams[-1]:  # the last one waits for others
+            for stream in streams[-2:]:  # they wait for the others
                 with pytest.raises(ServerUnavailableError):
                     stream.result()
             assert not client.is_ready()
