@@ -35,7 +35,7 @@ class StoredBlocks:
 
     Attributes:
         num_read_tokens: Tokens whose keys and values were read.
-        saved_s: Time that it would have taken to compute them, less the time to read them.
+        saved_s: Time that it would have taken to compute them, less the time to read them where that is less.
         num_left_out: Blocks that were evicted before they were written.
 
     Args:
@@ -133,7 +133,7 @@ class StoredBlocks:
             reading.stop()
             self.num_read_tokens += (begin - len(nodes)) * size
             if begin > len(nodes):
-                self.saved_s += compute_s(begin * size) - (time.monotonic() - began_s)
+                self.saved_s += max(compute_s(begin * size) - (time.monotonic() - began_s), 0.0)
 
     def _file_name(self, name: bytes) -> str:
         return hashlib.blake2b(name, key=self._origin, digest_size=len(name)).hexdigest()

@@ -158,11 +158,12 @@ class _Figure:
         """Publish the figure if it has changed. A failure is logged once, until the figure recovers."""
         try:
             value = float(self.read())
-            if value != self.last:
-                if self.name.endswith("_total"):
-                    self.metric.increment(value - (self.last or 0.0))
-                else:
+            if not self.name.endswith("_total"):
+                if value != self.last:
                     self.metric.set(value)
+                    self.last = value
+            elif (step := value - (self.last or 0.0)) > 0:  # a step below 0 would end the process with a fault
+                self.metric.increment(step)
                 self.last = value
         except Exception:
             if not self.has_failed:
