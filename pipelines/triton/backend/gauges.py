@@ -162,7 +162,7 @@ class _Figure:
                 if value != self.last:
                     self.metric.set(value)
                     self.last = value
-            elif (step := value - (self.last or 0.0)) > 0:  # a step below 0 would end the process with a fault
+            elif (step := value - (self.last or 0.0)) > 0:  # one below 0 would end the process with a fault
                 self.metric.increment(step)
                 self.last = value
         except Exception:

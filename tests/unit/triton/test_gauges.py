@@ -44,6 +44,7 @@ class Backend:
                 values[self._key] = value
 
             def increment(self, value: float) -> None:
+                assert value >= 0, "the real one ends the process"
                 values[self._key] = values.get(self._key, 0.0) + value
 
             def observe(self, value: float) -> None:
@@ -116,6 +117,21 @@ def test_a_figure_that_cannot_be_read_leaves_the_others_alone_and_comes_back(
         (logging.ERROR, "metric draftproof_requests_running could not be published; retrying"),
         (logging.WARNING, "metric draftproof_requests_running is published again"),
     ]
+
+
+def test_a_counter_that_falls_waits_until_it_rises(backend: Backend) -> None:
+    published, readings = Gauges(backend, "m"), iter((5, 2, 4, 7))
+    last = 0
+
+    def read() -> float:
+        nonlocal last
+        last = next(readings, last)
+        return last
+
+    published.add("draftproof_output_tokens_total", read)
+    key = "draftproof_output_tokens_total", (("model", "m"),)
+    with publishing(published):
+        wait_until(lambda: backend.values.get(key) == 7)
 
 
 def test_a_value_that_triton_refuses_does_not_end_its_histogram(backend: Backend) -> None:
