@@ -22,7 +22,7 @@ MAX_LOGGED_ROWS = 17
 """Rows of a request in a step of a network with recurrent layers: a token and sixteen drafted ones."""
 
 _SMALL_NETWORKS_BYTES = {"draft": 3 << 20, "target": 7 << 20}
-"""Of a layer, for the networks of ``Engine.fix_small_shapes``; measured with Qwen2.5 of 0.5B and 1.5B."""
+"""Bytes per layer of all fixed-shape networks (``Engine.fix_small_shapes``), of Qwen2.5 0.5B and 1.5B."""
 
 _STATES_OF_A_PLACE = 3  # in the loop, of a request to the target alone, and kept for later
 _NUMBER_BYTES = {"float32": 4, "float16": 2, "int8": 1}

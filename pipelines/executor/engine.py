@@ -211,8 +211,7 @@ class Engine:
             self.rules = _rules_for_lone_tokens(self)
             self.rules = replace(self.rules, max_num_tokens=_most_exact_tokens(self))
         except (RuntimeError, TimeoutError) as error:
-            for network in (self._network, *self._small_networks.values()):
-                network.cancel()  # it reads the weights, which are unmapped with this object
+            self._network.cancel()  # it reads the weights, which are unmapped with this object
             raise _cannot_run(self.directory, error) from error
         self.kernels = sha256_bytes(self.read_block(SCRATCH_BLOCK))
         self._weights.release()

@@ -22,7 +22,7 @@ class Parameter(NamedTuple):
 _BOOL, _NUMBER, _IDS = "true|false", r"\d+", r"(\d+(,\d+)*)?"
 
 TENSORS_SHA256 = "5d16986e756bc3705578369721a6670b27555af51f36a2fbea8309246745a507"
-"""Of the names, types, dims and optionality of all inputs and outputs in CONFIG, in its order."""
+"""SHA-256 over the name, type, dims and optionality of each input and output of CONFIG, in order."""
 
 PARAMETERS = {
     "gpt_model_path": Parameter("/.+", f"{INSTANCE} ModelInstanceState"),
