@@ -162,8 +162,8 @@ class _Figure:
                 if value != self.last:
                     self.metric.set(value)
                     self.last = value
-            elif (step := value - (self.last or 0.0)) > 0:  # one below 0 would end the process with a fault
-                self.metric.increment(step)
+            elif self.last is None or value > self.last:  # a step below 0 would end the process with a fault
+                self.metric.increment(value - (self.last or 0.0))
                 self.last = value
         except Exception:
             if not self.has_failed:
