@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,15 +194,25 @@ def test_a_server_of_its_own_is_started_and_stopped_and_its_death_is_noticed(
         with Client.connect(address) as client, http_client(own) as over_http:
             assert client.is_ready()
             request = CompletionRequest("def main(", max_tokens=450, num_draft_tokens=0)
-            streams = [client.stream(request) for _ in range(8)]
-            streams += [over_http.stream(request), client.stream(request)]
-            next(streams[0])
-            os.kill(own.process.pid, signal.SIGKILL)
-            for stream in streams[-2:]:  # they wait for the others
-                with pytest.raises(ServerUnavailableError):
-                    stream.result()
-            assert not client.is_ready()
+            begun = client.stream(request)
+            next(begun)
             prefix = prefix_of(directory)
+            models = [model.pid for model, _ in processes_with(prefix)]
+            for model in models:  # which finish no answer before their server is dead
+                os.kill(model, signal.SIGSTOP)
+            try:
+                with ThreadPoolExecutor() as threads:
+                    waiting = threads.submit(lambda: over_http.stream(request).result())
+                    unheard = client.stream(request)
+                    os.kill(own.process.pid, signal.SIGKILL)
+                    with pytest.raises(ServerUnavailableError):
+                        unheard.result()
+                    with pytest.raises(ServerUnavailableError):
+                        waiting.result()
+            finally:
+                for model in models:
+                    os.kill(model, signal.SIGCONT)
+            assert not client.is_ready()
             assert wait_until(lambda: not [*processes_with(prefix)]), "the models end by themselves"
             assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix}*")))
     assert Server.running(directory) is None
