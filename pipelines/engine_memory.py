@@ -21,8 +21,8 @@ With it, the process of a pair in INT8 was estimated at 2.28 GB. It used 2.22.
 MAX_LOGGED_ROWS = 17
 """Rows of a request in a step of a network with recurrent layers: a token and sixteen drafted ones."""
 
-_SMALL_NETWORKS_BYTES = {"draft": 3 << 20, "target": 7 << 20}
-"""Bytes per layer of all fixed-shape networks (``Engine.fix_small_shapes``), of Qwen2.5 0.5B and 1.5B."""
+_SMALL_NETWORKS_BYTES = {"draft": 7 << 20, "target": 11 << 20}
+"""Bytes per layer of all networks of fixed shapes (``executor.engine``), of Qwen2.5 0.5B and 1.5B."""
 
 _STATES_OF_A_PLACE = 3  # in the loop, of a request to the target alone, and kept for later
 _NUMBER_BYTES = {"float32": 4, "float16": 2, "int8": 1}

@@ -1,11 +1,11 @@
-"""Compare the draft length that a server chooses with constants, and with the choice of another commit.
+"""Compare the draft length that a server chooses with constants.
 
-``python -m benchmarks.draft_length --before COMMIT`` serves a recipe from that commit and from the checkout,
-the latter twice: one server has only requests whose length it chooses, the other those with a constant. All
-arms get the same prompt in turn, in random order. The servers start anew for every number of concurrent
-requests, so the first pass shows what a new server does. Exit codes: 0 measured, and all answers are equal;
-1 they differ, or a version could not be built or served; 2 wrong usage. Ctrl-C ends it with what was measured
-until then.
+``python -m benchmarks.draft_length`` serves a recipe twice: one server has only requests whose length it
+chooses, the other those with a constant. Two servers of the same engines differ by up to 6 %, so each is
+compared with itself: both are also asked for answers of the target alone. All arms get the same prompt in
+turn, in random order. The servers start anew for every number of concurrent requests, so the first pass shows
+what a new server does. Exit codes: 0 measured, and all answers are equal; 1 they differ, or a server could
+not be built or started; 2 wrong usage. Ctrl-C ends it with what was measured until then.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from benchmarks.harness import (
     run_benchmark,
     say,
 )
-from benchmarks.versions.version import ENGINES, Version, resolve
+from benchmarks.versions.version import ENGINES, Version
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import whole_number
 from pipelines.program import EXIT_FAIL, EXIT_PASS
 
-ALONE, CHOSEN, BEFORE = "target alone", "chosen", "chosen before"
+CHOSEN, CONSTANT = "chosen", "constant"
 CONSTANTS = (1, 2, 3, 4)
 _TOKENS_TO_READ = 4  # of the answers with which both networks read the prompts: a draft does so after a token
 _SEED = 0
@@ -80,9 +80,17 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Arm:
-    """A server's port, and the draft length that is asked of it; None to let it choose."""
+    """What is asked of a server.
+
+    Attributes:
+        name: Of the arm.
+        server: Name of the server.
+        port: Port of its front door.
+        length: The draft length; 0 for the target alone, None to let the server choose.
+    """
 
     name: str
+    server: str
     port: int
     length: int | None
 
@@ -90,30 +98,29 @@ class Arm:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = parser_of("benchmarks.draft_length", __doc__ or "", "qwen2-5-coder-cpu")
-    parser.add_argument("--before", required=True, metavar="COMMIT", help="commit to compare with")
     parser.add_argument(
         "--max-tokens", type=whole_number(8), default=48, help="tokens of an answer (%(default)s)"
+    )
+    parser.add_argument(
+        "--at-once", type=whole_number(1), metavar="N", help="only settings with N concurrent requests"
     )
     return run_benchmark(parser, _compare, arguments)
 
 
 def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
-    about = conditions(
-        "benchmarks.draft_length", command_line, recipe=options.recipe, before=resolve(options.before)
-    )
+    about = conditions("benchmarks.draft_length", command_line, recipe=options.recipe)
     sets = read_prompts()
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="draft-length-") as scratch:
         versions = {
-            BEFORE: Version.of_commit(options.before, Path(scratch) / "before", options.recipe),
-            CHOSEN: Version.of_checkout(Path(scratch) / "after", options.recipe),
-            ALONE: Version.of_checkout(Path(scratch) / "constant", options.recipe),
+            name: Version.of_checkout(Path(scratch) / name, options.recipe) for name in (CHOSEN, CONSTANT)
         }
-        for name, version in versions.items():
-            say(f"building {name}: {version.name}")
+        for version in versions.values():
             version.build(ENGINES)
         with suppress(KeyboardInterrupt):  # what was measured until then is a result
             for setting in SETTINGS:
+                if options.at_once not in (None, setting.num_at_once):
+                    continue
                 with ExitStack() as stack:
                     other_programs = stack.enter_context(ExitStack())
                     if setting.is_disturbed:
@@ -123,9 +130,9 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
                         for name, version in versions.items()
                     }
                     other_programs.close()
-                    arms = [Arm(name, port, None) for name, port in ports.items() if name != ALONE]
-                    arms += [Arm(ALONE, ports[ALONE], 0)]
-                    arms += [Arm(f"{each}", ports[ALONE], each) for each in setting.constants]
+                    arms = [Arm(f"alone, {name}", name, port, 0) for name, port in ports.items()]
+                    arms += [Arm(CHOSEN, CHOSEN, ports[CHOSEN], None)]
+                    arms += [Arm(f"{each}", CONSTANT, ports[CONSTANT], each) for each in setting.constants]
                     for each in _measure(setting, arms, sets, options.max_tokens):
                         measured.append(each)
     num_different = sum(each["num_different"] for each in measured)
@@ -161,8 +168,8 @@ def _measure(
     ]
     for number in range(setting.num_passes):
         for block in order.sample(blocks, len(blocks)):
-            for arm in arms[:3]:  # one of each server
-                ask_all(arm.port, block, setting.num_at_once, _TOKENS_TO_READ, 0.0, 1)
+            for port in {arm.port for arm in arms}:
+                ask_all(port, block, setting.num_at_once, _TOKENS_TO_READ, 0.0, 1)
             speeds: dict[str, float] = {}
             answers: dict[str, list[Answer]] = {}
             for arm in order.sample(arms, len(arms)):
@@ -175,8 +182,11 @@ def _measure(
                     if setting.num_at_once == 1
                     else sum(each.num_tokens for each in answers[arm.name]) / seconds
                 )
-            texts = {name: [each.text for each in given] for name, given in answers.items()}
-            say(f"{setting}, pass {number + 1}, {block[0].kind}: " + _speeds_line(speeds))
+            texts = [[each.text for each in given] for given in answers.values()]
+            alone = {arm.server: speeds[arm.name] for arm in arms if arm.length == 0}
+            ratios = {arm.name: speeds[arm.name] / alone[arm.server] for arm in arms if arm.length != 0}
+            shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+            say(f"{setting}, pass {number + 1}, {block[0].kind}: alone {alone[CHOSEN]:.1f} tokens/s; {shown}")
             yield {
                 "setting": str(setting),
                 "num_at_once": setting.num_at_once,
@@ -184,46 +194,42 @@ def _measure(
                 "pass": number + 1,
                 "kind": block[0].kind,
                 "tokens_per_s": {name: round(speed, 3) for name, speed in speeds.items()},
-                "num_different": sum(given != texts[ALONE] for given in texts.values()),
+                "ratios": {name: round(ratio, 4) for name, ratio in ratios.items()},
+                "num_different": sum(given != texts[0] for given in texts),
             }
 
 
-def _speeds_line(speeds: dict[str, float]) -> str:
-    alone = speeds[ALONE]
-    ratios = ", ".join(f"{name} {speed / alone:.2f}" for name, speed in speeds.items() if name != ALONE)
-    return f"alone {alone:.1f} tokens/s; {ratios}"
-
-
 def _table(setting: Setting, measured: Sequence[dict[str, Any]]) -> str:
-    """Return the medians of the ratios to the target alone, by kind of text."""
+    """Return the medians of the ratios to the target alone of the same server, by kind of text."""
     mine = _of(setting, measured)
     kinds = list(dict.fromkeys(each["kind"] for each in mine))
     rows = []
-    for name in [*map(str, setting.constants), BEFORE, CHOSEN]:
-        for number in range(1, setting.num_passes + 1) if name in (BEFORE, CHOSEN) else [0]:
+    for name in [*map(str, setting.constants), CHOSEN]:
+        for number in range(1, setting.num_passes + 1) if name == CHOSEN else [0]:
+            passes = [each for each in mine if number in (0, each["pass"])]
             cells = [
-                _cell([each for each in mine if each["kind"] == kind and number in (0, each["pass"])], name)
-                for kind in kinds
+                _cell([each["ratios"][name] for each in passes if each["kind"] == kind]) for kind in kinds
             ]
-            rows.append([f"{name}{f', pass {number}' if number else ''}", *cells])
-    alone = [
-        f"{statistics.median(each['tokens_per_s'][ALONE] for each in mine if each['kind'] == kind):.1f}"
-        for kind in kinds
-    ]
-    return f"{setting}\n\n" + markdown(["Draft length", *kinds], [["target alone, tokens/s", *alone], *rows])
+            rows.append(
+                [f"{name}{f', pass {number}' if number else ''}", *cells, _geometric_mean(passes, name)]
+            )
+    return f"{setting}\n\n" + markdown(["Draft length", *kinds, "geometric mean"], rows)
 
 
 def _of(setting: Setting, measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in measured if each["setting"] == str(setting)]
 
 
-def _cell(mine: Sequence[dict[str, Any]], name: str) -> str:
-    ratios = [each["tokens_per_s"][name] / each["tokens_per_s"][ALONE] for each in mine]
+def _cell(ratios: Sequence[float]) -> str:
     if not ratios:
         return ""  # the run was stopped before this pass
     if len(ratios) < 4:
         return f"{statistics.median(ratios):.2f}"
     return f"{interval_cell(median_interval(ratios), 2)}, least {min(ratios):.2f}"
+
+
+def _geometric_mean(mine: Sequence[dict[str, Any]], name: str) -> str:
+    return f"{statistics.geometric_mean(each['ratios'][name] for each in mine):.2f}" if mine else ""
 
 
 if __name__ == "__main__":

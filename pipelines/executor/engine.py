@@ -46,9 +46,15 @@ _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
 """Time that each token of a step adds for each byte of the weights, as on a single busy core."""
 
 _SMALL_STEPS = {
-    "draft": ((1, 1), (2, 1)),  # it reads two tokens after a round whose draft was accepted as a whole
+    "draft": (
+        (1, 1),
+        (2, 1),
+        (2, 2),
+        (3, 3),
+        (4, 4),
+    ),  # it reads two tokens after a round whose draft was accepted as a whole
     "head": ((1, 1),),
-    "target": ((1, 1), (2, 2), (3, 3), (4, 4), (5, 5)),
+    "target": tuple((rows, rows) for rows in range(1, 10)),
 }
 """Tokens and rows of logits of the steps that are frequent while one or a few requests are answered."""
 
@@ -77,8 +83,14 @@ class StepEngine(Protocol):
     def is_busy(self) -> bool:
         """See above."""
 
-    def fix_small_shapes(self) -> None:
-        """Make small steps faster."""
+    def compile_small_network(self) -> bool:
+        """Prepare what makes steps of one small size faster; return False if nothing is left to prepare.
+
+        Called on another thread than the steps.
+        """
+
+    def adopt_small_networks(self) -> None:
+        """Use what was prepared from now on."""
 
     def step(self, inputs: StepInputs) -> Logits:
         """Compute one step and return logits, float32 [n, vocab_size]."""
@@ -167,6 +179,12 @@ class Engine:
         self.block_bytes = sum(tensor[SCRATCH_BLOCK].nbytes for tensor in self._kv)
         self._network = Network(compiled, caches, openvino.Tensor)
         self._small_networks: dict[Shape | None, Network] = {}
+        self._untried_networks: list[tuple[Shape, Network]] = []
+        self._small_shapes: list[Shape] = []
+        if self.config.linear == "draftproof":
+            role = "head" if self.config.reads_features else self.config.role
+            least = self.config.num_threads
+            self._small_shapes = [Shape(*size, max(size[0], least)) for size in _SMALL_STEPS[role]]
 
         def network_of(shape: Shape) -> Network:
             return Network(model.compiled(shape), caches, openvino.Tensor)
@@ -216,23 +234,31 @@ class Engine:
         self.kernels = sha256_bytes(self.read_block(SCRATCH_BLOCK))
         self._weights.release()
 
-    def fix_small_shapes(self) -> None:
-        """Compile networks for small steps that are frequent, and use those that compute the same bits.
+    def compile_small_network(self) -> bool:
+        """Compile the network of one of the small steps that are frequent; return False if all are compiled.
 
         Unless all shapes are fixed, OpenVINO infers the shape of each operation and plans its memory again in
         each step. That is 7 % of a step of a target of 1.5B, and 10 % if the number of rows has changed.
-        Products of our own do not copy the weights for another network.
+        Products of our own do not copy the weights for another network. Compiling one takes a second, so a
+        thread does it while the server answers.
         """
-        if self.config.linear != "draftproof":
-            return
-        small_steps = _SMALL_STEPS["head" if self.config.reads_features else self.config.role]
-        for num_tokens, num_rows in small_steps:
-            token_ids = np.arange(num_tokens, dtype=np.int32)
-            tokens = Chunk(token_ids, 1, (SCRATCH_BLOCK,), is_decode=True, num_logits=num_rows, slot=NO_SLOT)
+        if not self._small_shapes:
+            return False
+        shape = self._small_shapes.pop(0)
+        self._untried_networks.append((shape, self._network_of(shape)))
+        return True
+
+    def adopt_small_networks(self) -> None:
+        """Use the networks that were compiled, if they compute the same bits."""
+        while self._untried_networks:
+            shape, network = self._untried_networks.pop()
+            token_ids = np.arange(shape.num_tokens, dtype=np.int32)
+            tokens = Chunk(
+                token_ids, 1, (SCRATCH_BLOCK,), is_decode=True, num_logits=shape.num_rows, slot=NO_SLOT
+            )
             inputs = pack([tokens], self.config.kv_block_size)
             expected = _run(self, inputs, self.rules).copy()
-            shape = Shape(num_tokens, num_rows, max(num_tokens, self.config.num_threads))
-            self._small_networks[shape] = self._network_of(shape)
+            self._small_networks[shape] = network
             if not np.array_equal(_run(self, inputs, self.rules), expected):
                 _LOG.warning("OpenVINO computes other bits with fixed shapes: %s; they stay unused", shape)
                 del self._small_networks[shape]

@@ -195,7 +195,6 @@ class Executor:
 
         A large network is timed with fewer sizes. What is not timed is learned while serving.
         """
-        self.engine.fix_small_shapes()
         ends_s = time.monotonic() + _WARM_UP_S
         seconds: list[float] = []
         for num_tokens in _TIMED_SIZES:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 import time
 from collections.abc import Sequence
 
@@ -19,6 +21,8 @@ from pipelines.executor.chunk_budget import SharedTime
 from pipelines.executor.executor import Executor
 
 _LOG = logging.getLogger(__name__)
+
+_LEAST_PRIORITY = 19
 
 
 class StepLoop(AsyncioThread):
@@ -33,10 +37,33 @@ class StepLoop(AsyncioThread):
         self._executors = tuple(executors)
         self._work = asyncio.Event()
         self._is_stepping = False
+        self._is_stopped = False
+        self._compiling = threading.Thread(target=self._compile_small_networks, name="compiling", daemon=True)
         self._time = SharedTime()
         for executor in self._executors:
             executor.on_work = self._work.set
             executor.scheduler.chunk_budget.shared = self._time
+
+    def start(self) -> None:
+        """Start the thread, and another one that compiles networks for small steps."""
+        super().start()
+        self._compiling.start()
+
+    def stop(self) -> None:
+        """Cancel all coroutines and end both threads."""
+        self._is_stopped = True
+        super().stop()
+        self._compiling.join()  # a process that ends while OpenVINO compiles ends with a fault
+
+    def _compile_small_networks(self) -> None:
+        """Compile one network of each engine after another; two at once would spoil each other."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        try:
+            while any([executor.engine.compile_small_network() for executor in self._executors]):
+                if self._is_stopped:
+                    return
+        except RuntimeError as error:  # of OpenVINO
+            _LOG.warning("small steps stay slower than they could be: %s", error)
 
     @property
     def is_blocked(self) -> bool:
@@ -73,6 +100,7 @@ class StepLoop(AsyncioThread):
         return next(ready, busy[0] if busy else None)
 
     async def _step(self, executor: Executor, *, is_first: bool) -> None:
+        executor.engine.adopt_small_networks()
         started_s = time.perf_counter()
         self._is_stepping = True
         try:

@@ -64,7 +64,8 @@ def install(state_file: str) -> None:
                     time.sleep(_SLOW_STEP_S)
                 if state.read_text() == GONE:
                     self._network = None  # type: ignore[assignment]
-                    self._small_networks.clear()
+                    for networks in (self._small_shapes, self._untried_networks, self._small_networks):
+                        networks.clear()  # type: ignore[attr-defined]
                     self._kv.clear()
                 elif self._network is None:
                     super().__init__(**self._made_of)

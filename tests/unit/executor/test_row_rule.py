@@ -250,14 +250,15 @@ def test_fixed_shapes_change_no_bit(tmp_path: Path, role: str) -> None:
         steps = Steps(engine, seed=17)
         prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
         rows = [plain_decoding(steps, prompt, output)]
-        for count in range(1, 7):
+        for count in range(1, 11):
             rows.append(steps.run(steps.piece(0, output[:count], PROMPT_LEN, True, count)))
         found.append(np.concatenate(rows))
-        engine.fix_small_shapes()
+        while engine.compile_small_network():
+            engine.adopt_small_networks()
     assert sorted(engine._small_networks) == (
-        [(1, 1, 2), (2, 1, 2)]
+        [(1, 1, 2), (2, 1, 2), (2, 2, 2), (3, 3, 3), (4, 4, 4)]
         if role == "draft"
-        else [(count, count, max(count, 2)) for count in range(1, 6)]
+        else [(count, count, max(count, 2)) for count in range(1, 10)]
     )
     assert np.array_equal(*found)
 
