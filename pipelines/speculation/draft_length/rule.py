@@ -19,10 +19,12 @@ others that become slower by more.
 These lengths are means. How sure the draft is of a token shows only when it is drafted (``acceptance.py``).
 With s the probability that this token and those before it are accepted, a request drafts another one while
 
-    s * a_r >= w_r * (V' + D(m) / m)        where w_r = number of requests * E_r / T
+    s * a_r >= w_r * (V_j + D(m_j)) / m_j   where w_r = number of requests * E_r / T
 
-is what a second is worth to it, in tokens, and V' is the time of one more decode token. Tokens at the end
-with s < w_r * V' are not verified. A looked-up token costs no step of the draft: D = 0.
+is what a second is worth to it, in tokens, and V_j is the time that the decode tokens of all requests at its
+position j add to the verification. Beyond the longest k no other request is expected to draft: m_j = 1.
+Tokens at the end with s < w_r * V_j / m_j are not verified. A looked-up token costs no step of the draft:
+D = 0.
 
 Source: the mean over many rounds is best where each decision maximises tokens - w * seconds (Dinkelbach 1967,
 On nonlinear fractional programming). SmartSpec (arXiv:2406.14066) maximises tokens over seconds.
@@ -172,16 +174,19 @@ class DraftLengths:
             free = np.where(depths < length, 0.0, np.inf)
             self._aims = dict.fromkeys(requests, Aim(length, free, free))
             return
-        num_drafting = int(at_depth[best - 1, 0]) if best else 0
-        if not num_drafting:
+        num_drafting = at_depth[best - 1] if best else np.zeros_like(depths)
+        if not num_drafting.any():
             self._draft_times.follow(self._target_times)
-        draft_s = float(self._draft_times.seconds(max(num_drafting, 1))) / max(num_drafting, 1)
+        num_others = num_requests + best - num_drafting.sum()  # decode tokens that are not drafted by a model
+        num_drafting = np.maximum(num_drafting, 1)
+        up_to_depth = num_others + np.append(0, np.cumsum(num_drafting))
+        token_s = np.diff(self._target_times.seconds(up_to_depth)) / num_drafting
+        draft_s = self._draft_times.seconds(num_drafting) / num_drafting
         worth_of_s = num_requests * tokens[range(num_requests), lengths] / seconds[best]
-        self._aims = {}
-        for request, length, worth in zip(requests, lengths.tolist(), worth_of_s.tolist(), strict=True):
-            before = num_requests + best - length + depths
-            token_s = self._target_times.seconds(before + 1) - self._target_times.seconds(before)
-            self._aims[request] = Aim(length, worth * (token_s + draft_s), worth * token_s)
+        self._aims = {
+            request: Aim(length, worth * (token_s + draft_s), worth * token_s)
+            for request, length, worth in zip(requests, lengths.tolist(), worth_of_s.tolist(), strict=True)
+        }
 
     def _reading_s(self, request: RequestDraftLength) -> float:
         """Return what a round with a draft costs because the draft has to read what it does not know.

@@ -18,6 +18,8 @@ from tests.unit.speculation.draft_length_world import (
     MAX_DRAFT_LEN,
     ROWS,
     TARGET_S,
+    VNNI_DRAFT_S,
+    VNNI_TARGET_S,
     Machine,
     play,
 )
@@ -31,11 +33,15 @@ def lengths_of(num_read: int = 0) -> DraftLengths:
     return DraftLengths(*times, MAX_DRAFT_LEN, lambda token_ids, _: min(num_read, len(token_ids)))
 
 
-def of_best_constant(num_requests: int, agreement: float, num_rounds: int) -> tuple[float, float]:
+def of_best_constant(
+    num_requests: int, agreement: float, num_rounds: int, machine: Machine | None = None
+) -> tuple[float, float]:
     """Return the rule's speed beside that of the best constant, and beside that of no draft."""
     speeds = {fixed: 0.0 for fixed in (None, 0, 1, 2, 3, 4, 6, 8)}
     for fixed, seed in itertools.product(speeds, SEEDS):
-        played = play(num_requests, num_rounds, lambda number: agreement, fixed=fixed, seed=seed)
+        played = play(
+            num_requests, num_rounds, lambda number: agreement, fixed=fixed, seed=seed, machine=machine
+        )
         speeds[fixed] += played.speed() / len(SEEDS)
     ours = speeds.pop(None)
     print(f"{num_requests} requests, agreement {agreement}: {ours / speeds[0]:.3f} of no draft")
@@ -49,6 +55,12 @@ def test_no_constant_is_faster_from_the_first_round_on(num_requests: int, agreem
     assert to_best >= 0.92 and to_none >= 0.95, "with what the trials of the first rounds cost"
     if agreement == 1:
         assert to_best >= 0.96 and to_none >= 0.97, "as the published pair"
+
+
+def test_requests_share_what_a_further_token_costs() -> None:
+    machine = Machine(VNNI_TARGET_S, VNNI_DRAFT_S, VNNI_TARGET_S, VNNI_DRAFT_S)
+    to_best, _ = of_best_constant(3, 1e9, 200, machine)
+    assert to_best >= 0.92, "each by itself would find a second token too dear"
 
 
 def test_a_text_that_the_draft_never_knows_costs_next_to_nothing() -> None:
