@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from build.checkpoints.settings import Settings, read_json
+from build.hugging_face.head import is_head
 from build.quantization.quantized_checkpoint import checkpoint_for
 from build.recipe import EngineRecipe, Recipe
 from build.tensorrt_llm.command import TOKENS_PER_BLOCK
@@ -31,6 +32,13 @@ _VERSIONS = ((1, 3), (1, 4))  # whose sources were read
 _EARLY_CANDIDATE = re.compile(r"1\.3\.0rc[0-3]")
 # The older name of speculative_model, which is still an alias of it, so that every version accepts it.
 _DRAFT_KEY = "speculative_model_dir"
+
+# The transceiver, which moves keys and values between servers, is that of 1.4.0rc1 by name, so that another
+# candidate changes nothing; without a backend there is none. By default, usage is reported to NVIDIA.
+_SINCE_1_4: dict[str, Any] = {
+    "cache_transceiver_config": {"transceiver_runtime": "PYTHON"},
+    "telemetry_config": {"disabled": True},
+}
 
 _HEADER = """\
 # Written by draftproof engines for TensorRT-LLM {version}, and not run yet.
@@ -94,7 +102,7 @@ def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
 
     Raises:
         RecipeError, CheckpointError: A checkpoint is not in Hugging Face's format, or the version is not
-            known.
+            known, or it has no form of this draft.
     """
     serving, section = recipe.serving, recipe.target.tensorrt_llm
     cache: dict[str, Any] = {"enable_block_reuse": True, "tokens_per_block": TOKENS_PER_BLOCK}
@@ -102,6 +110,10 @@ def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
         cache["dtype"] = "fp8"
     if section.kv_cache_free_gpu_mem_fraction is not None:
         cache["free_gpu_memory_fraction"] = section.kv_cache_free_gpu_mem_fraction
+    is_new = release(version) >= (1, 4)
+    if is_new:
+        cache["use_kv_cache_manager_v2"] = True  # the default since 1.4.0rc1 (PR #17495)
+    speculation = speculative_config(recipe, version)
     return {
         "tensor_parallel_size": section.tp_size,
         "pipeline_parallel_size": section.pp_size,
@@ -109,24 +121,73 @@ def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
         "max_num_tokens": max(serving.max_num_tokens, serving.max_seq_len),
         "max_seq_len": serving.max_seq_len,
         # Speculation with two models does not overlap (docs features/speculative-decoding.md @ea58e7cf), and
-        # the guide still has it where draft and target share one engine.
-        "disable_overlap_scheduler": True,
+        # the guide still has it where draft and target share one engine. Other drafts do without it there.
+        "disable_overlap_scheduler": speculation["decoding_type"] == decoding_type(version),
         "kv_cache_config": cache,
-        "speculative_config": {
-            "decoding_type": decoding_type(version),
-            "max_draft_len": serving.num_draft_tokens or serving.max_draft_len,
-            _DRAFT_KEY: _model(recipe, "draft"),
-            **_sampling(version),
-        },
+        **(_SINCE_1_4 if is_new else {}),
+        "speculative_config": speculation,  # last: the control's settings are those before it
+    }
+
+
+def speculative_config(recipe: Recipe, version: str) -> dict[str, Any]:
+    """Return the section of the draft, which follows from its ``config.json``.
+
+    A trained head is served as EAGLE-3, a draft with a mask token (PARD, arXiv:2504.18583) proposes all its
+    tokens in one pass, and every other network proposes one after the other.
+
+    Raises:
+        RecipeError: The version, or its form of this draft, is not known; or a tree is asked for that this
+            draft cannot grow.
+        CheckpointError: The draft's ``config.json`` cannot be read.
+    """
+    draft, spelling = Path(_model(recipe, "draft")), decoding_type(version)
+    raw, length = read_json(draft / "config.json"), recipe.serving.num_draft_tokens
+    length = length or recipe.serving.max_draft_len
+    special: dict[str, Any] = {}
+    if is_head(raw):
+        spelling, special = "Eagle3", _tree(recipe.tensorrt_llm.draft_tree_top_k, length)
+    elif "pard_token" in raw:
+        mask = Settings(raw, draft / "config.json").integer("pard_token")
+        spelling, special = "PARD", {"mask_token_id": mask}
+    if special and release(version) < (1, 4):
+        raise RecipeError(
+            f"the form of {spelling} drafts in TensorRT-LLM {version} is not known; known: 1.4",
+            "set tensorrt_llm.version: 1.4.0rc1, with its container",
+        )
+    if spelling != "Eagle3" and recipe.tensorrt_llm.draft_tree_top_k > 1:
+        raise RecipeError(
+            f"only a trained head grows a tree: tensorrt_llm.draft_tree_top_k="
+            f"{recipe.tensorrt_llm.draft_tree_top_k}, and the draft is served as {spelling}",
+            "remove it, or use a head (EAGLE-3) as draft",
+        )
+    return {
+        "decoding_type": spelling,
+        "max_draft_len": length,
+        _DRAFT_KEY: str(draft),
+        **special,
+        **_sampling(version),
+    }
+
+
+def _tree(top_k: int, length: int) -> dict[str, Any]:
+    """Return the shape of an EAGLE-3 draft: a chain, or a tree that may grow to as many tokens as it can."""
+    if top_k == 1:
+        return {"use_dynamic_tree": False}
+    return {
+        "use_dynamic_tree": True,
+        "dynamic_tree_max_topK": top_k,
+        "max_total_draft_tokens": top_k * length,
     }
 
 
 def _sampling(version: str) -> dict[str, bool]:
     """Return the switches without which a request with a draft is answered as if it had asked for less."""
-    # "If true, allows non-greedy sampling when speculation is used" (llm_args.py of 1.3.0rc3).
-    switches = {"allow_advanced_sampling": True}
-    # Without it penalties are ignored, later refused (NVIDIA/TensorRT-LLM#17701, August 2026).
-    return {**switches, "enable_penalty": True} if release(version) >= (1, 4) else switches
+    if release(version) >= (1, 4):
+        # Without it penalties are refused (NVIDIA/TensorRT-LLM#17701, August 2026).
+        return {"enable_penalty": True}
+    # "If true, allows non-greedy sampling when speculation is used" (llm_args.py of 1.3.0rc3). The schema of
+    # 1.4 calls it a deprecated no-op: each request decides.
+    return {"allow_advanced_sampling": True}
 
 
 def triton_model(recipe: Recipe, version: str) -> dict[str, Any]:

@@ -90,6 +90,8 @@ class TensorRtLlm:
         version: Version of TensorRT-LLM; engines do not run on any other.
         container: Image with that version, for building and serving.
         batch_scheduler_policy: ``guaranteed_no_evict`` or ``max_utilization``.
+        draft_tree_top_k: Tokens that each node of a draft's tree proposes; 1: a chain. Only for a trained
+            head (EAGLE-3) on the PyTorch backend, from 1.4.
         calibration: Text for calibrating activation scales.
     """
 
@@ -97,4 +99,5 @@ class TensorRtLlm:
     version: Text = "1.2.1"
     container: Text = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    draft_tree_top_k: PositiveInt = 1
     calibration: Calibration = Calibration()

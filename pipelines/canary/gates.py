@@ -1,7 +1,7 @@
 """Serve the verdict of a rollout over HTTP: JSON for Argo Rollouts, status codes for Flagger.
 
-``GET /verdict`` returns the verdict. ``POST /gate/<hook>`` returns 200 if the gate is open, else 503. Both
-accept ``?candidate=<recipe>``.
+``GET /verdict`` returns the verdict. ``POST /gate/<hook>`` returns 200 if the gate is open, else 409: Flagger
+shows the body of an error, which has the reason, unless it is a 5xx. Both accept ``?candidate=<recipe>``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def gates_application(read: Callable[[], RolloutRecord], hosts: Collection[str] 
         await request.read()
         found, document = await _judged(read, request)
         is_open = _IS_OPEN[request.path.rpartition("/")[2]](found)
-        return web.json_response({"is_open": is_open, **document}, status=200 if is_open else 503)
+        return web.json_response({"is_open": is_open, **document}, status=200 if is_open else 409)
 
     application = guarded_application(_refuse_as_json, hosts=hosts, max_body_bytes=MAX_BODY_BYTES)
     application.router.add_get("/verdict", verdict, allow_head=False)

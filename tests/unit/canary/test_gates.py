@@ -70,7 +70,7 @@ def test_argo_reads_the_verdict_and_flagger_status_codes(
     found = gates.client.get("/verdict").raise_for_status().json()
     assert (found["verdict"], found["action"]) == verdict
     assert (found["canary_id"], found["candidate"], found["phase"]) == ("c1", "demo-int8", record.phase)
-    assert gates.hooks() == [200 if hook in open_hooks else 503 for hook in HOOKS]
+    assert gates.hooks() == [200 if hook in open_hooks else 409 for hook in HOOKS]
 
 
 def test_the_verdict_on_another_candidate_is_none(gates: Gates) -> None:
@@ -80,7 +80,7 @@ def test_the_verdict_on_another_candidate_is_none(gates: Gates) -> None:
     other = gates.client.get("/verdict?candidate=demo-int4").json()
     assert (other["verdict"], other["action"], other["canary_id"]) == ("inconclusive", "go_on", "")
     assert other["reason"] == "no rollout of demo-int4: the latest is of demo-int8"
-    assert dict(zip(HOOKS, gates.hooks("?candidate=demo-int4"), strict=True))["confirm-promotion"] == 503
+    assert dict(zip(HOOKS, gates.hooks("?candidate=demo-int4"), strict=True))["confirm-promotion"] == 409
 
 
 def test_a_gate_that_cannot_know_stays_shut_and_says_why(gates: Gates) -> None:

@@ -1,7 +1,7 @@
 """Tests of ``deploy/rollouts``: the examples for Argo Rollouts, Flagger and KServe.
 
-Pods and services are checked against Kubernetes' schemas, addresses against the gates that we serve. No
-package has the schemas of the tools' own objects, and no cluster has seen them.
+Pods and services are checked against Kubernetes' schemas, the tools' own objects against theirs, addresses
+against the gates that we serve. No cluster has seen them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 
 from pipelines.canary.gates import HOOKS
+from tests.support.custom_resources import problems
 from tests.support.deployment_files import DEPLOY, Document, box, documents, one, pod
 from tests.unit.deploy.test_deployment_files import CONFINED, KUBERNETES_VERSION
 
@@ -64,6 +65,13 @@ def test_pods_and_services_fit_kubernetes_and_are_confined() -> None:
             assert {mount["name"] for mount in each.get("volumeMounts", [])} <= volumes
 
 
+def test_objects_of_the_tools_have_only_fields_of_their_schemas() -> None:
+    found = examples("Rollout", "AnalysisTemplate", "Canary", "InferenceService")
+    assert len(found) == 4
+    for document in found:
+        assert problems(document) == []
+
+
 def test_argo_waits_for_a_verdict_and_fails_on_a_rollback() -> None:
     """A limit of 0, the default, would end the analysis at the first inconclusive measurement."""
     [template] = examples("AnalysisTemplate")
@@ -96,7 +104,10 @@ def test_every_address_leads_to_the_gates_and_the_tools_may_ask_nothing_else() -
     assert len(addresses) == 4
     for address in addresses:
         parts = urlsplit(address)
-        [exposed] = services[str(parts.hostname)]["ports"]
+        # The tools' controllers ask from their own namespaces, so the service's is a part of its name.
+        name, _, namespace = str(parts.hostname).partition(".")
+        assert (namespace, parts.hostname in gates["command"]) == ("default", True)
+        [exposed] = services[name]["ports"]
         assert (exposed["port"], exposed["targetPort"]) == (parts.port, port["name"])
         for named in parse_qs(parts.query).get("candidate", ()):
             assert named.startswith(("/packages/", "{{")), "as the command names it that starts a rollout"
