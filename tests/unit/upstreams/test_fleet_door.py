@@ -1,4 +1,4 @@
-"""Tests of a fleet's door without a server; tests/integration/front_door/test_fleet.py has servers."""
+"""Tests of a fleet's door without a server; ``make drills-fleet`` has servers."""
 
 from __future__ import annotations
 
