@@ -14,6 +14,7 @@ from build.quantization.corpus import HELD_OUT_MODULES, is_held_out_test, load_c
 
 PAIR = Path(__file__).resolve().parents[3] / "engines" / "demo_pair"
 MODELS = ("target", "draft")
+PROMPT_SETS = {"code": 400, "mixed": 64, "adversarial": 64, "repetitive": 64}
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -53,6 +54,14 @@ def test_checkpoint_is_whole(model):
     for name, tensor in read_tensors(PAIR / model / "rank0.safetensors").items():
         values = tensor.to_float32()
         assert np.isfinite(values).all() and values.std() > 0, name
+
+
+@pytest.mark.parametrize("name", PROMPT_SETS)
+def test_prompt_sets_are_complete(name, tokenizer):
+    prompts = prompts_of(name)
+    assert len(prompts) >= PROMPT_SETS[name]
+    assert len({prompt["id"] for prompt in prompts}) == len(prompts)
+    assert all(0 < len(tokenizer.encode(prompt["text"]).ids) <= 512 for prompt in prompts)
 
 
 def test_evaluation_meets_what_the_documents_claim(evaluation):

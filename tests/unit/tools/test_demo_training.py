@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch", reason="torch is installed for training onl
 
 from build.checkpoints.tensor_file import read_tensors  # noqa: E402
 from tools.demo_pair import model  # noqa: E402
-from tools.demo_pair.generate import GREEDY, generate  # noqa: E402
+from tools.demo_pair.batches import plan  # noqa: E402
+from tools.demo_pair.generate import GREEDY, generate, gumbel_noise  # noqa: E402
+from tools.demo_pair.optimizer import Optimizer  # noqa: E402
 
 pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.long]
 
@@ -39,6 +41,16 @@ def test_cached_generation_equals_the_whole_pass(weights):
     assert torch.equal(logits[:, 4:].argmax(dim=-1), text)
 
 
+def test_noise_depends_on_seed_and_position_only(weights):
+    noise = gumbel_noise(2, 96, seed=3)
+    assert torch.equal(noise(4), gumbel_noise(2, 96, seed=3)(4))
+    assert not torch.equal(noise(4), noise(5))
+    prompts = torch.arange(10).view(2, 5)
+    assert torch.equal(
+        generate(weights, SMALL, prompts, 6, 0.8, noise), generate(weights, SMALL, prompts, 6, 0.8, noise)
+    )
+
+
 def test_early_exit_is_the_draft(weights):
     weights[model.EXIT_NORM] = torch.full((SMALL.hidden,), 1.5)
     target, draft = model.split_pair(weights, 2)
@@ -57,3 +69,28 @@ def test_export_keeps_what_bfloat16_holds(weights, tmp_path):
     for name, tensor in model.rounded(weights).items():
         assert np.array_equal(stored[name].to_float32(), tensor.numpy())
     assert json.loads((tmp_path / "m" / "tokenizer.json").read_text())["version"] == "1.0"
+
+
+def test_optimizer_lowers_a_loss(weights):
+    for tensor in weights.values():
+        tensor.requires_grad_(True)
+    optimizer = Optimizer(weights, SMALL)
+    tokens = torch.arange(24).view(2, 12)
+    tables = model.rotary_tables(SMALL, 11)
+    losses = []
+    for _ in range(15):
+        logits = model.forward(weights, SMALL, tokens[:, :-1], tables)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step(4e-3, 3e-3)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_plan_is_fixed_by_its_seed_and_reads_each_source_in_its_share():
+    sources = [(np.arange(0, 1000), 0.75), (np.arange(5000, 6000), 0.25)]
+    windows = plan(sources, steps=5, batch=4, context=9, seed=7)
+    assert windows.shape == (5, 4, 10)
+    assert torch.equal(windows, plan(sources, steps=5, batch=4, context=9, seed=7))
+    assert int((windows[..., 0] >= 5000).sum()) == 5
+    assert bool((windows.diff(dim=-1) == 1).all())
