@@ -108,10 +108,11 @@ def _worktree(commit: str) -> Iterator[Path]:
 
 def _try(tree: Path, breakage: Breakage) -> tuple[str, str]:
     """Plant a breakage, run its tests and restore the file; returns the result and a detail."""
-    place = _place(tree, breakage)
+    sources = read_sources(tree)
+    place = place_of(breakage, sources)
     if place is None:
         return "unclear", "its text does not stand in exactly one place"
-    source = place.read_text(encoding="utf-8")
+    source = sources[place]
     place.write_text(source.replace(breakage.removed, breakage.added), encoding="utf-8")
     try:
         exit_code, detail = _run_tests(tree, breakage)
@@ -120,13 +121,22 @@ def _try(tree: Path, breakage: Breakage) -> tuple[str, str]:
     return {_PYTEST_PASSED: "missed", _PYTEST_FAILED: "caught"}.get(exit_code, "unclear"), detail
 
 
-def _place(tree: Path, breakage: Breakage) -> Path | None:
-    """Return the only file in which the text to remove stands exactly once."""
+def read_sources(tree: Path) -> dict[Path, str]:
+    """Return the text of each file that may be broken."""
     files = (path for folder in _SOURCES for path in (tree / folder).rglob("*"))
-    paths = [path for path in files if path.suffix in (".py", ".cpp", ".h")]
-    counts = {path: path.read_text(encoding="utf-8").count(breakage.removed) for path in paths}
+    return {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".cpp", ".h")}
+
+
+def place_of(breakage: Breakage, sources: dict[Path, str]) -> Path | None:
+    """Return the only file in which the text to remove stands exactly once."""
+    counts = {path: text.count(breakage.removed) for path, text in sources.items()}
     found = [path for path, count in counts.items() if count]
     return found[0] if len(found) == 1 and counts[found[0]] == 1 else None
+
+
+def find_tests(name: str, tree: Path) -> list[Path]:
+    """Return the files of tests with a name, wherever they are by now."""
+    return [path for folder in _TESTS for path in sorted((tree / folder).rglob(name))]
 
 
 def _unbroken(tree: Path, breakage: Breakage) -> tuple[str, str]:
@@ -138,7 +148,7 @@ def _run_tests(tree: Path, breakage: Breakage) -> tuple[int, str]:
     """Return pytest's exit code, and its last line of output or what was not found."""
     paths = []
     for name in breakage.tests:
-        found = [path for folder in _TESTS for path in sorted((tree / folder).rglob(name))]
+        found = find_tests(name, tree)
         if not found:
             return -1, f"there is no {name}"
         paths += [str(path.relative_to(tree)) for path in found]

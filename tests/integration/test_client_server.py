@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.__main__ import main as bench
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.client.__main__ import main as ask
 from pipelines.command_line import running_server
@@ -145,21 +144,6 @@ def test_the_margin_of_a_difference_comes_from_the_targets_own_log_probabilities
             ids[position] = second
             margin = margin_of(request, answer, replace(answer, output_ids=tuple(ids)), client)
             assert margin.log_prob_difference == highest - lower > 0, margin.why_unknown
-
-
-@pytest.mark.long  # tests/unit/bench runs the program with a stand-in of the server
-def test_the_bench_compares_arms(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = ["--sets", "code,adversarial", "--draft-lengths", "3", "--max-tokens", "8"]
-    load = ["--concurrency", "1,2", "--results", str(tmp_path), "--json"]
-    assert bench(["--url", grpc_url(server), *sets, *load]) == 0
-    document = last_document(capsys.readouterr().out)
-    assert document["answers_that_differ"] == 0
-    assert len(document["cells"]) == 2 * 2
-    arms = {arm["arm"]: arm for arm in document["cells"][0]["arms"]}
-    assert list(arms) == ["target alone", "K=3", "adaptive"]
-    rounds = arms["K=3"]["rounds_by_draft_length"]
-    assert len(rounds) == 4 and rounds[3] > 0
-    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
 @pytest.fixture(autouse=True)

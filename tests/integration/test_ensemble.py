@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -24,13 +23,10 @@ from pipelines.errors import (
     EngineFailedError,
     InvalidRequestError,
     PromptTooLongError,
-    ServerBusyError,
     ServerUnavailableError,
 )
 from pipelines.triton.supervision.guard import find_model_processes
 from tests.integration.conftest import (
-    MAX_BATCH_SIZE,
-    MAX_QUEUE_SIZE,
     MAX_SEQ_LEN,
     grpc_client,
     http_client,
@@ -125,23 +121,6 @@ def test_a_misspelt_parameter_is_refused_in_the_words_of_the_text_level(server: 
     assert "did you mean 'temperature'?" in error and "QUERY" not in error
 
 
-def test_what_the_queue_does_not_take_is_refused_and_the_rest_is_answered(server: Server) -> None:
-    def ask(number: int) -> Generation | DraftproofError:
-        with grpc_client(server) as client:
-            try:
-                return client.stream(
-                    replace(LONG, prompt=f"def f{number}(", max_tokens=160), "ensemble"
-                ).result()
-            except ServerBusyError as error:
-                return error
-
-    num_asked = 2 * (MAX_BATCH_SIZE + MAX_QUEUE_SIZE)
-    with ThreadPoolExecutor(num_asked) as pool:
-        answers = list(pool.map(ask, range(num_asked)))
-    assert any(isinstance(answer, Generation) for answer in answers)
-    assert is_idle(server)
-
-
 def test_what_a_client_left_runs_to_its_end_and_no_further(server: Server) -> None:
     """Triton does not cancel a step that has begun; ``max_tokens`` limits its work."""
     with grpc_client(server) as client:
@@ -155,7 +134,7 @@ def test_what_a_client_left_runs_to_its_end_and_no_further(server: Server) -> No
         assert client.generate(CompletionRequest("x", max_tokens=4), "ensemble").output_ids
 
 
-@pytest.mark.long  # by day test_supervisor.py; test_two_pairs.py kills a pair's process
+@pytest.mark.long  # by day tests/unit/gateway/test_supervisor.py
 @pytest.mark.parametrize("step", ["ensemble_steps", "speculative"])
 def test_a_dead_step_ends_its_requests_typed_and_is_replaced(step: str, render: Callable[..., Path]) -> None:
     """Triton itself would let the requests wait for ever. Afterwards the server still stops cleanly."""

@@ -30,7 +30,7 @@ def left_nothing() -> Iterator[None]:
         remove_directory(REPOSITORY_ROOT / folder / NAME)
 
 
-@pytest.mark.long  # test_pair_from_the_hub.py reads from the hub, and test_hugging_face_pair.py tries a pair
+@pytest.mark.long  # by day test_pair_from_the_hub.py reads from the hub
 @pytest.mark.usefixtures("left_nothing")
 def test_a_pair_of_the_hub_is_tried_and_tried_again_offline(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"

@@ -22,7 +22,7 @@ from pipelines.deploy.server import Server, run_directory
 from pipelines.errors import CanaryError
 from tests.integration.conftest import TIMEOUTS, tiny_recipe
 from tests.support.tiny_engines import build_tiny_pair
-from tests.unit.build.test_package import flip, key_pair, sign
+from tests.unit.build.test_package import key_pair, sign
 
 pytestmark = pytest.mark.triton
 
@@ -73,42 +73,6 @@ def test_a_package_is_served_and_answers_as_its_pair(
         assert "a server of this recipe is running already" in capfd.readouterr().err
     finally:
         assert main(["stop", "--recipe", recipe]) == 0
-
-
-@pytest.mark.long  # tests/unit/build/test_package.py changes each part of a package
-def test_nothing_starts_from_a_package_that_was_changed(
-    packaged: tuple[Path, Path],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    package, public = packaged
-    recipe = yaml.safe_load((package / "recipe.yaml").read_text())["name"]
-    other = key_pair(tmp_path, "other")[1]
-    ports = ports_options(Ports.free())
-
-    def refused(key: Path) -> list[str]:
-        """Return the errors of both commands that serve packages."""
-        run = tmp_path_factory.mktemp("run") / recipe  # this process keeps the lock of each
-        run.mkdir()
-        given = ["--package", str(package), "--public-key", str(key), *ports]
-        for command in (["serve", *given], ["run", str(run), *given]):
-            assert main(command) == 1
-            assert not (run / "launch.json").exists() and not run_directory(recipe).exists()
-        return [
-            line for line in capfd.readouterr().err.splitlines() if not line.startswith("error: the engines")
-        ]
-
-    told = "error: the package was signed with another key"
-    assert [line.startswith(told) for line in refused(other)] == [True, True]
-    [binary] = (package / "engines" / "target").glob("*.bin")
-    binary.chmod(0o644)
-    flip(binary)
-    made = f"error: {package} is not the package that was made, as SHA256SUMS lists it"
-    told = f"{made}: engines/target/engine.bin: sha256 "
-    assert [line.startswith(told) for line in refused(public)] == [True, True]
-    (package / "SHA256SUMS.sig").unlink()
-    assert [line.startswith("error: the package is not signed") for line in refused(public)] == [True, True]
 
 
 def test_a_candidate_needs_the_demanded_signature(packaged: tuple[Path, Path], tmp_path: Path) -> None:

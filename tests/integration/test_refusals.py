@@ -36,7 +36,6 @@ from tests.integration.conftest import (
     text_tensors,
     wait_until,
 )
-from tests.support.fake_triton import engine_tensors
 from tests.support.tiny_engines import tiny_config
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
@@ -164,18 +163,6 @@ def test_the_target_alone_refuses_what_only_the_loop_has(server: Server, name: s
         stream_infer(server, tensors, "generate_target")
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"bad_words_list": [[9, 9], [2, 1]]}, "bad_words_list is malformed"),
-        ({"bad_words_list": [[0], [1]]}, "a bad word is empty"),
-    ],
-)
-def test_the_target_refuses_malformed_bad_words(server: Server, values: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidRequestError, match=words):
-        stream_infer(server, engine_tensors([5], 4, **values), "target")
-
-
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_bad_input_gets_its_error_and_harms_nobody(server: Server, name: str) -> None:
     body, kind, words = BAD_BODIES[name]
@@ -201,15 +188,6 @@ def test_a_timeout_is_honoured_or_refused(server: Server, timeout: str) -> None:
         error = refusal(post(server, f'{{{inputs}, "timeout": {timeout}}}'.encode(), model).json()["error"])
         assert type(error) is InvalidRequestError and "timeout" in str(error)
     assert "text_output" in post(server, {"text_input": "x", "max_tokens": 4, "timeout": 0}).json()
-
-
-@pytest.mark.parametrize("timeout", [-1, 2**62])
-def test_over_grpc_a_timeout_is_honoured_or_refused(server: Server, timeout: int) -> None:
-    tensors = infer_inputs(text_tensors(text_input="x", max_tokens=4))
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
-        with pytest.raises(InferenceServerException, match="timeout") as refused:
-            client.infer("generate", tensors, timeout=timeout)
-        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 def test_nobody_waits_for_anothers_long_prompts(server: Server) -> None:

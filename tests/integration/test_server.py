@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from pipelines.client import Client, CompletionRequest
 from pipelines.command_line.running_server import engine_directories
 from pipelines.deploy.server import Server
-from tests.integration.conftest import grpc_client, post
+from tests.integration.conftest import grpc_client
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
@@ -83,22 +83,6 @@ def test_ids_are_answered_as_their_text(
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({}, "neither text_input nor input_ids"),
-        ({"text_input": "x", "input_ids": [5]}, "text_input and input_ids, not one prompt"),
-        ({"input_ids": [5, 2048]}, "input_ids has ids from 5 to 2048, not 0 to 2047"),
-        ({"input_ids": []}, "the prompt is empty"),
-        ({"input_ids": [5], "parse_special_tokens": True}, "cannot be sent with input_ids"),
-    ],
-)
-def test_what_is_no_prompt_is_refused(server: Server, model: str, body: dict[str, Any], message: str) -> None:
-    reply = post(server, {"max_tokens": 4, **body}, model)
-    assert reply.status_code == 400 and message in reply.json()["error"]
-
-
-@pytest.mark.parametrize("model", MODELS)
 def test_special_tokens_are_parsed_and_shown_only_when_asked(
     client: Client, tokenizer: Tokenizer, model: str
 ) -> None:
@@ -118,8 +102,3 @@ def test_special_tokens_are_parsed_and_shown_only_when_asked(
         answer = client.stream(replace(only_end, skip_special_tokens=skip), model).result()
         assert answer.output_ids == (end_id,) * 3
         assert answer.text == ("" if skip else END * 3)
-
-
-def test_the_ensemble_does_not_ignore_what_it_lacks(server: Server) -> None:
-    reply = post(server, {"text_input": "x", "max_tokens": 4, "skip_special_tokens": False}, "ensemble")
-    assert reply.status_code == 400 and "'skip_special_tokens'" in reply.json()["error"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,16 +11,11 @@ from typing import Any
 import pytest
 
 from pipelines.client import Client, CompletionRequest
-from pipelines.command_line.prompts import Prompt
 from pipelines.errors import (
     EngineFailedError,
     InvalidRequestError,
     ServerBusyError,
 )
-from pipelines.validation.exact.plan import Limits, ProofPlan
-from pipelines.validation.exact.sections import EQUALITY, PASSES
-from pipelines.validation.own import prove_equality
-from pipelines.validation.size import Size
 from tests.integration.conftest import (
     grpc_client,
     http_client,
@@ -87,18 +81,6 @@ def test_the_ensemble_answers_as_generate_does(client: Client) -> None:
             assert answer.accepted_mask == expected.accepted_mask
     with pytest.raises(InvalidRequestError):
         client.generate(replace(plain, temperature=-1.0), "ensemble")
-
-
-def test_sampling_with_draft_logits_is_replayed_by_its_seed(client: Client) -> None:
-    request = CompletionRequest(
-        PROMPTS[0], max_tokens=60, temperature=0.9, top_k=40, top_p=0.9, seed=5, use_draft_logits=True
-    )
-    four = CompletionRequest(**{**vars(request), "num_draft_tokens": 4})
-    first, again = client.generate(four), client.generate(four)
-    assert first.output_ids == again.output_ids
-    assert first.draft_length == "4" and first.total_accepted_draft_tokens > 0
-    other = client.generate(CompletionRequest(**{**vars(four), "seed": 6}))
-    assert other.output_ids != first.output_ids
 
 
 ALONE = {
@@ -209,24 +191,6 @@ def test_an_error_of_the_engine_is_ours_without_a_trace(nvidia: Served, model: s
     assert ".cpp" not in str(failed.value) and "0x7f" not in str(failed.value)
 
 
-def test_concurrent_requests_get_what_they_get_alone(nvidia: Served) -> None:
-    requests = [
-        CompletionRequest(f"{prompt}{number}", max_tokens=24, num_draft_tokens=(None, 2, 5)[number % 3])
-        for number in range(32)
-        for prompt in PROMPTS
-    ]
-
-    def ask(request: CompletionRequest) -> tuple[int, ...]:
-        with grpc_client(nvidia.server) as client:
-            return client.stream(request).result().output_ids
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, requests))
-    with grpc_client(nvidia.server) as client:
-        for request, answer in list(zip(requests, answers, strict=True))[::9]:
-            assert target_alone(client, request).output_ids == answer
-
-
 def test_a_draft_that_hangs_is_waited_for_a_while(nvidia: Served) -> None:
     request = CompletionRequest(PROMPTS[0], max_tokens=12, num_draft_tokens=3)
     with grpc_client(nvidia.server) as client:
@@ -237,18 +201,3 @@ def test_a_draft_that_hangs_is_waited_for_a_while(nvidia: Served) -> None:
         assert time.monotonic() - began_s >= 5, "the limit of one proposal"
         assert (answer.output_ids, answer.total_draft_tokens) == (expected.output_ids, 0)
         assert wait_until(lambda: client.generate(request).total_draft_tokens > 0)
-
-
-@pytest.mark.long
-def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
-    prompts = tuple(Prompt(str(number), f"class C{number}") for number in range(4))
-    size = Size(num_prompts=4, max_tokens=8, is_quick=True)
-    with grpc_client(nvidia.server) as client:
-        limits = Limits.of(client.model_parameters("speculative"), str(MAX_DRAFT_LEN))
-        few = replace(limits, max_draft_len=2, max_requests=5)
-        plan = ProofPlan.of(prompts, few, is_quick=True)
-        found = prove_equality(plan, size, math.inf, "nonce", client)
-    sections = {section.title: section for section in found}
-    assert sections[EQUALITY].document["failures"] == []
-    assert sections[EQUALITY].document["tokens_compared"] > 0
-    assert "this server does not draft for these" in sections[PASSES].summary

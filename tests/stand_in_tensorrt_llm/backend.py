@@ -25,7 +25,7 @@ class Failed(Exception):
 class Backend:
     """One model, ``draft`` or ``target``.
 
-    The file ``fault`` in the engine directory holds a word: "fails", "hangs", "loses the input".
+    The file ``fault`` in the engine directory holds a word: "fails" or "hangs".
     ``requests.jsonl`` gets a line per request, for tests to read.
     """
 
@@ -137,8 +137,6 @@ class Backend:
             raise Failed("CUDA error (/src/cpp/x.cpp:12)\n1 0x7f")
         while fault == "hangs" and not (cancelled.is_set() or sender.is_cancelled()):
             time.sleep(0.02)
-        if fault == "loses the input":
-            request.excludes_input = True
         life, num_sent = Life(), 0
         for _ in steps(request, self._limits, life, is_draft=self._is_draft):
             time.sleep(STEP_S)

@@ -46,10 +46,10 @@ class GpuMachine:
             _write_program(self.programs / name, name)
 
     def install_triton(self, program: str = "tritonserver") -> None:
-        """NVIDIA's Triton, which only says that it is ready; with a prefix it also does what it says.
+        """NVIDIA's Triton, which only says that it is ready; with the prefix it is a real one.
 
         Args:
-            program: ``tritonserver``, ``serving_tritonserver`` or ``spawning_tritonserver``.
+            program: ``tritonserver`` or ``serving_tritonserver``.
         """
         (self.triton / "bin").mkdir(parents=True)
         (self.triton / "backends" / "tensorrtllm").mkdir(parents=True)
@@ -153,16 +153,6 @@ def _serving_tritonserver(arguments: list[str]) -> int:
     found = f"{os.environ['PATH']}:{os.defpath}"  # the Python backend starts its stubs through a shell
     environment = {**os.environ, **install.environment(run / "libraries"), "PATH": found}
     os.execve(command[0], command, environment)
-
-
-def _spawning_tritonserver(arguments: list[str]) -> int:
-    from tests.stand_in_tensorrt_llm.ranks import Orchestrator
-
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # before Open MPI's threads begin
-    orchestrator = Orchestrator()
-    code = _tritonserver(arguments)
-    orchestrator.end()
-    return code
 
 
 def _tritonserver(arguments: list[str]) -> int:

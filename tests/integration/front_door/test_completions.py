@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server
 from pipelines.front_door.endpoints.choices import seed_of_choice
-from tests.integration.front_door.conftest import MODEL, events_of, openai_client, post, url_of
+from tests.integration.front_door.conftest import MODEL, events_of, post
 from tests.support.tiny_engines import END_OF_TEXT
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
@@ -58,14 +57,6 @@ def test_an_answer_is_that_of_the_router(api: openai.OpenAI, router: Client, tem
     assert answer.usage.prompt_tokens == len(ids)
     for prompt in (ids, [ids]):
         assert api.completions.create(prompt=prompt, **options).choices[0].text == expected.text
-
-
-def test_stop_token_ids_end_an_answer(door: Server, router: Client) -> None:
-    whole = router.generate(CompletionRequest(PROMPT, max_tokens=24), "router").output_ids
-    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "return_token_ids": True}
-    [choice] = post(door, "/v1/completions", {**body, "stop_token_ids": [whole[5]]}).json()["choices"]
-    assert choice["finish_reason"] == "stop"
-    assert tuple(choice["token_ids"]) == whole[: whole.index(whole[5])]
 
 
 def test_a_stream_says_the_same_as_one_response(api: openai.OpenAI) -> None:
@@ -142,22 +133,6 @@ def test_each_prompt_gets_n_answers_with_seeds_of_their_own(
         asked = CompletionRequest(prompts[index // 3], max_tokens=16, temperature=1.0, seed=seed)
         assert text == router.generate(asked, "router").text
     assert len(set(texts.values())) == 6
-
-
-def test_the_asynchronous_client_streams_concurrently(door: Server) -> None:
-    asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24}
-
-    async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
-        stream = await client.completions.create(**asked, seed=seed, stream=True)
-        return "".join([chunk.choices[0].text async for chunk in stream])
-
-    async def ask_all() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{url_of(door)}/v1", api_key="none") as client:
-            return await asyncio.gather(*(ask(client, seed) for seed in range(8)))
-
-    with openai_client(door) as client:
-        alone = [client.completions.create(**asked, seed=seed).choices[0].text for seed in range(8)]
-    assert asyncio.run(ask_all()) == alone
 
 
 def test_speculation_is_told_as_vllm_tells_it(door: Server) -> None:

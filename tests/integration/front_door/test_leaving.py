@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +11,7 @@ import pytest
 
 from pipelines.deploy.server import Server
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_QUEUE_SIZE, read_gauge, wait_until
-from tests.integration.front_door.conftest import events_of, post, url_of
+from tests.integration.front_door.conftest import post, url_of
 from tests.integration.test_disconnects import all_blocks_are_free, is_busy
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door impatient")]
@@ -60,34 +58,6 @@ def http_post(body: bytes, length: int | None = None) -> bytes:
         f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}\r\n\r\n"
     )
     return head.encode() + body
-
-
-@pytest.mark.long  # by day tests/unit/front_door/test_delivery.py has such clients
-def test_clients_that_never_read_are_disconnected_and_hold_up_nobody(impatient: Server) -> None:
-    body = {**LONG, "stream": True, "n": 2, "logprobs": 20, "return_token_ids": True}
-    expected = events_of(impatient, "/v1/completions", LONG)
-    with ExitStack() as stack:
-        clients = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for client in clients:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", impatient.ports.openai))
-            client.sendall(http_post(json.dumps(body).encode()))
-        assert wait_until(lambda: num_unsent(impatient) > 0)
-        again = events_of(impatient, "/v1/completions", LONG)
-        assert texts(again) == texts(expected)
-        assert wait_until(lambda: all_blocks_are_free(impatient))
-        assert wait_until(lambda: num_unsent(impatient) == 0)
-
-
-def texts(events: list[Any]) -> str:
-    return "".join(event["choices"][0]["text"] for event in events[:-1])
-
-
-def num_unsent(server: Server) -> int:
-    """Return the bytes that the operating system still keeps for clients of the front door."""
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    queues = [fields[4] for fields in lines if fields[1].endswith(f":{server.ports.openai:04X}")]
-    return sum(int(each.partition(":")[0], 16) for each in queues)
 
 
 @pytest.mark.parametrize(

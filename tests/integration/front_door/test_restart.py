@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -73,17 +72,6 @@ def test_clients_of_other_protocols_do_not_notice(impatient: Server) -> None:
     assert wait_until(lambda: is_healthy(impatient))
 
 
-@pytest.mark.long  # tests/unit/gateway/test_front_door_process.py has a process that hangs
-def test_a_process_that_hangs_is_replaced(impatient: Server) -> None:
-    # Before its first answer it would have the time of a start.
-    assert wait_until(lambda: gauge(impatient, "answers") == 1)
-    before, stopped = num_restarts(impatient), front_door(impatient)
-    os.kill(stopped.pid, signal.SIGSTOP)
-    assert wait_until(lambda: num_restarts(impatient) > before), impatient.log.read_text()[-3000:]
-    assert wait_until(lambda: is_healthy(impatient))
-    assert not stopped.is_alive
-
-
 def test_a_gateway_that_is_killed_leaves_neither_processes_nor_shared_memory(
     new_door: Callable[..., AbstractContextManager[Server]],
 ) -> None:
@@ -100,34 +88,3 @@ def test_a_gateway_that_is_killed_leaves_neither_processes_nor_shared_memory(
         os.kill(server.process.pid, signal.SIGKILL)
         assert wait_until(lambda: not any(each.is_alive for each in (of_openai, *processes)))
         assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix}*")))
-
-
-@pytest.mark.long  # by day test_haproxy.py drains a server under streams
-def test_a_drain_finishes_what_runs_and_refuses_the_rest(
-    new_door: Callable[..., AbstractContextManager[Server]],
-) -> None:
-    with new_door() as server:
-        url, body = f"{url_of(server)}/v1/completions", {**UNREAD, "n": 2, "seed": 5}
-        whole = post(server, "/v1/completions", {**body, "stream": False}).json()
-        with httpx.Client(base_url=url_of(server), timeout=120, trust_env=False) as other:
-            assert other.get("/health").status_code == 200
-            with httpx.stream("POST", url, json=body, timeout=120, trust_env=False) as streamed:
-                lines = streamed.iter_lines()
-                first = next(lines)
-                os.kill(server.process.pid, signal.SIGTERM)
-                assert wait_until(lambda: other.get("/health").status_code == 503)
-                refused = other.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
-                is_still_open = server.process.is_alive
-                rest = [line for line in lines if line]
-        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        assert refused.json()["error"]["what"] == "the server is shutting down"
-        assert is_still_open
-        assert rest[-1] == "data: [DONE]"
-        texts = dict.fromkeys(range(body["n"]), "")
-        for line in (first, *rest[:-1]):
-            [choice] = httpx.Response(200, content=line.removeprefix("data: ")).json()["choices"]
-            texts[choice["index"]] += choice["text"]
-        assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
-        began_s = time.monotonic()
-        assert wait_until(lambda: not server.process.is_alive)
-        assert time.monotonic() - began_s < 45, "it did not wait for the whole drain_s"

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import pytest
-import yaml
 
-from benchmarks.peer_models.__main__ import build_peer_models
 from benchmarks.peer_models.stateful_graph import build_stateful_graph
-from build.checkpoints.tensor_file import read_tensors
 from build.hugging_face.write import write_hugging_face
 from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
-from build.recipe import load_recipe
 from tests.support.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.unit.build.test_openvino_engine import EXACT, engine_of, largest_error, run, token_ids
 
@@ -82,92 +76,9 @@ def test_the_hugging_face_checkpoint_has_our_engines_logits(
     assert tokenizer.eos_token_id == END_ID
 
 
-def test_compressed_weights_keep_the_bits_of_our_engine(tmp_path: Path) -> None:
-    network = apply_quantization(network_of(tmp_path), "int8", "int8")
-    folder = tmp_path / "compressed"
-    write_hugging_face(folder, network, tmp_path / "checkpoint" / "tokenizer.json", [END_ID])
-    stored = read_tensors(folder / "model.safetensors")
-    layer = network.layer(1)
-    for part, name in (
-        (layer.gate, "mlp.up_proj"),
-        (layer.fc, "mlp.gate_proj"),
-        (layer.proj, "mlp.down_proj"),
-    ):
-        assert np.array_equal(stored[f"model.layers.1.{name}.weight"].data, part.weight.data)
-        assert np.array_equal(stored[f"model.layers.1.{name}.weight_scale"].data, part.scale)
-    query_key_value = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
-    assert np.array_equal(
-        np.concatenate([stored[name].data for name in query_key_value]), layer.qkv[0].weight.data
-    )
-    scales = np.concatenate([stored[f"{name}_scale"].data for name in query_key_value])
-    assert np.array_equal(scales, layer.qkv[0].scale)
-    assert {stored[name].shape[0] for name in query_key_value} == {256, 128}
-    # vLLM computes embedding and output head in floating point.
-    assert "I8" not in {stored[name].dtype for name in stored if "layers" not in name}
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    assert config["quantization_config"]["ignore"] == ["lm_head"]
-
-
 @pytest.mark.parametrize(("shape", "quantization"), [*((shape, "none") for shape in SHAPES), ("gqa", "int8")])
 def test_the_stateful_graph_has_our_engines_logits(shape: str, quantization: str, tmp_path: Path) -> None:
     head = "int8" if quantization == "int8" else "checkpoint"
     network = apply_quantization(network_of(tmp_path, **SHAPES[shape]), quantization, head)
     ours = run(engine_of(tmp_path, network), token_ids())
     assert largest_error(ours, stateful_logits(build_stateful_graph(network), token_ids())) < EXACT
-
-
-@pytest.mark.parametrize("shape", ["gqa", "mha"])
-def test_the_pass_of_genai_finds_its_pattern(shape: str, tmp_path: Path) -> None:
-    from openvino._offline_transformations import paged_attention_transformation
-
-    model = build_stateful_graph(network_of(tmp_path, **SHAPES[shape]))
-    paged_attention_transformation(model)
-    kinds = Counter(node.get_type_name() for node in model.get_ops())
-    assert kinds["PagedAttentionExtension"] == 2
-    assert kinds["ReadValue"] == kinds["Assign"] == kinds["ScaledDotProductAttention"] == 0
-    shapes = {
-        name: parameter.partial_shape.rank.get_length()
-        for parameter in model.inputs
-        for name in parameter.names
-    }
-    assert len(shapes) == len(model.inputs)  # a parameter that was not found exists twice
-    assert (shapes["input_ids"], shapes["position_ids"]) == (1, 1)
-    assert "beam_idx" not in shapes and "attention_mask" not in shapes
-
-
-def test_the_models_of_a_recipe_are_written_once_and_whole(tmp_path: Path) -> None:
-    for role, layers in (("target", 2), ("draft", 1)):
-        make_checkpoint(tmp_path / role, num_hidden_layers=layers)
-    growth = {
-        "hidden_size": 256,
-        "num_layers": 3,
-        "intermediate_size": 512,
-        "num_heads": 8,
-        "num_kv_heads": 2,
-    }
-    raw = {
-        "name": "tiny",
-        "target": {"checkpoint": str(tmp_path / "target"), "growth": growth},
-        "draft": {"checkpoint": str(tmp_path / "draft")},
-        "serving": {"max_seq_len": 256},
-    }
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
-    lines: list[str] = []
-    output = tmp_path / "models"
-    folders = (output, tmp_path / "engines")
-    document = build_peer_models(load_recipe(str(path)), *folders, lines.append)
-    assert document == json.loads((output / "models.json").read_text(encoding="utf-8"))
-    assert (document["max_seq_len"], document["num_threads"]) == (256, 2)
-    assert document["compile_properties"]["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "128"
-    for role, layers in (("target", 3), ("draft", 1)):
-        assert set(document[role]) == {"hugging_face", "compressed_tensors", "openvino"}
-        for folder in document[role].values():
-            config = json.loads((output / folder / "config.json").read_text(encoding="utf-8"))
-            assert config["num_hidden_layers"] == layers
-            assert (output / folder / "tokenizer.json").is_file()
-    before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.is_file()}
-    lines.clear()
-    assert build_peer_models(load_recipe(str(path)), *folders, lines.append) == document
-    assert lines[-1].endswith("is up to date")
-    assert {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.is_file()} == before

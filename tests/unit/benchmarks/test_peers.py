@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.figures import ArmFigures, figures_of, first_token_table, table
+from benchmarks.peers.figures import ArmFigures, figures_of, table
 from benchmarks.peers.measuring import Measurement, Plan, Schedule, TokenizedPrompt, num_requests
 from benchmarks.peers.models import PeerModels
-from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, PEERS, Arm, Peer
+from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, Arm, Peer
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.protocol import (
     Loaded,
     LoadRequest,
     Outcome,
     RunRequest,
-    process_requests,
-    run_stepped,
-    write_request,
 )
-from benchmarks.peers.running_peers import ensure_environment, running_peers
+from benchmarks.peers.running_peers import running_peers
 from pipelines.bench.figures import Spread
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.bench.workers import Workers
 from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import PeerError
-from tests.conftest import REPOSITORY_ROOT
 from tests.support.tiny_engines import write_tokenizer
 
 OURS_ALONE = Arm(OURS, 0)
@@ -111,58 +105,6 @@ def test_the_table_shows_each_engine_at_its_fastest_draft_length() -> None:
     ]
 
 
-def test_first_tokens_are_shown_alone_and_with_the_fastest_draft() -> None:
-    seconds = {(ALONE, "code"): (1.0, 2.0, 6.0), (SHORT, "code"): (4.0,), (LONG, "code"): (3.0,)}
-    assert first_token_table(seconds, {"other": "Another engine"}).splitlines()[2:] == [
-        "| Another engine | 2.00 s -> 3.00 s |"
-    ]
-
-
-class CountingEngine:
-    """An engine that ends request i after 1 + i % 3 steps, with the prompt doubled as its answer."""
-
-    loaded = Loaded({}, "")
-
-    def __init__(self, request: LoadRequest | None = None) -> None:
-        self.running: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self.most_running = 0
-
-    def add(self, index: int, prompt: tuple[int, ...], max_tokens: int) -> None:
-        self.running[index] = (1 + index % 3, prompt)
-        self.most_running = max(self.most_running, len(self.running))
-
-    def step(self) -> Iterator[tuple[int, list[int]]]:
-        for index, (steps, prompt) in list(self.running.items()):
-            self.running[index] = (steps - 1, prompt)
-            if steps == 1:
-                del self.running[index]
-                yield index, [*prompt, *prompt]
-
-    def run(self, request: RunRequest) -> Outcome:
-        if request.max_tokens == 3:
-            raise RuntimeError("no")
-        return run_stepped(self, request)
-
-
-@pytest.mark.parametrize("num_at_once", [1, 2, 5])
-def test_the_closed_loop_keeps_so_many_requests_running_and_the_order_of_answers(num_at_once: int) -> None:
-    engine = CountingEngine()
-    outcome = run_stepped(engine, RunRequest(tuple((index,) for index in range(7)), 3, num_at_once))
-    assert outcome.answers == tuple((index, index) for index in range(7))
-    assert engine.most_running == num_at_once
-    assert 0 < max(outcome.seconds) <= outcome.wall_s
-
-
-def test_a_program_answers_every_line_also_those_that_it_cannot_carry_out() -> None:
-    requests = [RUN, LOAD, RUN, RunRequest(((1,),), 4, 1)]
-    lines = ["not JSON", *map(write_request, requests)]
-    answers = io.StringIO()
-    assert process_requests(CountingEngine, lines, answers) == 0
-    broken, early, _, failed, answered = map(json.loads, answers.getvalue().splitlines())
-    assert "JSONDecodeError" in broken["error"] and early == {"error": "no models are loaded"}
-    assert failed == {"error": "RuntimeError: no"} and answered["answers"] == [[1, 1]]
-
-
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
@@ -209,16 +151,6 @@ def models(tmp_path: Path) -> PeerModels:
     return PeerModels(tmp_path, {**content, "target": forms, "draft": {"openvino": "draft/openvino"}})
 
 
-def test_a_program_gets_the_best_form_of_the_weights_that_there_is(models: PeerModels) -> None:
-    vllm = next(peer for peer in PEERS if peer.name == "vllm")
-    request = models.load_request(vllm, Arm("vllm", 0), 8)
-    assert (request.target, request.draft) == (str(models.folder / "target" / "hugging_face"), None)
-    request = models.load_request(stand_in(""), LONG, 8)
-    assert (request.draft, request.num_draft_tokens) == (str(models.folder / "draft" / "openvino"), 4)
-    with pytest.raises(PeerError, match="no weights in a format"):
-        models.load_request(replace(vllm, forms=("compressed_tensors",)), Arm("vllm", 0), 8)
-
-
 def interpreter_for(folder: Path, peer: Peer) -> Path:
     """Return a command that runs the stand-in in the peer's mode, whatever module it is to run."""
     if peer.name == "absent":
@@ -240,32 +172,6 @@ def test_what_cannot_be_installed_or_loaded_is_named_and_the_rest_runs(
         outcome = running.runners[Arm("whole", 2)].run(PROMPTS[3:5], 4, 2)
         assert outcome.answers == ((3, 4, 5), (4, 5, 6))  # the end token is removed
     assert set(running.failures) == {"absent", "broken target alone", "broken K=2", "broken K=4"}
-
-
-def test_an_environment_is_made_once_and_anew_when_its_requirements_change(tmp_path: Path) -> None:
-    (tmp_path / "peers-other.txt").write_text("a==1\n", encoding="utf-8")
-    (tmp_path / "torch.txt").write_text("torch==2.13.0\n", encoding="utf-8")
-    commands: list[list[str]] = []
-
-    def run(line: Sequence[str], log: Path) -> None:
-        commands.append(list(line))
-        (tmp_path / "environments" / "other").mkdir(exist_ok=True)
-
-    folders = {"environments": tmp_path / "environments", "requirements": tmp_path}
-    for _ in range(2):
-        ensure_environment("other", needs_torch=True, run=run, **folders)
-    assert commands[0][1:3] == ["-m", "venv"] and len(commands) == 3, "the second time it existed"
-    assert "--require-hashes" in commands[1] and "--require-hashes" not in commands[2]
-    (tmp_path / "torch.txt").write_text("torch==2.14.0\n", encoding="utf-8")
-    ensure_environment("other", needs_torch=True, run=run, **folders)
-    assert len(commands) == 6
-
-
-@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_every_peer_has_its_program_and_its_requirements(peer: Peer) -> None:
-    assert (REPOSITORY_ROOT / f"{peer.module.replace('.', '/')}.py").is_file()
-    text = (REPOSITORY_ROOT / "requirements" / f"peers-{peer.environment}.txt").read_text(encoding="utf-8")
-    assert "--hash=sha256:" in text
 
 
 @pytest.mark.parametrize(
@@ -303,11 +209,3 @@ def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
     assert (different[f"{peers[0]} K=2"] > 0) == (peers[0] == "different")
     assert (different["draftproof adaptive"] > 0) != is_right
     assert "| Concurrent | Engine | code | mixed | Answers" in output
-
-
-def test_models_that_are_not_there_are_an_error_with_its_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "nowhere.yaml").write_text("name: no-such-recipe\n", encoding="utf-8")
-    assert command.main(["--recipe", str(tmp_path / "nowhere.yaml")]) == 1
-    assert "python -m benchmarks.peer_models" in json.loads(capsys.readouterr().out)["error"]

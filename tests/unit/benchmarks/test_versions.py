@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import median_interval
-from benchmarks.versions.__main__ import main
 from benchmarks.versions.figures import Change, figures_of, front_doors_share, table
 from benchmarks.versions.pairs import GRPC, OPENAI, SETTINGS, Pair
 from benchmarks.versions.version import Version
@@ -62,12 +61,6 @@ def test_the_front_doors_share_is_what_openais_api_adds_in_each_version() -> Non
     assert "too narrow" not in table([], share, Change.of([(2.0, 2.5)] * 6))
 
 
-def test_a_batch_without_output_is_no_figure() -> None:
-    pairs = [Pair(batch(1.0, None), batch(1.0, None))] * 2
-    with pytest.raises(VerificationError, match="no output"):
-        figures_of({SETTINGS[0]: pairs})
-
-
 def test_the_checkout_is_copied_as_it_is_and_a_commit_as_it_was(tmp_path: Path) -> None:
     checkout = Version.of_checkout(tmp_path / "after", "demo").tree
     assert (checkout / "Makefile").read_bytes() == (REPOSITORY_ROOT / "Makefile").read_bytes()
@@ -77,11 +70,6 @@ def test_the_checkout_is_copied_as_it_is_and_a_commit_as_it_was(tmp_path: Path) 
         ["git", "show", "HEAD:Makefile"], cwd=REPOSITORY_ROOT, capture_output=True, check=True
     )
     assert (commit / "Makefile").read_bytes() == shown.stdout
-
-
-def test_an_unknown_commit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--before", "nowhere"]) == 1
-    assert "--before nowhere" in capsys.readouterr().err
 
 
 def test_a_version_whose_program_fails_is_named_with_the_end_of_its_error(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from pipelines.manifest import checked_engine
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.checkpoints import LLAMA3_SCALING
 from tests.support.hugging_face_checkpoints import make_hugging_face, pair_recipe
-from tests.support.modelopt_in_process import made, run_in_process, worker
+from tests.support.modelopt_in_process import made, run_in_process
 from tests.support.tensorrt_llm_1_2_1 import QUANT_CONFIG, REQUIRED_CONFIG
 
 pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.long]
@@ -105,14 +104,6 @@ def test_config_and_manifest(checkpoint: tuple[str, Path], source: Path) -> None
     assert np.array_equal(head.data, table.data) and head.dtype == "BF16"
 
 
-def test_what_is_made_is_not_made_again(source: Path, tmp_path: Path) -> None:
-    directory, _ = made(tmp_path, source, "none")
-    before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
-    again, lines = made(tmp_path, source, "none")
-    assert again == directory and any("up to date" in line for line in lines)
-    assert before == {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
-
-
 def test_fp8_keys_and_values_have_scales_of_at_least_one(source: Path, tmp_path: Path) -> None:
     directory, lines = made(tmp_path, source, "fp8", kv_cache_dtype="fp8")
     assert config_of(directory)["quantization"]["kv_cache_quant_algo"] == "FP8"
@@ -157,23 +148,6 @@ def test_ranks_of_a_split_are_the_whole(quantization: str, source: Path, tmp_pat
     table = "transformer.vocab_embedding.weight"
     joined = np.concatenate([_values(rank[table]) for rank in ranks if table in rank])
     assert np.array_equal(joined, _values(whole[table]))
-
-
-def test_an_export_leaves_the_model_as_it_was(source: Path, tmp_path: Path) -> None:
-    module = worker()
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = module.load_model(source)
-        pieces = torch.arange(256).reshape(4, 64)
-        model = module.mtq.quantize(
-            model, module.quantization_config("int8_sq", "model"), module._forward_loop(pieces, 0.0)
-        )
-        for name in ("first", "second"):
-            module.export(model, "llama", tmp_path / name, 1, 1)
-    first, second = ((tmp_path / name / "rank0.safetensors").read_bytes() for name in ("first", "second"))
-    assert first == second
 
 
 def test_a_padded_vocabulary_has_rows_that_never_win(source: Path, tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipelines.errors import (
     DraftproofError,
@@ -25,12 +23,8 @@ from pipelines.errors import (
 )
 from pipelines.executor.step import StepInputs
 from pipelines.executor.step_loop import StepLoop
-from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
-from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.sampling.sampler import Sampler
-from tests.support.examples import examples
 from tests.support.recording_engine import (
     NUM_BLOCKS,
     RecordingEngine,
@@ -40,7 +34,6 @@ from tests.support.recording_engine import (
     request,
     rounds_of,
     run,
-    tokens_of,
 )
 
 
@@ -69,54 +62,6 @@ def test_a_round_computes_only_what_is_new() -> None:
     draft = make_executor(RecordingEngine(NUM_BLOCKS, role="draft"))
     run([draft, target], lambda: rounds_of(request([3, 1, 4, 1, 5], 16), draft.complete, target, 4))
     assert all(count == 1 for position, count in engine.num_computed.items() if position > 0)
-
-
-@examples(60)
-@given(data=st.data())
-def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.DataObject) -> None:
-    """They share prefixes, batches, preemption, eviction, cancellation and rejections."""
-    num_blocks = data.draw(st.integers(26, 60), label="blocks")
-    shared = data.draw(st.lists(st.integers(1, 15), max_size=14), label="shared prefix")
-    draw_prompt = st.lists(st.integers(1, 15), min_size=1, max_size=20)
-    prompts = [
-        shared + tail for tail in data.draw(st.lists(draw_prompt, min_size=1, max_size=8), label="prompts")
-    ]
-    lengths = [data.draw(st.integers(0, 6)) for _ in prompts]
-    cancelled = {i for i in range(len(prompts)) if data.draw(st.integers(0, 5)) == 0}
-    requests = [
-        request(
-            prompt, data.draw(st.integers(1, 30)), sampling=SamplingParams(temperature=float(i % 2), seed=i)
-        )
-        for i, prompt in enumerate(prompts)
-    ]
-    attention = data.draw(st.sampled_from(["openvino", "draftproof"]))
-    draft = make_executor(RecordingEngine(num_blocks, salt=1, agreement=11, role="draft"), num_blocks)
-    engine = RecordingEngine(num_blocks, attention=attention)
-    target = make_executor(engine, num_blocks, max_num_tokens=data.draw(st.integers(8, 32)))
-
-    async def one(index: int) -> list[int]:
-        await asyncio.sleep(0.0005 * (index % 3))
-        if lengths[index] == 0:
-            return (await target.complete(requests[index])).token_ids.tolist()
-        rounds = []
-        async for part in speculate(
-            requests[index], draft.complete, target.complete, FixedDraftLength(lengths[index])
-        ):
-            rounds.append(part)
-            if index in cancelled:
-                return []
-        return tokens_of(rounds)
-
-    async def everyone() -> list[list[int]]:
-        return list(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
-
-    answers = run([draft, target], everyone)
-    for index, answer in enumerate(answers):
-        if index not in cancelled or lengths[index] == 0:
-            assert answer == alone(requests[index], attention)
-    for executor in (draft, target):
-        assert executor.scheduler.num_free_blocks == executor.scheduler.num_blocks
-        assert executor.scheduler.num_running == executor.scheduler.num_waiting == 0
 
 
 def test_preemption_happens_and_changes_nothing() -> None:

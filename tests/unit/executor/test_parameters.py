@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -67,9 +68,9 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> GenerationRequest:
+def requests(draw: st.DrawFn, shared: Sequence[int] = ()) -> GenerationRequest:
     return request(
-        draw(st.lists(st.integers(1, 15), min_size=1, max_size=20)),
+        [*shared, *draw(st.lists(st.integers(1, 15), min_size=1, max_size=20))],
         draw(st.integers(1, 40)),
         sampling=draw(sampling_params()),
         stop_words=draw(WORDS),
@@ -83,8 +84,8 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
 Answer = Output | InvalidRequestError
 
 
-def alone(req: GenerationRequest) -> Answer:
-    target = make_executor(RecordingEngine(NUM_BLOCKS))
+def alone(req: GenerationRequest, attention: str = "openvino") -> Answer:
+    target = make_executor(RecordingEngine(NUM_BLOCKS, attention=attention))
 
     async def answer() -> Answer:
         try:
@@ -124,27 +125,44 @@ def bits(output: Answer) -> tuple[Any, ...]:
 @examples(80)
 @given(data=st.data())
 def test_any_combination_of_parameters_is_answered_as_by_the_target_alone(data: st.DataObject) -> None:
-    """The runs include batch mates, preemption and split verifications; log probabilities equal in bits."""
-    num_blocks = data.draw(st.integers(26, 60), label="blocks")
-    asked = data.draw(st.lists(requests(), min_size=1, max_size=5), label="requests")
-    lengths = [data.draw(st.integers(0, 6)) for _ in asked]
-    draft, target = draft_and_target(num_blocks, max_num_tokens=data.draw(st.integers(8, 32)))
+    """The runs include shared prefixes, batch mates, preemption, eviction, cancellation, split verifications.
 
-    async def one(req: GenerationRequest, length: int) -> Answer:
+    Log probabilities are equal in bits.
+    """
+    num_blocks = data.draw(st.integers(26, 60), label="blocks")
+    shared = data.draw(st.lists(st.integers(1, 15), max_size=14), label="shared prefix")
+    asked = data.draw(st.lists(requests(shared), min_size=1, max_size=8), label="requests")
+    lengths = [data.draw(st.integers(0, 6)) for _ in asked]
+    are_cancelled = [data.draw(st.integers(0, 5)) == 0 for _ in asked]
+    attention = data.draw(st.sampled_from(["openvino", "draftproof"]))
+    draft = make_executor(RecordingEngine(num_blocks, salt=1, agreement=11, role="draft"), num_blocks)
+    engine = RecordingEngine(num_blocks, attention=attention)
+    target = make_executor(engine, num_blocks, max_num_tokens=data.draw(st.integers(8, 32)))
+
+    async def one(req: GenerationRequest, length: int, is_cancelled: bool) -> Answer | None:
         await asyncio.sleep(0.0005 * (length % 3))
+        parts = []
         loop = speculate(
             req, draft.complete, target.complete, FixedDraftLength(length), stream=target.generate
         )
         try:
-            return joined([part async for part in loop])
+            async with aclosing(loop):
+                async for part in loop:
+                    parts.append(part)
+                    if is_cancelled:
+                        return None
+            return joined(parts)
         except InvalidRequestError as error:
             return error
 
-    async def everyone() -> list[Answer]:
-        return list(await asyncio.gather(*(map(one, asked, lengths))))
+    async def everyone() -> list[Answer | None]:
+        return list(await asyncio.gather(*map(one, asked, lengths, are_cancelled)))
 
     for req, answer in zip(asked, run([draft, target], everyone), strict=True):
-        assert bits(answer) == bits(alone(req))
+        assert answer is None or bits(answer) == bits(alone(req, attention))
+    for executor in (draft, target):
+        assert executor.scheduler.num_free_blocks == executor.scheduler.num_blocks
+        assert executor.scheduler.num_running == executor.scheduler.num_waiting == 0
 
 
 @examples(40)

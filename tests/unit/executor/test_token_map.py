@@ -130,13 +130,6 @@ def test_noise_and_parameters_are_those_of_the_targets_tokens_and_positions(temp
     assert sum(part.num_accepted_tokens for part in rounds) > 20
 
 
-def test_the_ratio_rule_with_such_a_draft_ends_as_it_should() -> None:
-    req = request([3, 1, 4, 7, 5], 24, sampling=SamplingParams(temperature=1.0, seed=2), end_ids=(0,))
-    draft, target = draft_executor(), make_executor(RecordingEngine(NUM_BLOCKS))
-    rounds = run([draft, target], lambda: rounds_of(req, draft.complete, target, 4, use_draft_logits=True))
-    assert rounds[-1].finish_reason and sum(part.num_accepted_tokens for part in rounds) > 0
-
-
 def test_a_context_that_is_too_long_for_the_draft_is_answered_without_it() -> None:
     draft, target = draft_executor(), make_executor(RecordingEngine(NUM_BLOCKS))
     watched = WatchedDraft(draft.complete)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -22,7 +26,11 @@ from pipelines.errors import (
     TransportError,
     UnauthorizedError,
 )
+from pipelines.front_door import own_server
 from pipelines.front_door.errors import error_document, error_response
+from pipelines.front_door.own_server import OwnServer
+from pipelines.router.router import Router
+from pipelines.wire.request import CompletionRequest
 
 INSIDE = "/a/path, model speculative, 127.0.0.1:8001, config.pbtxt"
 BUG = "The server failed on this request, by a bug in Draftproof."
@@ -100,3 +108,24 @@ def test_a_message_is_sentences_and_names_the_field(
 def test_long_parts_of_an_error_are_cut() -> None:
     long = "x" * 1_000_000
     assert len(json.dumps(error_document(InvalidRequestError(long, long)))) < 5000
+
+
+@pytest.mark.parametrize(("settings", "timeout_us"), [({}, 0), ({"timeout_s": 900.5}, 900_500_000)])
+async def test_an_answer_takes_as_long_as_its_tokens_unless_there_is_a_limit(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], timeout_us: int
+) -> None:
+    asked: list[int] = []
+
+    async def answer(request: CompletionRequest, *, streaming: bool, timeout_us: int) -> AsyncIterator[Any]:
+        asked.append(timeout_us)
+        return
+        yield
+
+    monkeypatch.setattr(own_server, "Preprocessing", lambda *_: None)
+    monkeypatch.setattr(Router, "of", lambda *_, **__: SimpleNamespace(answer=answer))
+    model: Any = SimpleNamespace(max_requests=1, tokenizer=None, max_seq_len=8)
+    server = OwnServer(model, {}, FrontDoorSettings(**settings).timeout_s)
+    for streaming in (True, False):
+        chunks = server.stream(CompletionRequest("x"), streaming=streaming)
+        assert [chunk async for chunk in chunks] == []  # the stand-in says nothing
+    assert asked == [timeout_us] * 2

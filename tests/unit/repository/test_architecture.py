@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breakages.__main__ import find_tests, place_of, read_breakages, read_sources
 from tests.conftest import QUARANTINE, REPOSITORY_ROOT, tracked_files
 from tools import size
 
@@ -350,6 +351,14 @@ def test_a_small_file_with_one_importer_is_part_of_it() -> None:
 def test_the_quarantine_names_tests_that_exist() -> None:
     for path, name in (test.split("::") for test in QUARANTINE):
         assert f"def {name}(" in (REPOSITORY_ROOT / path).read_text(encoding="utf-8"), f"{path} has no {name}"
+
+
+def test_each_breakage_stands_in_one_place_and_names_tests_that_exist() -> None:
+    """``python -m tests.breakages`` takes an hour, so one that has rotted would go unseen for long."""
+    sources = read_sources(REPOSITORY_ROOT)
+    assert [each.name for each in read_breakages() if place_of(each, sources) is None] == []
+    named = {name for each in read_breakages() for name in each.tests}
+    assert [name for name in sorted(named) if not find_tests(name, REPOSITORY_ROOT)] == []
 
 
 def test_no_path_of_a_machine_and_no_package_host_is_committed() -> None:

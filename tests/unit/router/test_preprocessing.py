@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -93,22 +92,3 @@ def test_a_prediction_becomes_tokens_and_is_no_part_of_the_answer(preprocessing:
     for text, values in (("x y " * 64, "prediction has"), ("x" * 10**6, "bytes")):
         with pytest.raises(InvalidRequestError, match=values):
             preprocessing(text_request("x", prediction=text))
-
-
-def test_a_prompt_is_not_cut_or_padded_by_what_a_trainer_left_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    write_tokenizer(path)
-    document = json.loads(path.read_text(encoding="utf-8"))
-    right = {"direction": "Right"}
-    document["truncation"] = {"max_length": 4, "stride": 0, "strategy": "LongestFirst", **right}
-    padding = {"strategy": {"Fixed": 48}, "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
-    document["padding"] = {**padding, "pad_token": "x", **right}
-    cut = tmp_path / "cut.json"
-    cut.write_text(json.dumps(document), encoding="utf-8")
-    ids = []
-    for each in (path, cut):
-        values = {"tokenizer_file": str(each), "tokenizer_sha256": sha256_file(each), "max_seq_len": "64"}
-        made = ModelParameters("generate", values).preprocessing()
-        ids.append(made(text_request("def main():\n    return 12")).input_ids)
-    assert ids[0] == ids[1]
-    assert 4 < len(ids[0]) < 48

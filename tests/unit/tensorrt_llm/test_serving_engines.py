@@ -24,7 +24,7 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.tensorrt_llm import engines as tensorrt_llm_engines
 from pipelines.triton.tensorrt_llm.end_of_output import OutputEnd
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
-from pipelines.triton.tensorrt_llm.tensors import plain_tensors
+from pipelines.triton.tensorrt_llm.tensors import new_tokens, plain_tensors
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
 from tests.stand_in_tensorrt_llm.repository import recipe
 from tests.unit.tensorrt_llm.test_repository import configs_of, render
@@ -262,6 +262,25 @@ def test_logits_are_fitted_to_the_targets_columns(tmp_path: Path) -> None:
     assert handed and all(logits.shape[2] == 2056 for logits in handed)
     weights = np.exp(handed[0][0, 0].astype(np.float64) - handed[0].max())
     assert weights[2048:].sum() == 0
+
+
+def test_each_round_has_noise_of_its_own_the_bias_and_its_input(
+    engines: TensorRtLlmEngines, calls: InProcessCalls
+) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=11, logit_bias=((77, 9.0), (5, -3.0)))
+    first, again = (tokens(engines, request(40, sampling=sampling), 3, by_ratio=True) for _ in range(2))
+    assert first == again
+    rounds = calls.asked[: len(calls.asked) // 2]
+    seeds = [tensors["seed"].item() for _, tensors in rounds]
+    assert len(set(seeds)) == len(seeds) > 10 and 11 not in seeds
+    assert all("embedding_bias" in tensors for model, tensors in rounds if model == "target")
+    assert not any(tensors["exclude_input_in_output"].item() for _, tensors in rounds)
+
+
+def test_an_answer_that_lost_its_input_is_an_error() -> None:
+    lost = {"sequence_length": np.array([[3]]), "output_ids": np.array([[[1, 2, 3]]])}
+    with pytest.raises(EngineFailedError, match="begin with its input"):
+        new_tokens(lost, request())
 
 
 def test_a_round_that_drafts_nothing_asks_for_no_empty_draft(

@@ -1,4 +1,4 @@
-"""Tests of the draft length that operators set while the server runs, and of what sessions remember."""
+"""Tests of the setting of the draft length: the command that writes it, and the server that reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.errors import InvalidRequestError
+from pipelines.deploy.__main__ import set_draft_length
+from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.speculative_answerer import (
     MAX_SESSIONS,
@@ -110,3 +111,32 @@ def test_of_a_session_the_latest_answers_are_kept() -> None:
     sessions.remember("a", [np.arange(5, MAX_TOKENS + 2, dtype=np.int32)])
     assert sessions.answer_ids("a").tolist() == list(range(2, MAX_TOKENS + 2))
     assert sessions.answer_ids("a").base is None
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    model = tmp_path / "model_repository" / "speculative"
+    model.mkdir(parents=True)
+    text = 'parameters { key: "max_draft_len" value: { string_value: "6" } }'
+    (model / "config.pbtxt").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("wanted", "length"), [("adaptive", None), ("0", 0), ("6", 6)])
+def test_what_is_set_is_what_the_server_reads(run_directory: Path, wanted: str, length: int | None) -> None:
+    path = set_draft_length(run_directory, wanted)
+    rendered = {"num_draft_tokens": "3", "max_draft_len": "6", "draft_length_file": str(path)}
+    assert DraftLengthSetting(ModelParameters("speculative", rendered)).read() == length
+
+
+@pytest.mark.parametrize("wanted", ["7", "-1", "off", "", "2.5", "9" * 5000])
+def test_an_invalid_length_is_refused_and_nothing_is_written(run_directory: Path, wanted: str) -> None:
+    with pytest.raises(InvalidRequestError, match="max_draft_len=6") as caught:
+        set_draft_length(run_directory, wanted)
+    assert repr(wanted) in caught.value.message and caught.value.remedy
+    assert not (run_directory / "draft_length.json").exists()
+
+
+def test_without_a_repository_there_is_nothing_to_set(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="draftproof serve"):
+        set_draft_length(tmp_path, "0")

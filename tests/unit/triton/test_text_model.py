@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.errors import RequestCancelledError, RequestTimeoutError, from_wire
+from pipelines.client.connection import FILE_VARIABLE, key_of_environment
+from pipelines.command_line.running_server import known_key
+from pipelines.errors import (
+    InvalidRequestError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ServerStartError,
+    from_wire,
+)
 from pipelines.manifest import sha256_file
 from pipelines.router import failover, preprocessing
+from pipelines.triton.backend.header import read_header, server_key
 from pipelines.triton.backend.outputs import scalar_tensor, text_tensor
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.text.model import TextModel
@@ -21,7 +31,7 @@ from pipelines.wire.chunk import Chunk
 from pipelines.wire.fields import TEXT_INPUTS
 from pipelines.wire.messages import EngineRequest
 from pipelines.wire.responder import Outlet, Responder
-from tests.support.fake_triton import FakeRequest, fake_backend
+from tests.support.fake_triton import SERVER_KEY, FakeRequest, fake_backend
 from tests.support.tiny_engines import write_tokenizer
 
 MAX_BATCH_SIZE, MAX_QUEUE_SIZE = 1, 2
@@ -154,3 +164,55 @@ def test_the_arm_of_the_gateway_answers_alone(model: TextModel, monkeypatch: pyt
     chosen = request_of(parameters='{"draftproof_arm": "stable"}')
     model.execute([chosen])
     assert text_of(chosen) == b"x"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        *({"draftproof_key": value} for value in ("", "guess", SERVER_KEY[:-1], SERVER_KEY + "x")),
+        *({"draftproof_key": value} for value in (None, True, 1, [SERVER_KEY], "é", "\ud800")),
+        {"draftproof_key": None, "draftproof_ping": True},
+    ],
+)
+def test_models_refuse_a_request_without_the_key(parameters: dict[str, Any]) -> None:
+    request = FakeRequest({}, parameters=json.dumps(parameters))
+    with pytest.raises(InvalidRequestError, match="did not come through the gateway") as refused:
+        read_header(request, (), server_key())
+    assert SERVER_KEY not in str(refused.value)
+
+
+def test_with_the_key_a_ping_is_told_from_a_request() -> None:
+    assert not read_header(FakeRequest({}), (), server_key()).is_ping
+    assert read_header(FakeRequest({}, parameters='{"draftproof_ping": true}'), (), server_key()).is_ping
+
+
+def test_a_model_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTPROOF_KEY", "")
+    with pytest.raises(ServerStartError, match="DRAFTPROOF_KEY is not set"):
+        server_key()
+    monkeypatch.delenv("DRAFTPROOF_KEY")
+    with pytest.raises(ServerStartError, match="DRAFTPROOF_KEY is not set"):
+        server_key()
+
+
+def test_operators_name_the_file_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FILE_VARIABLE, raising=False)
+    assert key_of_environment() == ""
+    (tmp_path / "key").write_text("secret\n")
+    with known_key(tmp_path):
+        assert key_of_environment() == "secret"
+    assert key_of_environment() == "", "it is known for as long as the server is asked"
+    monkeypatch.setenv(FILE_VARIABLE, "before")
+    with pytest.raises(KeyError), known_key(tmp_path):
+        raise KeyError
+    with pytest.raises(InvalidRequestError, match="before"):
+        key_of_environment()
+    for content in (b"\xff", None):
+        file = tmp_path / "other"
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+        monkeypatch.setenv(FILE_VARIABLE, str(file))
+        with pytest.raises(InvalidRequestError, match="key of the server cannot be read"):
+            key_of_environment()
