@@ -56,8 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sets",
         type=_set_names,
-        help="prompt sets: names of files of the prompts, adversarial, repetitive (default: all, or the "
-        "largest and adversarial)",
+        help="prompt sets: names of files of the prompts (default: all, or the largest)",
     )
     parser.add_argument(
         "--concurrency",
@@ -71,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--temperature",
         type=_decimal(0.0),
         default=0.0,
-        help="temperature of all prompt sets except adversarial (%(default)s)",
+        help="temperature of all requests (%(default)s)",
     )
     parser.add_argument(
         "--max-tokens", type=whole_number(2), help=f"most tokens per request ({_defaults('max_tokens')})"

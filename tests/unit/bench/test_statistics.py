@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pipelines.bench.blocks import Blocks, Interval
-from pipelines.bench.comparisons import comparisons
 from pipelines.bench.figures import figures_of, percentiles, pooled, spread
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Cell, ClosedLoop
+from pipelines.bench.report import comparisons
 from pipelines.bench.reporting.section import joint_verdict
 from pipelines.bench.reporting.slo import Slo
 from pipelines.errors import VerificationError
