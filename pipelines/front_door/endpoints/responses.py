@@ -123,11 +123,14 @@ class ResponsesBody(MessageFields):
                     f"{name}={getattr(self, name)!r:.200} is not supported: no {name} is kept",
                     "send previous_response_id, or the whole conversation in input",
                 )
-        of_chat = {"n": self.n != 1, "response_format": self.response_format is not None}
-        of_chat["include"] = _LOG_PROBS in (self.include or ())
-        for name in filter(of_chat.__getitem__, of_chat):
+        of_chat = {
+            "n": self.n != 1,
+            "response_format": self.response_format is not None,
+            "include": _LOG_PROBS in (self.include or ()),
+        }
+        if asked := [name for name, is_asked in of_chat.items() if is_asked]:
             raise InvalidRequestError(
-                f"{name}={getattr(self, name)!r:.200} belongs to /v1/chat/completions",
+                f"{asked[0]}={getattr(self, asked[0])!r:.200} belongs to /v1/chat/completions",
                 "ask that path, or send one request for each answer, with its form in text.format",
             )
 
