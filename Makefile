@@ -58,9 +58,6 @@ doctor: .venv/run.stamp ## show what this machine has, what is missing, and what
 .PHONY: modelopt
 modelopt: .venv/build.stamp .venv/torch.stamp ## install what `draftproof quantize` needs
 
-.PHONY: otel
-otel: .venv/otel.stamp ## install what traces need; set OTEL_EXPORTER_OTLP_ENDPOINT to send them to a collector
-
 ##@ Demonstrate and measure
 .PHONY: demo
 demo: .venv/run.stamp ## run everything: build engines, start a server, send prompts to both models, print a table and a verdict
@@ -181,7 +178,6 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra run -o requirements/run.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt --excludes requirements/unneeded-by-train.txt -c requirements/test.txt --extra train -o requirements/train.txt
 	$(uv_compile) -c requirements/test.txt --extra run --extra build -o requirements/build.txt
-	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra otel -o requirements/otel.txt
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
 	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
 	for extra in peers-vllm peers-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
@@ -205,9 +201,8 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 	@touch $@
 
 .venv/test.stamp: requirements/test.txt .venv/run.stamp
-.venv/otel.stamp: requirements/otel.txt .venv/run.stamp
 .venv/build.stamp: requirements/build.txt .venv/run.stamp
-.venv/test.stamp .venv/otel.stamp .venv/build.stamp:
+.venv/test.stamp .venv/build.stamp:
 	$(pip_install) $(locked) -r $<
 	@touch $@
 

@@ -167,7 +167,7 @@ def drawn_prompts(options: argparse.Namespace, count: int) -> tuple[Prompts, Pro
     largest = choose_prompts(options.prompts, options.recipe).of_largest_set()
     prompts = largest.draw(count, least=count)
     check_chats(prompts, None)
-    (prompt_set,) = make_prompt_sets(prompts, tuple(prompts.sets), count, 0.0).values()
+    (prompt_set,) = make_prompt_sets(prompts, 0.0)
     return prompts, prompt_set
 
 

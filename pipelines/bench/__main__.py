@@ -15,25 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.atomic_file import write_whole
-from pipelines.bench.comparisons import Results
 from pipelines.bench.figures import figures_of
 from pipelines.bench.measuring import Measurement, measure, num_different_answers, warm_up
 from pipelines.bench.options import Size, make_parser, size_of
 from pipelines.bench.plan import ClosedLoop, Plan, describe
-from pipelines.bench.prompt_sets import (
-    ADVERSARIAL,
-    PromptSet,
-    adversarial_set,
-    draw_sets,
-    make_prompt_sets,
-    names_of_sets,
-)
-from pipelines.bench.report import as_document, as_text
+from pipelines.bench.prompt_sets import draw_sets, make_prompt_sets, names_of_sets
+from pipelines.bench.report import Results, as_document, as_text
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.bench.workers import Workers
 from pipelines.client import Client
 from pipelines.command_line.prompt_choice import choose_prompts
-from pipelines.command_line.prompt_lengths import fitting_prompts, read_vocabulary
+from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, running_server
 from pipelines.errors import InvalidRequestError, RecipeError
@@ -49,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         prompts = choose_prompts(options.prompts, options.recipe)
         names = names_of_sets(prompts, options.sets, is_quick=options.quick)
-        needed = _prompts_needed(size)
-        draw_sets(prompts, names, needed, needed)
+        draw_sets(prompts, names, _prompts_needed(size))
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
@@ -76,26 +67,21 @@ def _bench(
     options: argparse.Namespace,
     command_line: list[str],
 ) -> Results:
-    count = _prompts_needed(size)
     with Client.connect(url) as client:
-        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, count, count)
-        engine_dirs = engine_directories(client)
+        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, _prompts_needed(size))
         context = conditions(
             "pipelines.bench",
             command_line,
             recipe=options.recipe,
             triton_version=client.server_version(),
-            engines=engine_conditions(engine_dirs),
+            engines=engine_conditions(engine_directories(client)),
             prompts=drawn.document(),
             temperature=options.temperature,
         )
     for line in drawn.lines():
         _report(line)
-    prompt_sets = make_prompt_sets(drawn, names, count, options.temperature)
-    if ADVERSARIAL in names:
-        _add_adversarial(prompt_sets, count, engine_dirs.get("target"), is_required=bool(options.sets))
     plan = Plan(
-        prompt_sets=tuple(prompt_sets[name] for name in names if name in prompt_sets),
+        prompt_sets=make_prompt_sets(drawn, options.temperature),
         concurrency=size.concurrency,
         draft_lengths=size.draft_lengths,
         max_tokens=size.max_tokens,
@@ -128,18 +114,6 @@ def _bench(
         conditions=context,
         was_stopped=was_stopped,
     )
-
-
-def _add_adversarial(
-    prompt_sets: dict[str, PromptSet], count: int, engine_dir: Path | None, *, is_required: bool
-) -> None:
-    """Add the adversarial set; leave it out, with a message, if it was not requested and cannot be made."""
-    try:
-        prompt_sets[ADVERSARIAL] = adversarial_set(count, read_vocabulary(engine_dir))
-    except InvalidRequestError as error:
-        if is_required:
-            raise
-        _report(f"prompts: {error}")
 
 
 def _show(results: Results, options: argparse.Namespace) -> int:

@@ -55,9 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--sets",
-        type=_set_names,
-        help="prompt sets: names of files of the prompts, adversarial, repetitive (default: all, or the "
-        "largest and adversarial)",
+        type=lambda text: tuple(dict.fromkeys(text.split(","))),
+        help="prompt sets: names of files of the prompts (default: all, or the largest)",
     )
     parser.add_argument(
         "--concurrency",
@@ -71,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--temperature",
         type=_decimal(0.0),
         default=0.0,
-        help="temperature of all prompt sets except adversarial (%(default)s)",
+        help="temperature of all requests (%(default)s)",
     )
     parser.add_argument(
         "--max-tokens", type=whole_number(2), help=f"most tokens per request ({_defaults('max_tokens')})"
@@ -91,13 +90,6 @@ def _defaults(name: str) -> str:
     values = (getattr(size, name) for size in (FULL, QUICK))
     lists = (value if isinstance(value, tuple) else (value,) for value in values)
     return " or ".join(",".join(map(str, each)) for each in lists)
-
-
-def _set_names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different names")
-    return names
 
 
 def _decimal(minimum: float) -> Callable[[str], float]:

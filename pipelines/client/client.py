@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -89,9 +88,7 @@ class GenerationStream(Iterator[Chunk]):
     def __enter__(self) -> GenerationStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -212,9 +209,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self, request: CompletionRequest, model: str, *, streaming: bool) -> GenerationStream:

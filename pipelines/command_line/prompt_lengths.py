@@ -12,7 +12,6 @@ from pipelines.command_line.chat_prompts import render_chats
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_directories
 from pipelines.errors import DraftproofError
-from pipelines.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from pipelines.text.prompt_tokenizer import PromptTokenizer
@@ -60,14 +59,6 @@ def read_tokenizer(engine: Path) -> PromptTokenizer:
 
     path = engine / "tokenizer.json"
     return PromptTokenizer(path.read_bytes(), path)
-
-
-def read_vocabulary(engine: Path | None) -> Vocabulary | None:
-    """Read the vocabulary of an engine; None if the server runs on another machine."""
-    try:
-        return Vocabulary.from_file(engine / "tokenizer.json") if engine else None
-    except DraftproofError:
-        return None
 
 
 def count_tokens(prompts: Prompts, tokenizer: PromptTokenizer) -> Prompts:

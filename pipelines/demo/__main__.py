@@ -19,7 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench.reporting.conditions import OtherPrograms, conditions, engine_conditions
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.command_line.chat_prompts import as_messages, last_words
@@ -96,8 +96,7 @@ def _demonstrate(
             vocabulary = Vocabulary.from_file(engine_dirs["target"] / "tokenizer.json")
             if chats := [name for name, of_set in used.sets.items() if of_set[0].messages]:
                 _say(f"   sent as messages, in the model's chat template: {', '.join(chats)}")
-            with OtherPrograms() as others:
-                pairs = converse(used, options.sampled, options.max_tokens, client, vocabulary)
+            pairs = converse(used, options.sampled, options.max_tokens, client, vocabulary)
         answered_s = time.monotonic()
         _say("4. Stopping the server")
     stopped_s = time.monotonic()
@@ -105,10 +104,9 @@ def _demonstrate(
     closing = [f"{verdict.upper()}: {reason}"]
     if figures:
         _say(f"\n{table(figures)}")
-        closing += [conclusion(figures, was_busy=others.were_busy)] if verdict == "pass" else []
+        closing += [conclusion(figures)] if verdict == "pass" else []
     document = {
         **as_document(pairs),
-        "others_share_of_cores": round(others.share, 3),
         "seconds": {
             "build": round(built_s - began_s, 2),
             "start": round(ready_s - built_s, 2),

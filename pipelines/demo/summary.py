@@ -161,12 +161,11 @@ def table(figures: Sequence[KindFigures]) -> str:
     return "\n".join(lines)
 
 
-def conclusion(figures: Sequence[KindFigures], *, was_busy: bool) -> str:
+def conclusion(figures: Sequence[KindFigures]) -> str:
     """Say in a sentence for which kinds of text the draft is worth it.
 
     Args:
         figures: Figures of at least one kind.
-        was_busy: Whether other programs used the machine meanwhile.
     """
     fastest = sorted(figures, key=lambda each: -each.ratio.value)
     ratios = [f"{each.ratio.value:.2f} on {each.kind}" for each in fastest]
@@ -180,8 +179,7 @@ def conclusion(figures: Sequence[KindFigures], *, was_busy: bool) -> str:
     elif others:
         said.append(f"not worth it for {_listed(others)}")
     if unknown:
-        why = "on this busy machine" if was_busy else "by so few answers"
-        said.append(f"not shown for {_listed(unknown)} {why}")
+        said.append(f"not shown for {_listed(unknown)} by so few answers")
     return f"{', '.join(ratios)}: {'; '.join(said)}."
 
 

@@ -135,7 +135,6 @@ class FrontDoor:
             (Operation("/v1/models/{model}", "Describe the served model"), self._model_named),
             (Operation(_RESPONSE, "Return a response that is kept"), self._kept.show),
             (Operation(_RESPONSE, "Forget a response", method="DELETE"), self._kept.delete),
-            (Operation(f"{_RESPONSE}/input_items", "List its input"), self._kept.list_items),
         )
 
     @web.middleware

@@ -21,7 +21,6 @@ from pipelines.front_door.answering import RouterCalls
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.observing.exchange import RequestLog
 from pipelines.front_door.observing.metrics import MetricsPage
-from pipelines.front_door.observing.traces import Traces, are_wanted
 from pipelines.front_door.served_model import ServedModel
 
 _LOG = logging.getLogger(__name__)
@@ -114,15 +113,13 @@ async def serve(
         ServerStartError: The API keys or the certificate cannot be read.
     """
     log = RequestLog(settings, model) if settings.request_log else None
-    traces = Traces(model.name) if are_wanted() else None
-    kept = [each for each in (log, traces) if each is not None]
-    observers = [metrics.requests.observe, *(each.observe for each in kept)]
+    observers = [metrics.requests.observe, *([log.observe] if log else [])]
     door = FrontDoor(model, router, settings, metrics, observers, server_key, checks_model=checks_model)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.close)
         stack.push_async_callback(metrics.close)
-        for each in kept:
-            stack.callback(each.close)
+        if log is not None:
+            stack.callback(log.close)
         if model.chat is not None:
             stack.callback(model.chat.close)
         await stack.enter_async_context(listen(door.application(), settings, listening))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.front_door.messages.message import THINK_BEGIN, THINK_END, Content
+from pipelines.front_door.messages.message import THINK_BEGIN, THINK_END
 from pipelines.front_door.served_model import ServedModel
 from pipelines.wire.chunk import TOKEN_SOURCES, Chunk, TopLogProbs
 
@@ -145,49 +144,3 @@ class ThoughtTokens:
                 return
             self.number += 1
             self._end = self._end[-len(self._mark) :] + self._model.bytes_of(token_id)
-
-
-LogProbsOfTokens = list[dict[str, Any]]
-"""For each token what OpenAI's API says of it: its text, bytes, log probability, and alternatives."""
-
-
-class TextLogProbs:
-    """Hands out the log probabilities of one answer, chunk by chunk, with the pieces of its text.
-
-    A token belongs to the text if one of its characters does. A token without characters, such as the first
-    one of a character, belongs where the next one does, and at the end of the answer where the last one does.
-
-    Args:
-        model: The model.
-    """
-
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
-        self._waiting: deque[tuple[int, LogProbsOfTokens]] = deque()  # each up to a place in the answer
-        self._begin = self._end = 0  # of what waits
-        self._silent: LogProbsOfTokens = []  # without characters, at the end
-        self._ends_with_text = False
-
-    def add(self, chunk: Chunk) -> None:
-        """Add the tokens of a chunk, before its text is read."""
-        found = chat_log_probs(self._model, chunk.output_ids, chunk.log_probs, chunk.top_log_probs)
-        for text, token in zip(texts_of_tokens(self._model, chunk), found["content"], strict=True):
-            self._silent.append(token)
-            if text:
-                self._end += len(text)
-                self._waiting.append((self._end, self._silent))
-                self._silent = []
-
-    def take(self, content: Content) -> LogProbsOfTokens:
-        """Return those of the next piece of the text."""
-        taken: LogProbsOfTokens = []
-        while self._waiting and self._begin < content.place + len(content.text):
-            self._begin, tokens = self._waiting.popleft()
-            self._ends_with_text = self._begin > content.place
-            if self._ends_with_text:
-                taken += tokens
-        return taken
-
-    def rest(self) -> LogProbsOfTokens:
-        """Return those behind the last piece of the text, after the end of the answer."""
-        return self._silent if self._ends_with_text and not self._waiting else []

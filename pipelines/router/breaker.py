@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from pipelines.errors import (
@@ -98,17 +99,21 @@ class Breaker:
         state = self.state(now_s)
         return state == "closed" or (state == "half_open" and not self._has_probe)
 
-    def begin(self, now_s: float) -> Asked:
-        """Record a request to the arm; one is also sent through an open breaker if no other arm is left."""
+    def begin(self, now_s: float) -> Callable[[Outcome, float], None]:
+        """Record a request to the arm; one is also sent through an open breaker if no other arm is left.
+
+        Returns:
+            A function that records the outcome and when it came. Of requests that began before the latest
+            change of state, it is ignored.
+        """
         is_probe = self.state(now_s) == "half_open" and not self._has_probe
         self._has_probe = self._has_probe or is_probe
-        return Asked(self, self._num_turns, is_probe)
+        return partial(self._note, self._num_turns, is_probe)
 
-    def note(self, asked: Asked, outcome: Outcome, now_s: float) -> None:
-        """Record an outcome; requests that began before the latest change of state are ignored."""
-        if asked.num_turns != self._num_turns:
+    def _note(self, num_turns: int, is_probe: bool, outcome: Outcome, now_s: float) -> None:
+        if num_turns != self._num_turns:
             return
-        if asked.is_probe:
+        if is_probe:
             self._has_probe = False
         has_failed = outcome in FAILURES
         if not has_failed and outcome != "answered":
@@ -117,7 +122,7 @@ class Breaker:
             self._count(has_failed, now_s)
         elif not has_failed:
             self._close(now_s)
-        elif asked.is_probe:
+        elif is_probe:
             self._pause(2 * self._pause_s, now_s)
 
     def _count(self, has_failed: bool, now_s: float) -> None:
@@ -153,16 +158,3 @@ class Breaker:
         self._returned_at_s = now_s
         self._num_in_a_row = 0
         self._outcomes.clear()
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One request to an arm, created by ``Breaker.begin``."""
-
-    breaker: Breaker
-    num_turns: int
-    is_probe: bool
-
-    def note(self, outcome: Outcome, now_s: float) -> None:
-        """Record the outcome; see ``Breaker.note``."""
-        self.breaker.note(self, outcome, now_s)

@@ -143,13 +143,13 @@ class Routing(Generic[Chunk]):
         return Routed(table, arm, number, observation)
 
     def _ask(self, routed: Routed, call: RoutedCall[Any], arm: Arm) -> Callable[[Outcome], None]:
-        asked = self._breaker(routed.table, arm).begin(time.monotonic())
+        note = self._breaker(routed.table, arm).begin(time.monotonic())
 
         def end(outcome: Outcome) -> None:
             if outcome in ("answered", "cancelled") and call.has_fault(arm):
                 outcome = "error"
             routed.outcomes[arm] = outcome
-            asked.note(outcome, time.monotonic())
+            note(outcome, time.monotonic())
 
         return end
 

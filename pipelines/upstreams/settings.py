@@ -36,8 +36,6 @@ class UpstreamSetting:
         servers: ``host:port`` of the gRPC server of each server of the fleet.
         server_name: ``host:port`` whose host is a name in DNS, such as that of a headless service: each of
             its addresses is a server. They are looked up every few seconds. "" for none.
-        max_requests_per_server: Most answers that are asked of each of these servers at a time; None leaves
-            it to their queues.
         prefix_tokens: Prompts whose first so many tokens are equal go to the same server of the fleet.
     """
 
@@ -48,7 +46,6 @@ class UpstreamSetting:
     key_variable: str = ""
     servers: tuple[str, ...] = ()
     server_name: str = ""
-    max_requests_per_server: PositiveInt | None = None
     prefix_tokens: PositiveInt = 32  # a block of the cache; what is shorter is cached nowhere
 
     @property

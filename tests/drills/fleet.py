@@ -13,7 +13,7 @@ from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import PortInUseError
 from pipelines.process import processes_with
-from pipelines.upstreams.fleet.placement import Placement
+from pipelines.upstreams.fleet.placement import placed
 from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.upstreams.settings import UpstreamSetting
 from pipelines.wire.request import CompletionRequest
@@ -78,12 +78,12 @@ class Fleet:
     def sessions_of(self, number: int, count: int) -> list[str]:
         """Return sessions that are answered by a server while all are ready."""
         servers = [FleetServer(self.address(each), None, is_ready=True) for each in range(NUM_SERVERS)]  # type: ignore[arg-type]
-        placement = Placement(UpstreamSetting("fleet").prefix_tokens)
+        length = UpstreamSetting("fleet").prefix_tokens
         names = (f"session {index}" for index in range(1000))
         chosen = (
             name
             for name in names
-            if placement.order(servers, CompletionRequest(session_id=name))[0].address == self.address(number)
+            if placed(servers, CompletionRequest(session_id=name), length)[0].address == self.address(number)
         )
         return [next(chosen) for _ in range(count)]
 

@@ -11,12 +11,9 @@ import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_BUSY_SHARE = 0.1
-_IDLE = (3, 4)  # places of idle and iowait among the times of a core, proc_stat(5)
 _ROOT = Path(__file__).resolve().parents[3]
 _PACKAGES = ("draftproof", "openvino", "numpy", "nvidia-pytriton", "tritonclient", "httpx", "tokenizers")
 _FLAGS = re.compile(r"^(avx|amx|fma$|f16c$)")  # flags that determine kernels
@@ -118,54 +115,3 @@ def _version_of(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-class OtherPrograms:
-    """Measures, as a context manager, how much of the cores others used meanwhile.
-
-    Others are all but this process and its descendants; what a hypervisor gave to other machines counts, too.
-
-    Args:
-        proc: Where the kernel shows processes.
-
-    Attributes:
-        share: Of the time of the cores that this process may use, 0 to 1; 0 if the kernel does not say.
-    """
-
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-        self.share = 0.0
-
-    @property
-    def were_busy(self) -> bool:
-        """Whether they used so much that times are longer."""
-        return self.share > _BUSY_SHARE
-
-    def __enter__(self) -> OtherPrograms:
-        self._began_s, self._before = time.monotonic(), self._ticks()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        spent_s = (self._ticks() - self._before) / os.sysconf("SC_CLK_TCK")
-        cores_s = (time.monotonic() - self._began_s) * len(os.sched_getaffinity(0))
-        self.share = min(max(spent_s / cores_s, 0.0), 1.0)
-
-    def _ticks(self) -> int:
-        """Return the time that others have used these cores, clock ticks."""
-        try:
-            lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
-        except OSError:
-            return 0
-        of_core = {words[0]: words[1:] for line in lines if (words := line.split())}
-        cores = [of_core.get(f"cpu{core}", []) for core in os.sched_getaffinity(0)]
-        busy = sum(int(ticks) for core in cores for place, ticks in enumerate(core[:8]) if place not in _IDLE)
-        parents, used = {}, {}
-        for stat in self._proc.glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
-                fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-                pid = int(stat.parent.name)
-                parents[pid], used[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
-        own = [os.getpid()]
-        for pid in own:  # grows while it is walked through
-            own += [child for child, parent in parents.items() if parent == pid]
-        return busy - sum(used.get(pid, 0) for pid in own)

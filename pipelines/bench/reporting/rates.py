@@ -32,11 +32,6 @@ def lower_bound(num_events: int, num_trials: int, confidence: float = 0.95) -> f
     return 1.0 - upper_bound(num_trials - num_events, num_trials, confidence)
 
 
-def detection_probability(rate: float, num_prompts: int) -> float:
-    """Compute the probability that at least one of ``num_prompts`` shows an event of that rate."""
-    return -math.expm1(num_prompts * math.log1p(-rate)) if rate < 1 else float(num_prompts > 0)
-
-
 def prompts_needed(rate: float, probability: float) -> int:
     """Compute how many prompts show an event of ``rate``, between 0 and 1, with ``probability``."""
     return math.ceil(math.log1p(-probability) / math.log1p(-rate))

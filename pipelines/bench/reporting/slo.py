@@ -3,19 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class Timed(Protocol):
-    """An answer with its times, such as ``Generation``."""
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Seconds to the first token; None if it was not observed."""
-
-    @property
-    def itl_s(self) -> float | None:
-        """Seconds per token after the first; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +17,6 @@ class Slo:
     ttft_s: float
     itl_s: float
 
-    def is_kept_by(self, generation: Timed) -> bool:
-        """Return whether an answer keeps the limits; one of a single token has no ITL."""
-        ttft_s, itl_s = generation.ttft_s, generation.itl_s
+    def is_kept_by(self, ttft_s: float | None, itl_s: float | None) -> bool:
+        """Return whether an answer with these times keeps the limits; one of a single token has no ITL."""
         return ttft_s is not None and ttft_s <= self.ttft_s and (itl_s is None or itl_s <= self.itl_s)

@@ -235,7 +235,7 @@ def _good_by(slo: Slo) -> _Read:
     def is_good(request: Observation) -> float | None:
         if request.failure:
             return 0.0
-        return None if request.ttft_s is None else float(slo.is_kept_by(request))
+        return None if request.ttft_s is None else float(slo.is_kept_by(request.ttft_s, request.itl_s))
 
     return is_good
 

@@ -240,7 +240,7 @@ class _MessageFormat(Format):
         match part:
             case Thought(text):
                 yield from self._add_text("thinking", "thinking", text, {"signature": ""})
-            case Content(text, _):
+            case Content(text):
                 yield from self._add_text("text", "text", text, {"citations": None})
             case CallBegin(call_id, name):
                 yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})

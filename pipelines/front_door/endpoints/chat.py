@@ -9,13 +9,14 @@ from typing import Any
 from aiohttp import web
 
 from pipelines import configuration
+from pipelines.errors import InvalidRequestError
 from pipelines.front_door.answering import Event, RouterCalls, answer
 from pipelines.front_door.endpoints.choices import Choices, check_choices, choices_of
 from pipelines.front_door.messages.message import MessageDocument, Thinking
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.tools import Function, Tool
 from pipelines.front_door.requests.conversation import Message, MessageFields, chat_prompt, message_request
-from pipelines.front_door.requests.sampling import num_log_probs
+from pipelines.front_door.requests.sampling import checked_log_probs
 from pipelines.front_door.served_model import ServedModel, TokenIds
 from pipelines.front_door.token_details import ThoughtTokens, chat_log_probs
 from pipelines.wire.chunk import Chunk
@@ -32,6 +33,7 @@ class ChatBody(MessageFields):
         max_completion_tokens: Most output tokens; None for all that fit.
         max_tokens: Older name of ``max_completion_tokens``.
         logprobs: Return the log probabilities of output tokens.
+        top_logprobs: Return those of this many likeliest tokens too.
         tools: Functions that the model may call.
         reasoning_effort: "none" turns thoughts off; other values mean nothing here.
         add_generation_prompt: End the prompt with the beginning of an answer.
@@ -42,6 +44,7 @@ class ChatBody(MessageFields):
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
     logprobs: bool = False
+    top_logprobs: int | None = None
     tools: tuple[Tool, ...] = ()
     reasoning_effort: str | None = None
     add_generation_prompt: bool = True
@@ -74,10 +77,20 @@ async def answer_chat(
     """
     check_choices(1, body.n)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    log_probs = num_log_probs(body.logprobs, body.top_logprobs, "logprobs=true")
-    common, new_reader = await message_request(body, model, "messages", most, log_probs)
+    common, new_reader = await message_request(body, model, "messages", most, _num_log_probs(body))
     asked = choices_of(common, body.n)
     return await answer(request, router, asked, _ChatFormat(body, model, asked, new_reader), body)
+
+
+def _num_log_probs(body: ChatBody) -> int | None:
+    """Return of how many likeliest tokens log probabilities are returned too; None to return none at all."""
+    if body.logprobs:
+        return checked_log_probs("top_logprobs", body.top_logprobs or 0)
+    if body.top_logprobs:
+        raise InvalidRequestError(
+            f"top_logprobs={body.top_logprobs} needs logprobs=true", "send both, or leave top_logprobs out"
+        )
+    return None
 
 
 class _ChatFormat(Choices):

@@ -5,7 +5,6 @@ They are in the memory of this process, so no other server knows them.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,8 +21,6 @@ from pipelines.front_door.access.clients import CLIENT
 from pipelines.front_door.answering import json_response
 
 KEPT_S = 3600.0
-
-_MAX_LISTED = 100
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,9 @@ class KeptResponses:
             InvalidRequestError: It asks for events, or the response is not kept.
         """
         if request.query.get("stream", "false") != "false":
-            raise _wrong("stream", request, "false")
+            raise InvalidRequestError(
+                f"stream={request.query['stream']!r:.200} is not false", "send false, or leave it out"
+            )
         return web.Response(body=self._asked(request).response, content_type="application/json")
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -108,32 +107,6 @@ class KeptResponses:
         with self._lock:
             self._drop((request[CLIENT].key.sha256, response_id))
         return json_response({"id": response_id, "object": "response", "deleted": True})
-
-    async def list_items(self, request: web.Request) -> web.Response:
-        """Answer ``GET`` of ``input_items``, a page of the conversation before the response.
-
-        Raises:
-            InvalidRequestError: The page cannot be had, or the response is not kept.
-        """
-        query, kept = request.query, self._asked(request)
-        limit, order = query.get("limit", "20"), query.get("order", "desc")
-        if limit not in map(str, range(1, _MAX_LISTED + 1)):
-            raise _wrong("limit", request, f"1 to {_MAX_LISTED}")
-        if order not in ("asc", "desc"):
-            raise _wrong("order", request, "asc or desc")
-        items: list[dict[str, Any]] = await asyncio.to_thread(from_json, kept.items)
-        ids = [item["id"] for item in items]
-        if order == "desc":
-            items, ids = items[::-1], ids[::-1]
-        if (after := query.get("after")) is not None and after not in ids:
-            raise _wrong("after", request, "the last_id of a page of this response")
-        begin = 0 if after is None else ids.index(after) + 1
-        end = begin + int(limit)
-        page = ids[begin:end]
-        ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
-        return json_response(
-            {"object": "list", "data": items[begin:end], **ends, "has_more": end < len(items)}
-        )
 
     def _asked(self, request: web.Request) -> _Kept:
         return self._find(request[CLIENT].key.sha256, request.match_info["response_id"], "response_id")
@@ -156,7 +129,3 @@ class KeptResponses:
 
 KEPT: web.AppKey[KeptResponses] = web.AppKey("kept", KeptResponses)
 """The responses that a front door keeps."""
-
-
-def _wrong(name: str, request: web.Request, allowed: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name}={request.query[name]!r:.200} is not {allowed}", f"send {allowed}")

@@ -15,7 +15,7 @@ from pipelines.front_door.answering import Event, Format
 from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.token_details import TextLogProbs, ThoughtTokens
+from pipelines.front_door.token_details import ThoughtTokens
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
@@ -24,6 +24,7 @@ _TEXT_EVENTS = {
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
 }
+_NO_LOG_PROBS: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
 
 
 class ResponseFormat(Format):
@@ -46,7 +47,6 @@ class ResponseFormat(Format):
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
         self._asked, self._reader, self._keep = asked, reader, keep
-        self._log_probs = None if asked.num_log_probs is None else TextLogProbs(model)
         self._thoughts = ThoughtTokens(model)
         self._has_begun = self._has_thoughts = False
         self._num_events = 0
@@ -69,7 +69,7 @@ class ResponseFormat(Format):
             "top_p": asked.top_p,
             "presence_penalty": asked.presence_penalty,
             "frequency_penalty": asked.frequency_penalty,
-            "top_logprobs": asked.num_log_probs or 0,
+            "top_logprobs": 0,
             "service_tier": "default",
             **fields,
         }
@@ -83,13 +83,9 @@ class ResponseFormat(Format):
         """Yield the events for a chunk of the answer, the first with those that begin the response."""
         yield from self._begin()
         self._thoughts.add(chunk.output_ids)
-        if self._log_probs is not None:
-            self._log_probs.add(chunk)
         for part in self._reader.read(chunk.text, is_last=chunk.is_last):
             yield from self._add(part)
         if chunk.is_last:
-            if self._log_probs is not None and (rest := self._log_probs.rest()):
-                yield from self._add_text("message", "", logprobs=rest)
             if chunk.continued_elsewhere:
                 self._response["continued_elsewhere"] = True
             ending = list(self._end(chunk))
@@ -111,9 +107,8 @@ class ResponseFormat(Format):
             case Thought(text):
                 self._has_thoughts = True
                 yield from self._add_text("reasoning", text)
-            case Content(text, _):
-                log_probs = [] if self._log_probs is None else self._log_probs.take(part)
-                yield from self._add_text("message", text, logprobs=log_probs)
+            case Content(text):
+                yield from self._add_text("message", text)
             case CallBegin(call_id, name):
                 yield from self._close("completed")
                 call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
@@ -123,7 +118,7 @@ class ResponseFormat(Format):
                 self._open["arguments"] += text
                 yield self._event("response.function_call_arguments.delta", **self._place(), delta=text)
 
-    def _add_text(self, kind: str, text: str, **details: list[dict[str, Any]]) -> Iterator[Event]:
+    def _add_text(self, kind: str, text: str) -> Iterator[Event]:
         if self._open is None or self._open["type"] != kind:
             yield from self._close("completed")
             yield from self._begin_item(_new_text_item(kind))
@@ -131,11 +126,8 @@ class ResponseFormat(Format):
             self._open["content"] = [_new_text_part(kind)]
             yield self._event("response.content_part.added", **self._place(), part=_new_text_part(kind))
         assert self._open is not None
-        part = self._open["content"][0]
-        part["text"] += text
-        for name, values in details.items():
-            part[name] += values
-        yield self._event(f"{_TEXT_EVENTS[kind]}.delta", **self._place(), delta=text, **details)
+        self._open["content"][0]["text"] += text
+        yield self._event(f"{_TEXT_EVENTS[kind]}.delta", **self._place(), delta=text, **_NO_LOG_PROBS[kind])
 
     def _begin_item(self, item: dict[str, Any]) -> Iterator[Event]:
         self._open = {**item, "status": "in_progress"}
@@ -152,8 +144,7 @@ class ResponseFormat(Format):
             yield self._event(f"{_TEXT_EVENTS[kind]}.done", **place, **whole)
         else:
             part = copy.deepcopy(item["content"][0])
-            details = {"logprobs": part["logprobs"]} if kind == "message" else {}
-            yield self._event(f"{_TEXT_EVENTS[kind]}.done", **place, text=part["text"], **details)
+            yield self._event(f"{_TEXT_EVENTS[kind]}.done", **place, text=part["text"], **_NO_LOG_PROBS[kind])
             yield self._event("response.content_part.done", **place, part=part)
         item["status"] = status
         yield self._event("response.output_item.done", output_index=self._index, item=copy.deepcopy(item))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -21,12 +20,9 @@ from pipelines.front_door.endpoints.response_format import ResponseFormat
 from pipelines.front_door.messages.message import Thinking
 from pipelines.front_door.messages.tools import Function
 from pipelines.front_door.requests.conversation import Message, MessageFields, chat_prompt, message_request
-from pipelines.front_door.requests.sampling import num_log_probs
 from pipelines.front_door.served_model import ServedModel, TokenIds
 
-LOG_PROBS = "message.output_text.logprobs"
-
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
+_LOG_PROBS = "message.output_text.logprobs"
 _REPEATED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "user", "safety_identifier"),
     *("prompt_cache_key", "previous_response_id", "store", "truncation"),
@@ -59,8 +55,7 @@ class ResponsesBody(MessageFields):
         max_output_tokens: Most output tokens; None for all that fit.
         tools: Functions that the model may call.
         text: Form of the answer's text.
-        include: With "message.output_text.logprobs", return the log probabilities of the text's tokens;
-            other entries mean nothing here.
+        include: Means nothing here, but for log probabilities, which are refused.
         truncation: With either, a conversation that does not fit is refused.
         previous_response_id: A kept response, whose conversation this one continues, without its
             instructions.
@@ -128,11 +123,15 @@ class ResponsesBody(MessageFields):
                     f"{name}={getattr(self, name)!r:.200} is not supported: no {name} is kept",
                     "send previous_response_id, or the whole conversation in input",
                 )
-        if self.n != 1 or self.response_format is not None:
-            name = "n" if self.n != 1 else "response_format"
+        of_chat = {
+            "n": self.n != 1,
+            "response_format": self.response_format is not None,
+            "include": _LOG_PROBS in (self.include or ()),
+        }
+        if asked := [name for name, is_asked in of_chat.items() if is_asked]:
             raise InvalidRequestError(
-                f"{name}={getattr(self, name)!r:.200} belongs to /v1/chat/completions",
-                "send one request for each answer, with its form in text.format",
+                f"{asked[0]}={getattr(self, asked[0])!r:.200} belongs to /v1/chat/completions",
+                "ask that path, or send one request for each answer, with its form in text.format",
             )
 
     async def rendered(self, model: ServedModel) -> tuple[TokenIds, Thinking]:
@@ -158,17 +157,15 @@ async def answer_response(
     body = replace(body, store=body.store and kept.max_bytes > 0)
 
     def conversation() -> JsonValue:
-        items = _with_ids(body.input)
+        given = body.input
+        items: JsonValue = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if body.previous_response_id is None or not isinstance(items, list):
             return items
         return [*kept.conversation(owner, body.previous_response_id), *items]
 
     items = await asyncio.to_thread(conversation)  # there may be very many
-    log_probs = num_log_probs(
-        LOG_PROBS in (body.include or ()), body.top_logprobs, f'include=["{LOG_PROBS}"]'
-    )
     whole = replace(body, input=items)
-    asked, new_reader = await message_request(whole, model, "input", body.max_output_tokens, log_probs)
+    asked, new_reader = await message_request(whole, model, "input", body.max_output_tokens)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
@@ -225,27 +222,6 @@ def messages_of(items: JsonValue) -> list[Message]:
 def _said(role: JsonValue, content: JsonValue) -> Message:
     """Return a message."""
     return {"role": role, "content": content}
-
-
-def _with_ids(given: JsonValue) -> JsonValue:
-    """Return ``input`` as items with ids, whose contents are parts; what is none is left for an error."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        return given
-    return [_with_id(each) if isinstance(each, dict) else each for each in given]
-
-
-def _with_id(given: dict[str, JsonValue]) -> JsonValue:
-    kind = given.get("type", "message")
-    prefix = _ID_PREFIXES.get(str(kind), "item")
-    told = {name: value for name, value in given.items() if value is not None}
-    item = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "completed", **told}
-    if kind == "message" and isinstance(text := given.get("content"), str):
-        is_said = given.get("role") == "assistant"
-        part: dict[str, JsonValue] = {"type": "output_text" if is_said else "input_text", "text": text}
-        item["content"] = [{**part, **({"annotations": [], "logprobs": []} if is_said else {})}]
-    return item
 
 
 def _is_open(messages: list[Message]) -> bool:

@@ -34,15 +34,9 @@ class Thought:
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of the answer's text.
-
-    Attributes:
-        text: The piece.
-        place: Characters of all that the model wrote before it.
-    """
+    """A piece of the answer's text."""
 
     text: str
-    place: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ class MessageDocument:
             case Thought(text):
                 message["reasoning"] = message["reasoning_content"] = message.get("reasoning", "") + text
                 return {"reasoning_content": text, "reasoning": text}
-            case Content(text, _):
+            case Content(text):
                 message["content"] = (message["content"] or "") + text
                 return {"content": text}
             case CallBegin(call_id, name):

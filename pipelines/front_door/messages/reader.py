@@ -69,7 +69,6 @@ class MessageReader:
         self._is_parallel = is_parallel
         self._text = ""  # that is not read yet
         self._seen = 0  # characters of it that the state has looked at
-        self._num_received = 0  # characters
         self._is_ended = False
         self._has_thought = False
         self._arguments: Arguments | None = None  # of the call that is read
@@ -83,9 +82,7 @@ class MessageReader:
         """Return the parts that the next piece of text completes, or all that is left if it is the last."""
         parts: list[Part] = []
         for place in range(0, len(text), _STRETCH):
-            stretch = text[place : place + _STRETCH]
-            self._text += stretch
-            self._num_received += len(stretch)
+            self._text += text[place : place + _STRETCH]
             parts += self._advance()
         return parts + self.end() if is_last else parts
 
@@ -145,13 +142,12 @@ class MessageReader:
         yield from ()
 
     def _read_content(self) -> Iterator[Part]:
-        place = self._num_received - len(self._text)
         if self._style is None or self._is_at_start:
             piece, found, self._text = self._text, "", ""
         else:
             piece, found = self._take_until(self._style.mark, *self._fences)
         if piece:
-            yield Content(piece, place)
+            yield Content(piece)
         if found in self._fences:
             self._begin_block((found, self._fences[found]))
         elif found:
@@ -174,12 +170,11 @@ class MessageReader:
                 yield CallBegin(self._new_id(), name)
                 yield CallArguments(arguments)
         elif is_call is False:
-            place = self._num_received - len(self._text)
             rest = self._text.lstrip()[len(self._fence_begin) :]
             before, self._text = self._text[: len(self._text) - len(rest)], rest
             self._read_more = self._read_content
             if before:
-                yield Content(before, place)
+                yield Content(before)
 
     def _read_head(self) -> Iterator[Part]:
         assert self._style is not None

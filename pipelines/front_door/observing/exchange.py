@@ -1,4 +1,4 @@
-"""Records what happens to one request, for metrics and traces, and writes a log of requests."""
+"""Records what happens to one request, for metrics, and writes a log of requests."""
 
 from __future__ import annotations
 
@@ -21,28 +21,12 @@ from pipelines.front_door.served_model import ServedModel
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
-_TRACE_CONTEXT = ("traceparent", "tracestate")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 REQUEST_ID = "X-Request-Id"
 
 Ending = Literal["stop", "length", "abort", "error"]
 """How an answer ended, in vLLM's words: ``abort`` if the client left, ``error`` if the server failed."""
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A chunk with tokens.
-
-    Attributes:
-        at_s: When it arrived, on ``time.monotonic``'s clock.
-        num_tokens: Its tokens.
-        num_accepted: Those of them that were accepted draft tokens.
-    """
-
-    at_s: float
-    num_tokens: int
-    num_accepted: int
 
 
 @dataclass
@@ -52,14 +36,14 @@ class Answer:
     Attributes:
         request: What ``router`` was asked.
         num_output_tokens: Output tokens so far.
-        arrivals: The chunks with tokens.
+        arrived_at_s: When each chunk with tokens arrived, on ``time.monotonic``'s clock.
         last: The latest chunk; None before the first.
         texts: Text of each chunk.
     """
 
     request: CompletionRequest
     num_output_tokens: int = 0
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrived_at_s: list[float] = field(default_factory=list)
     last: Chunk | None = None
     texts: list[str] = field(default_factory=list)
 
@@ -76,9 +60,8 @@ class Exchange:
     Attributes:
         path: Path of the endpoint as it is declared; "" for a path that does not exist.
         request_id: Id of the request: the header ``X-Request-Id``, or a random one.
-        trace_headers: The headers of W3C Trace Context that the client sent.
         began_s: Arrival on ``time.monotonic``'s clock.
-        began_unix_ns: Arrival in Unix time.
+        began_unix_s: Arrival in Unix time.
         ended_s: End of the response on ``time.monotonic``'s clock.
         is_streamed: Whether the answers were sent as events.
         answers: The answers, in the order of their numbers; empty if no model was asked.
@@ -90,9 +73,8 @@ class Exchange:
 
     path: str
     request_id: str
-    trace_headers: dict[str, str] = field(default_factory=dict)
     began_s: float = field(default_factory=time.monotonic)
-    began_unix_ns: int = field(default_factory=time.time_ns)
+    began_unix_s: float = field(default_factory=time.time)
     ended_s: float = 0.0
     is_streamed: bool = False
     answers: list[Answer] = field(default_factory=list)
@@ -107,8 +89,7 @@ class Exchange:
         resource = request.match_info.route.resource
         given = request.headers.get(REQUEST_ID, "")
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(12)
-        headers = {name: request.headers[name] for name in _TRACE_CONTEXT if name in request.headers}
-        return cls(resource.canonical if resource else "", request_id, headers)
+        return cls(resource.canonical if resource else "", request_id)
 
     def ask(self, requests: Sequence[CompletionRequest], *, streaming: bool) -> None:
         """Record what ``router`` is asked."""
@@ -122,9 +103,7 @@ class Exchange:
         answer.texts.append(chunk.text)
         if chunk.output_ids:
             answer.num_output_tokens += len(chunk.output_ids)
-            answer.arrivals.append(
-                Arrival(chunk.received_at_s, len(chunk.output_ids), sum(chunk.accepted_mask))
-            )
+            answer.arrived_at_s.append(chunk.received_at_s)
 
     def ending(self, answer: Answer) -> Ending:
         """Return how an answer ended."""
@@ -134,8 +113,6 @@ class Exchange:
 
 
 EXCHANGE: web.RequestKey[Exchange] = web.RequestKey("exchange", Exchange)
-
-_NS = 1e-9
 
 
 class RequestLog:
@@ -166,9 +143,9 @@ class RequestLog:
 
     def observe(self, exchange: Exchange) -> None:
         """Write one line of JSON for a request that has ended; texts only if the operator asked for them."""
-        first_s = [answer.arrivals[0].at_s for answer in exchange.answers if answer.arrivals]
+        first_s = [answer.arrived_at_s[0] for answer in exchange.answers if answer.arrived_at_s]
         document = {
-            "time": datetime.fromtimestamp(exchange.began_unix_ns * _NS, timezone.utc).isoformat(),
+            "time": datetime.fromtimestamp(exchange.began_unix_s, timezone.utc).isoformat(),
             "request_id": exchange.request_id,
             "key": exchange.key_name or None,
             "path": exchange.path or "other",

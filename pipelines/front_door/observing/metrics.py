@@ -101,7 +101,7 @@ class RequestMetrics:
             if answer.finish_reason:
                 self._request_prompt_tokens.observe(len(answer.request.prompt_ids))
                 self._request_generation_tokens.observe(answer.num_output_tokens)
-            for before_s, after_s in pairwise(each.at_s for each in answer.arrivals):
+            for before_s, after_s in pairwise(answer.arrived_at_s):
                 self._interval_s.observe(after_s - before_s)
         if exchange.answers and all(answer.finish_reason for answer in exchange.answers):
             self._latency_s.observe(exchange.ended_s - exchange.began_s)

@@ -48,7 +48,6 @@ class MessageFields(SamplingFields):
         tool_choice: Whether the model may, must or must not call a function, or which.
         parallel_tool_calls: Whether it may call several; None for true.
         chat_template_kwargs: Further variables of the template, such as ``enable_thinking``.
-        top_logprobs: Return the log probabilities of this many likeliest tokens too.
         reasoning: ``{"effort": "none"}`` turns thoughts off, as does OpenRouter's ``{"enabled": false}``;
             other efforts mean nothing here.
     """
@@ -56,7 +55,6 @@ class MessageFields(SamplingFields):
     tool_choice: JsonValue = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
-    top_logprobs: int | None = None
     reasoning: dict[str, JsonValue] | None = None
 
     @property

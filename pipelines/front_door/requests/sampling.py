@@ -188,26 +188,6 @@ def sampling_request(
     )
 
 
-def num_log_probs(is_asked: bool, top_logprobs: int | None, asking: str) -> int | None:
-    """Return of how many likeliest tokens log probabilities are returned too; None to return none at all.
-
-    Args:
-        is_asked: Whether the request asks for log probabilities.
-        top_logprobs: The field of this name.
-        asking: How a request asks for them.
-
-    Raises:
-        InvalidRequestError: The request has ``top_logprobs`` and does not ask for them, or asks for too many.
-    """
-    if is_asked:
-        return checked_log_probs("top_logprobs", top_logprobs or 0)
-    if top_logprobs:
-        raise InvalidRequestError(
-            f"top_logprobs={top_logprobs} needs {asking}", "send both, or leave top_logprobs out"
-        )
-    return None
-
-
 def checked_log_probs(field: str, number: int) -> int:
     """Return of how many likeliest tokens log probabilities are returned.
 

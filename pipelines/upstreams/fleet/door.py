@@ -24,7 +24,6 @@ from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.serving import listen, serve
 from pipelines.upstreams.fleet.addresses import Addresses
 from pipelines.upstreams.fleet.fleet import Fleet
-from pipelines.upstreams.fleet.placement import Placement
 from pipelines.upstreams.fleet.server import GatewayCalls
 from pipelines.upstreams.settings import UpstreamSetting
 
@@ -61,8 +60,7 @@ async def serve_fleet(
     files, own = found
     model = await asyncio.to_thread(ServedModel.of, files)
     metrics = MetricsPage(model, None)
-    placement = Placement(setting.prefix_tokens, setting.max_requests_per_server)
-    fleet = Fleet(addresses, model, own, placement, front_door.timeout_s)
+    fleet = Fleet(addresses, model, own, setting.prefix_tokens, front_door.timeout_s)
     await fleet.begin()
     metrics.publish(fleet)
     print(f"{setting.name} serves {model.name} with {len(fleet.servers)} servers", flush=True)

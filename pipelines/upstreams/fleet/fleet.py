@@ -17,8 +17,8 @@ from pipelines.errors import InvalidRequestError, ServerStartError, ServerUnavai
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.failover import answer_over
 from pipelines.upstreams.fleet.addresses import Addresses
-from pipelines.upstreams.fleet.fleet_call import FleetCall, RetryBudget
-from pipelines.upstreams.fleet.placement import Placement
+from pipelines.upstreams.fleet.fleet_call import FleetCall
+from pipelines.upstreams.fleet.placement import placed
 from pipelines.upstreams.fleet.server import FleetServer, GatewayCalls
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
@@ -42,7 +42,7 @@ class Fleet(Collector):
         addresses: Finds the servers.
         model: The model that they serve.
         own: The pair that this front door serves.
-        placement: Chooses servers.
+        prefix_tokens: Prompts whose first so many tokens are equal go to the same server.
         timeout_s: Longest time of an answer in seconds; None for as long as a server works on it.
         find_interval_s: Time between two searches for servers.
     """
@@ -52,7 +52,7 @@ class Fleet(Collector):
         addresses: Addresses,
         model: ServedModel,
         own: ServerIdentity,
-        placement: Placement,
+        prefix_tokens: int,
         timeout_s: float | None = None,
         find_interval_s: float = _FIND_INTERVAL_S,
     ) -> None:
@@ -61,10 +61,9 @@ class Fleet(Collector):
         self._addresses = addresses
         self._max_requests = model.max_requests
         self._own = own
-        self._placement = placement
+        self._prefix_tokens = prefix_tokens
         self._timeout_s = timeout_s
         self._find_interval_s = find_interval_s
-        self._budget = RetryBudget()
         self._open: set[FleetCall] = set()
         self._leaving: list[FleetServer] = []
         self._looking: dict[FleetServer, asyncio.Task[None]] = {}
@@ -149,11 +148,10 @@ class Fleet(Collector):
                 f"a front door of several servers cannot choose the arm: arm={request.arm!r:.100}",
                 "leave it out, or ask one of the servers itself",
             )
-        order = self._placement.order(list(self.servers.values()), request)
+        order = placed(list(self.servers.values()), request, self._prefix_tokens)
         if not order:
             raise ServerUnavailableError("no server of the fleet answers", "send the request again later")
-        self._budget.note_request()
-        asked = FleetCall(request, order, self._budget)
+        asked = FleetCall(request, order)
         speakers: list[FleetServer] = []
         self._open.add(asked)
         try:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pipelines.errors import (
     ProcessEndedError,
     RequestCancelledError,
-    ServerBusyError,
     ServerUnavailableError,
 )
 from pipelines.router.breaker import Outcome
@@ -18,31 +17,6 @@ from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.chunk import Chunk
 from pipelines.wire.chunk_parts import continued
 from pipelines.wire.request import CompletionRequest
-
-_SHARE = 0.2
-_MOST = 10.0
-
-
-class RetryBudget:
-    """Limits how many requests are sent to a second server because the queue of the first was full.
-
-    Without a limit, a fleet whose queues are full would be asked by each request as often as it has servers.
-    The credit grows with each request, by ``_SHARE`` of a retry, up to ``_MOST``.
-    """
-
-    def __init__(self) -> None:
-        self._credit = _MOST
-
-    def note_request(self) -> None:
-        """Add the share of one request."""
-        self._credit = min(self._credit + _SHARE, _MOST)
-
-    def take(self) -> bool:
-        """Spend one retry; False if there is none left."""
-        if self._credit < 1:
-            return False
-        self._credit -= 1
-        return True
 
 
 class FleetCall:
@@ -56,19 +30,16 @@ class FleetCall:
     Args:
         request: The request, with a seed.
         order: The servers in the order in which they are asked.
-        budget: Limits retries after a full queue.
     """
 
-    def __init__(self, request: CompletionRequest, order: Sequence[FleetServer], budget: RetryBudget) -> None:
+    def __init__(self, request: CompletionRequest, order: Sequence[FleetServer]) -> None:
         self.servers = {server.address: server for server in order}
         self.order = list(self.servers)
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._request = request
-        self._budget = budget
         self._given_ids: list[int] = []
         self._last: Chunk | None = None  # the latest chunk that the client has
-        self._was_busy = False
 
     def add(self, server: FleetServer) -> None:
         """Let the request ask one more server, after the others."""
@@ -88,11 +59,6 @@ class FleetCall:
     async def _stream(self, arm: str, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         server, last = self.servers[arm], None
         has_begun = bool(request.resume_output_ids)
-        if self._was_busy and not has_begun and not self._budget.take():
-            raise ServerBusyError(
-                "the servers of the fleet are full, and a second one was asked for a fifth of the requests",
-                "send the request again later",
-            )
         try:
             if not server.is_ready:  # it may take long to say so itself
                 raise ServerUnavailableError("it did not answer when asked whether it is ready")
@@ -114,14 +80,8 @@ class FleetCall:
             yield last
 
     def begin(self, arm: str) -> Callable[[Outcome], None]:
-        """Record that a server is asked."""
-        end = self.servers[arm].begin()
-
-        def note(outcome: Outcome) -> None:
-            self._was_busy = self._was_busy or outcome == "busy"
-            end(outcome)
-
-        return note
+        """Record that a server is asked; the returned function is called once, with the outcome."""
+        return self.servers[arm].begin()
 
     def may_hedge(self, arm: str) -> bool:
         """Whether another server is asked because this one is silent: only if it has stopped answering."""

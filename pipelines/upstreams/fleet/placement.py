@@ -15,84 +15,57 @@ import hashlib
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.errors import ServerBusyError
 from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.request import CompletionRequest
 
 _MOST_OF_MEAN = 1.25
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Chooses servers.
+def placed(
+    servers: Sequence[FleetServer], request: CompletionRequest, prefix_tokens: int
+) -> list[FleetServer]:
+    """Return the servers in the order in which they are asked; none if none is ready.
 
-    Attributes:
+    The first is chosen by key and load. Those that answer as it does follow, so an answer that it leaves
+    unfinished stays the same to the bit. Servers that failed too often lately come last, and after them
+    those that are not ready: they may have returned when they are needed.
+
+    Args:
+        servers: All servers of the fleet.
+        request: The request.
         prefix_tokens: Prompts whose first so many tokens are equal go to the same server.
-        max_open: Most answers that are asked of a server at a time; None for no limit. An answer that has
-            begun elsewhere is continued beyond it.
     """
+    ready = [server for server in servers if server.is_ready]
+    if not ready:
+        return []
+    able = [server for server in ready if server.lets_through()] or ready
+    most_open = math.ceil(_MOST_OF_MEAN * (sum(server.num_open for server in able) + 1) / len(able))
+    key = _key_of(request, prefix_tokens)
+    salt = hashlib.blake2b(key or secrets.token_bytes(8), digest_size=32).digest()
 
-    prefix_tokens: int
-    max_open: int | None = None
+    def by_load(server: FleetServer) -> tuple[bool, int, bytes]:
+        rank = hashlib.blake2b(server.address.encode(), key=salt, digest_size=8).digest()
+        if key:
+            return server.num_open >= most_open, 0, rank
+        return False, server.num_open, rank
 
-    def order(self, servers: Sequence[FleetServer], request: CompletionRequest) -> list[FleetServer]:
-        """Return the servers in the order in which they are asked; none if none is ready.
+    able_ones = frozenset(able)
+    places = {server: by_load(server) for server in servers}
+    first = min(able, key=places.__getitem__)
 
-        The first is chosen by key and load. Those that answer as it does follow, so an answer that it leaves
-        unfinished stays the same to the bit. Servers that failed too often lately come last, and after them
-        those that are not ready: they may have returned when they are needed.
+    def after_it(server: FleetServer) -> tuple[bool, bool, bool, tuple[bool, int, bytes]]:
+        return not server.is_ready, server not in able_ones, not server.answers_as(first), places[server]
 
-        Args:
-            servers: All servers of the fleet.
-            request: The request.
+    return [first, *sorted((server for server in servers if server is not first), key=after_it)]
 
-        Raises:
-            ServerBusyError: Every server that is ready has ``max_open`` answers to give.
-        """
-        ready = [server for server in servers if server.is_ready]
-        if not ready:
-            return []
-        room = self._with_room(ready)
-        able = [server for server in room if server.lets_through()] or room
-        most_open = math.ceil(_MOST_OF_MEAN * (sum(server.num_open for server in able) + 1) / len(able))
-        key = self._key_of(request)
-        salt = hashlib.blake2b(key or secrets.token_bytes(8), digest_size=32).digest()
 
-        def by_load(server: FleetServer) -> tuple[bool, int, bytes]:
-            rank = hashlib.blake2b(server.address.encode(), key=salt, digest_size=8).digest()
-            if key:
-                return server.num_open >= most_open, 0, rank
-            return False, server.num_open, rank
-
-        able_ones = frozenset(able)
-        places = {server: by_load(server) for server in servers}
-        first = min(able, key=places.__getitem__)
-
-        def after_it(server: FleetServer) -> tuple[bool, bool, bool, tuple[bool, int, bytes]]:
-            return not server.is_ready, server not in able_ones, not server.answers_as(first), places[server]
-
-        return [first, *sorted((server for server in servers if server is not first), key=after_it)]
-
-    def _with_room(self, ready: Sequence[FleetServer]) -> list[FleetServer]:
-        if self.max_open is None:
-            return list(ready)
-        found = [server for server in ready if server.num_open < self.max_open]
-        if not found:
-            raise ServerBusyError(
-                f"the servers of the fleet are full: {len(ready)} are ready, each with "
-                f"max_requests_per_server={self.max_open} of this front door",
-                "send the request again later",
-            )
-        return found
-
-    def _key_of(self, request: CompletionRequest) -> bytes:
-        """Return what a request shares with those that should go to the same server; empty without such."""
-        if request.session_id:
-            return request.session_id.encode("utf-8", "surrogatepass")
-        if len(request.prompt_ids) >= self.prefix_tokens:
-            return np.array(request.prompt_ids[: self.prefix_tokens], np.int64).tobytes()
-        return b""
+def _key_of(request: CompletionRequest, prefix_tokens: int) -> bytes:
+    """Return what a request shares with those that should go to the same server; empty without such."""
+    if request.session_id:
+        return request.session_id.encode("utf-8", "surrogatepass")
+    if len(request.prompt_ids) >= prefix_tokens:
+        return np.array(request.prompt_ids[:prefix_tokens], np.int64).tobytes()
+    return b""

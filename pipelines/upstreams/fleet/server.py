@@ -185,12 +185,12 @@ class FleetServer:
 
     def begin(self) -> Callable[[Outcome], None]:
         """Record that it is asked; the returned function is called once, with the outcome."""
-        asked = self._breaker.begin(time.monotonic())
+        note = self._breaker.begin(time.monotonic())
         self.num_open += 1
 
         def end(outcome: Outcome) -> None:
             self.num_open -= 1
             self.num_failures += outcome in ("error", "timeout")
-            asked.note(outcome, time.monotonic())
+            note(outcome, time.monotonic())
 
         return end

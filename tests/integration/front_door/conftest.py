@@ -15,7 +15,6 @@ import pytest
 from build.repository import render_recipe
 from pipelines.client import Client
 from pipelines.deploy.server import Server
-from pipelines.front_door.observing.traces import ENDPOINT
 from tests.integration.conftest import grpc_client, tiny_recipe
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import END_OF_TEXT, build_tiny_pair
@@ -94,27 +93,10 @@ IMPATIENT = "{write_timeout_s: 1.0, header_timeout_s: 1.0, body_timeout_s: 1.0, 
 
 
 @pytest.fixture(scope="session")
-def collector() -> Iterator[Any]:
-    """Return a collector of traces; None where OpenTelemetry is not installed."""
-    try:
-        from tests.support.trace_collector import collecting
-    except ImportError:
-        yield None
-        return
-    with collecting() as running:
+def impatient(new_door: Callable[..., AbstractContextManager[Server]]) -> Iterator[Server]:
+    """Return a server with short times for clients; tests may kill its front door."""
+    with new_door(IMPATIENT) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def impatient(new_door: Callable[..., AbstractContextManager[Server]], collector: Any) -> Iterator[Server]:
-    """Return a server with short times for clients, and with traces; tests may kill its front door."""
-    with pytest.MonkeyPatch.context() as patched:
-        if collector is not None:
-            patched.setenv(ENDPOINT, collector.url)
-            patched.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-            patched.setenv("NO_PROXY", "127.0.0.1")
-        with new_door(IMPATIENT) as running:
-            yield running
 
 
 def url_of(server: Server) -> str:

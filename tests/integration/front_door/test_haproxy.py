@@ -62,7 +62,7 @@ def test_what_is_read_passes(client: httpx.Client, path: str) -> None:
         ("POST", "/v1/files", {"json": {}}, 404),
         ("GET", "/v1/completions", {}, 405),
         ("POST", "/v1/models", {"json": {}}, 405),
-        ("GET", "/v1/responses/resp_1/input_items", {}, 404),
+        ("GET", "/v1/responses/resp_1", {}, 404),
         ("DELETE", "/v1/responses/resp_1", {}, 404),
         ("PUT", "/v1/responses/resp_1", {"json": {}}, 405),
         ("POST", "/tokenize", {"content": b"{}", "headers": {"Content-Encoding": "gzip"}}, 400),

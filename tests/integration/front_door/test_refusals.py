@@ -76,7 +76,7 @@ RESPONSES: list[tuple[dict[str, Any], str | None]] = [
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"include": "message.output_text.logprobs"}, "include"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "response_format"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": STRANGE}}}, "text"),

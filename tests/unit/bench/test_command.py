@@ -16,91 +16,44 @@ import pytest
 
 from pipelines.bench import __main__ as command
 from pipelines.bench.options import FULL, QUICK, make_parser, size_of
-from pipelines.bench.prompt_sets import (
-    PromptSet,
-    adversarial_requests,
-    adversarial_set,
-    draw_sets,
-    make_prompt_sets,
-    names_of_sets,
-    repetitive_texts,
-)
+from pipelines.bench.prompt_sets import draw_sets, make_prompt_sets, names_of_sets
 from pipelines.bench.workers import Ask, Workers
 from pipelines.client import CompletionRequest, Generation
 from pipelines.command_line.general_prompts import general_prompts
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import InvalidRequestError, ServerBusyError
-from pipelines.text.vocabulary import Vocabulary
 from tests.support.demo_prompts import DEMO_PROMPTS
 from tests.unit.bench.answers import answer
 from tests.unit.client.scripted_client import ScriptedClient
 
-BYTES = tuple(bytes([value]) for value in range(256))
 
-
-def demo_sets() -> dict[str, PromptSet]:
+def test_prompt_sets_are_the_same_each_time_and_large_enough() -> None:
     prompts = read_prompts(DEMO_PROMPTS)
     names = names_of_sets(prompts, None, is_quick=False)
     assert names == ("code", "mixed", "adversarial", "repetitive")
-    return make_prompt_sets(draw_sets(prompts, names, 32, 32), names, 32, 0.8)
-
-
-def test_prompt_sets_are_the_same_each_time_and_large_enough() -> None:
-    sets, again = demo_sets(), demo_sets()
-    assert set(sets) == {"code", "mixed", "repetitive"}
-    sets["adversarial"] = adversarial_set(32, Vocabulary(BYTES))
-    for name, prompt_set in sets.items():
-        assert len({request.prompt for request in prompt_set.requests}) == 32, name
-        if name != "adversarial":
-            assert prompt_set.requests == again[name].requests
-            assert {request.temperature for request in prompt_set.requests} == {0.8}
-            assert len({request.seed for request in prompt_set.requests}) == 32
-    assert {request.temperature for request in sets["adversarial"].requests} == {0.0}
-    assert sets["adversarial"].requests == adversarial_set(32, Vocabulary(BYTES)).requests
-
-
-def test_a_file_of_a_generated_sets_name_is_not_read_and_this_is_said() -> None:
-    drawn = draw_sets(read_prompts(DEMO_PROMPTS), ("code", "adversarial"), 8, 8)
-    assert {name: len(of_set) for name, of_set in drawn.sets.items()} == {"code": 8}
-    assert "the benchmark generates these sets itself: adversarial, repetitive" in drawn.notes[-1]
+    drawn = draw_sets(prompts, names, 32)
+    sets, again = make_prompt_sets(drawn, 0.8), make_prompt_sets(drawn, 0.8)
+    assert tuple(each.name for each in sets) == names
+    for prompt_set, other in zip(sets, again, strict=True):
+        assert len({request.prompt for request in prompt_set.requests}) == 32, prompt_set.name
+        assert prompt_set.requests == other.requests
+        assert {request.temperature for request in prompt_set.requests} == {0.8}
+        assert len({request.seed for request in prompt_set.requests}) == 32
 
 
 def test_sets_are_those_of_the_pairs_own_prompts() -> None:
-    prompts = Prompts("mine", {"mail": tuple(Prompt(str(number), f"text {number}") for number in range(9))})
-    assert names_of_sets(prompts, None, is_quick=False) == ("mail", "adversarial", "repetitive")
-    assert names_of_sets(prompts, None, is_quick=True) == ("mail", "adversarial")
-    assert names_of_sets(prompts, ["repetitive"], is_quick=True) == ("repetitive",)
-    with pytest.raises(InvalidRequestError, match=r"no prompt set code: mine has mail, and"):
+    mail = tuple(Prompt(str(number), f"text {number}") for number in range(9))
+    prompts = Prompts("mine", {"mail": mail, "notes": (Prompt("a", "note"),)})
+    assert names_of_sets(prompts, None, is_quick=False) == ("mail", "notes")
+    assert names_of_sets(prompts, None, is_quick=True) == ("mail",)
+    assert names_of_sets(prompts, ["notes"], is_quick=True) == ("notes",)
+    with pytest.raises(InvalidRequestError, match=r"no prompt set code: mine has mail, notes"):
         names_of_sets(prompts, ["mail", "code"], is_quick=False)
-    assert len(draw_sets(prompts, ("mail",), 4, 16).sets["mail"]) == 9
     with pytest.raises(InvalidRequestError, match=r"too few prompts, 10 are needed .*: mine: mail: 9"):
-        draw_sets(prompts, ("mail",), 10, 16)
-    generated = Prompts("mine", {"adversarial": (Prompt("a", "text"),)})
-    with pytest.raises(InvalidRequestError, match="no prompt set that is not generated"):
-        names_of_sets(generated, ["adversarial"], is_quick=False)
-    (mail,) = make_prompt_sets(prompts.draw(2), ("mail",), 2, 0.0).values()
-    assert [request.prompt for request in mail.requests] == ["text 0", "text 1"]
-
-
-def test_adversarial_answers_are_confined_to_continuation_bytes() -> None:
-    (request,) = adversarial_requests(1, 7, (*BYTES, b"ab", b"\x80\x81"))
-    assert dict(request.logit_bias) == dict.fromkeys(range(0x80, 0xC0), 100.0)
-    assert {0x3B1 <= ord(character) <= 0x9FA0 for character in request.prompt} == {True}
-    assert adversarial_requests(1, 8, BYTES)[0].prompt != request.prompt
-
-
-def test_adversarial_prompts_need_a_vocabulary_of_bytes() -> None:
-    with pytest.raises(InvalidRequestError, match="name other sets with --sets"):
-        adversarial_set(4, None)
-    with pytest.raises(InvalidRequestError, match="none of 2 tokens is one"):
-        adversarial_set(4, Vocabulary((b"a", b"b")))
-
-
-def test_repetitive_texts_repeat_themselves() -> None:
-    for text in repetitive_texts(10, 1):
-        period = text[: len(text) // 4]
-        assert any(text[start : start + len(period)] == period for start in range(1, len(text) // 2)), text
+        draw_sets(prompts, ("mail",), 10)
+    (drawn,) = make_prompt_sets(draw_sets(prompts, ("mail",), 2), 0.0)
+    assert [request.prompt for request in drawn.requests] == ["text 0", "text 1"]
 
 
 def test_quick_is_smaller_and_an_option_beats_it() -> None:
@@ -163,19 +116,15 @@ def test_the_command_writes_its_result_with_its_conditions(
         assert key in conditions
 
 
-@pytest.mark.parametrize(("named", "code"), [([], 0), (["--sets", "english,adversarial"], 1)])
-def test_an_adversarial_set_that_cannot_be_made_is_left_out_unless_it_is_named(
-    named: list[str], code: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
+def test_a_short_bench_without_own_prompts_asks_the_largest_of_the_general_sets(
+    tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve(lambda request, model: time.sleep(0.001) or answer())
     loads = ["--concurrency", "1", "--draft-lengths", "3", "--results", str(tmp_path)]
-    assert command.main(["--recipe", "qwen3-8b-int8", "--quick", "--json", *loads, *named]) == code
-    shown = capsys.readouterr()
-    assert "the adversarial prompt set cannot be generated" in shown.err
-    if code == 0:
-        document = json.loads(shown.out.splitlines()[-1])
-        assert {cell["prompt_set"] for cell in document["cells"]} == {"english"}
-        assert document["conditions"]["prompts"]["source"] == general_prompts().source
+    assert command.main(["--recipe", "qwen3-8b-int8", "--quick", "--json", *loads]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {cell["prompt_set"] for cell in document["cells"]} == {"english"}
+    assert document["conditions"]["prompts"]["source"] == general_prompts().source
 
 
 def test_a_refusal_leaves_no_result(tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +150,7 @@ def test_a_refusal_leaves_no_result(tmp_path: Path, serve: Any, capsys: pytest.C
     "arguments",
     [
         *("--concurrency 0", "--concurrency 64", "--concurrency 999", "--repetitions 2", "--max-tokens 1"),
-        *("--draft-lengths 0", "--sets code,poetry", "--sets code,code", "--temperature -1"),
+        *("--draft-lengths 0", "--sets code,poetry", "--temperature -1"),
         *("--temperature nan", "--prompts absent.jsonl"),
     ],
 )

@@ -142,8 +142,8 @@ def requests_of_distribution(prompts: Sequence[Prompt]) -> list[CompletionReques
 
 
 def requests_of_bench(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
-    sets = make_prompt_sets(Prompts("made", {"a": tuple(prompts)}), ("a",), len(prompts), 0.0)
-    return list(sets["a"].requests)
+    (prompt_set,) = make_prompt_sets(Prompts("made", {"a": tuple(prompts)}), 0.0)
+    return list(prompt_set.requests)
 
 
 @pytest.mark.parametrize("requests_of", [requests_of_proof, requests_of_distribution, requests_of_bench])

@@ -175,11 +175,10 @@ def figures(kind: str, value: float, low: float, high: float) -> KindFigures:
 
 
 @pytest.mark.parametrize(
-    ("of_kinds", "was_busy", "said"),
+    ("of_kinds", "said"),
     [
         (
             [figures("dialogue", 1.05, 1.02, 1.08), figures("code", 1.43, 1.2, 1.7)],
-            True,
             "1.43 times on code, 1.05 on dialogue: worth it for code, one request at a time.",
         ),
         (
@@ -188,22 +187,18 @@ def figures(kind: str, value: float, low: float, high: float) -> KindFigures:
                 figures("lists", 1.3, 0.9, 1.6),
                 figures("english", 1.0, 0.9, 1.1),
             ],
-            True,
             "1.40 times on code, 1.30 on lists, 1.00 on english: worth it for code, one request at a time; "
-            "not shown for lists and english on this busy machine.",
+            "not shown for lists and english by so few answers.",
         ),
         (
             [figures("code", 1.4, 0.9, 2.0), figures("english", 0.8, 0.7, 0.9)],
-            False,
             "1.40 times on code, 0.80 on english: not worth it for english; "
             "not shown for code by so few answers.",
         ),
     ],
 )
-def test_the_conclusion_is_a_sentence_to_decide_by(
-    of_kinds: list[KindFigures], was_busy: bool, said: str
-) -> None:
-    assert conclusion(of_kinds, was_busy=was_busy) == said
+def test_the_conclusion_is_a_sentence_to_decide_by(of_kinds: list[KindFigures], said: str) -> None:
+    assert conclusion(of_kinds) == said
 
 
 def test_the_verdict_needs_equal_answers_and_accepted_tokens() -> None:

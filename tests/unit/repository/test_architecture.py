@@ -155,7 +155,6 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "docs/code_tables/metrics.py",
         "tests/",
     ),
-    "opentelemetry": ("pipelines/front_door/observing/traces.py", "tests/"),
     "triton_python_backend_utils": ("model_repository/",),
 }
 

@@ -17,11 +17,10 @@ from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import DraftproofError
 from pipelines.upstreams.fleet.addresses import Addresses
 from pipelines.upstreams.fleet.fleet import Fleet
-from pipelines.upstreams.fleet.placement import Placement
 from pipelines.wire.request import CompletionRequest
 
 OWN = ServerIdentity("demo", "0" * 64, "embedded", "some processor", 2)
-PLACEMENT = Placement(prefix_tokens=32)
+PREFIX_TOKENS = 32
 _CHUNK = 3
 
 
@@ -113,7 +112,6 @@ def _response(ids: list[int], sequence_length: int, *, is_final: bool) -> Any:
 async def fleet_of(
     servers: Sequence[StandInServer],
     absent: Sequence[str] = (),
-    placement: Placement = PLACEMENT,
     name: str = "",
 ) -> AsyncIterator[Fleet]:
     """Run a fleet of these servers, and of addresses at which nobody answers.
@@ -124,7 +122,7 @@ async def fleet_of(
         await server.start()
     model: Any = SimpleNamespace(max_requests=8)
     named = () if name else [*absent, *(server.address for server in servers)]
-    fleet = Fleet(Addresses(named, name), model, OWN, placement, find_interval_s=0.02)
+    fleet = Fleet(Addresses(named, name), model, OWN, PREFIX_TOKENS, find_interval_s=0.02)
     try:
         await fleet.begin()
         yield fleet

@@ -1,4 +1,4 @@
-"""Tests of placement at the size of a fleet: balance, stability, and limits."""
+"""Tests of placement at the size of a fleet: balance and stability."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import ServerBusyError
-from pipelines.upstreams.fleet.placement import Placement
+from pipelines.upstreams.fleet.placement import placed
 from pipelines.upstreams.fleet.server import FleetServer
 from pipelines.wire.request import CompletionRequest
 
-PLACEMENT = Placement(prefix_tokens=32)
+PREFIX_TOKENS = 32
 NO_CALLS: Any = None
 
 
@@ -27,7 +26,7 @@ def shared(number: int, last: int = 0) -> CompletionRequest:
 
 
 def place(servers: Sequence[FleetServer], requests: Sequence[CompletionRequest]) -> list[str]:
-    return [PLACEMENT.order(servers, request)[0].address for request in requests]
+    return [placed(servers, request, PREFIX_TOKENS)[0].address for request in requests]
 
 
 @pytest.mark.parametrize("count", [3, 10])
@@ -55,7 +54,7 @@ def test_a_server_that_leaves_moves_only_its_own_prompts(count: int) -> None:
 def test_no_server_gets_more_than_a_quarter_above_the_mean(num_prompts: int) -> None:
     servers = fleet_of(10)
     for number in range(200):
-        PLACEMENT.order(servers, shared(number % num_prompts))[0].num_open += 1
+        placed(servers, shared(number % num_prompts), PREFIX_TOKENS)[0].num_open += 1
     assert max(server.num_open for server in servers) <= 25
     assert sum(server.num_open for server in servers) == 200
 
@@ -64,23 +63,9 @@ def test_equal_beginnings_are_as_long_as_the_settings_say() -> None:
     servers = fleet_of(50)
     tails = [CompletionRequest(prompt_ids=(*[5] * 64, number)) for number in range(20)]
     assert len(set(place(servers, tails))) == 1
-    longer = Placement(prefix_tokens=65)
-    assert len({longer.order(servers, request)[0].address for request in tails}) > 1
+    assert len({placed(servers, request, 65)[0].address for request in tails}) > 1
     of_session = [
         CompletionRequest(prompt_ids=tail.prompt_ids, session_id=str(number))
         for number, tail in enumerate(tails)
     ]
     assert len(set(place(servers, of_session))) > 1, "a session says more than a beginning"
-
-
-def test_a_server_gets_as_many_answers_as_the_limit_allows() -> None:
-    servers, limited = fleet_of(3), Placement(prefix_tokens=32, max_open=4)
-    for _ in range(12):
-        limited.order(servers, shared(1))[0].num_open += 1
-    assert [server.num_open for server in servers] == [4, 4, 4]
-    with pytest.raises(ServerBusyError, match="servers of the fleet are full") as refused:
-        limited.order(servers, shared(1))
-    assert "max_requests_per_server=4" in refused.value.message
-    servers[1].num_open -= 1
-    order = limited.order(servers, shared(2))
-    assert order[0] is servers[1] and len(order) == 3, "the others may continue its answer"

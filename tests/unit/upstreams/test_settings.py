@@ -63,7 +63,7 @@ def test_a_fleet_is_named_by_the_addresses_of_its_servers(tmp_path: Path) -> Non
         *({"url": ""}, {"servers": ["a:8001"]}, {"url": "", "servers": ["http://a:8001"]}),
         *({"url": "", "servers": "a:8001"}, {"url": "", "servers": ["a"]}),
         *({"url": "", "server_name": name} for name in ("a", "a..b:80", f"{'a' * 64}.b:80")),
-        {"url": "", "servers": ["a:8001"], "max_requests_per_server": 0},
+        {"url": "", "servers": ["a:8001"], "prefix_tokens": 0},
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(

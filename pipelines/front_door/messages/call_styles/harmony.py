@@ -74,7 +74,7 @@ class HarmonyReader(MessageReader):
 
     def __init__(self, thinking: Thinking, functions: Sequence[Function]) -> None:
         super().__init__(thinking, HARMONY, thoughts=("", END), functions=functions)
-        self._text_end = 0  # place behind the last text
+        self._has_text = self._is_behind_text = False  # the text of an earlier message
         if thinking is not Thinking.BEGUN:
             self._read_more = self._read_content if thinking is Thinking.NONE else self._read_head
 
@@ -83,6 +83,7 @@ class HarmonyReader(MessageReader):
         yield from ()
 
     def _read_head(self) -> Iterator[Part]:
+        self._is_behind_text = self._has_text
         end = self._text.find(MESSAGE, max(0, self._seen - len(MESSAGE)))
         head = self._text if end < 0 else self._text[:end]
         self._seen = len(head)
@@ -97,13 +98,12 @@ class HarmonyReader(MessageReader):
             yield CallBegin(self._new_id(), name[1])
 
     def _read_content(self) -> Iterator[Part]:
-        place = self._num_received - len(self._text)
         piece, is_whole = self._take_until(END)
         if piece:
-            if 0 < self._text_end < place:  # in another message
-                yield Content("\n\n", 0)
-            self._text_end = place + len(piece)
-            yield Content(piece, place)
+            if self._is_behind_text:
+                yield Content("\n\n")
+            self._has_text, self._is_behind_text = True, False
+            yield Content(piece)
         if is_whole:
             self._text = self._text.lstrip().removeprefix(END)
             self._read_more = self._read_head
