@@ -150,11 +150,6 @@ docs: .venv/run.stamp .venv-docs/docs.stamp ## write what pages show of the code
 licences: .venv/test.stamp ## list the licences of the locked packages in THIRD_PARTY_NOTICES.md
 	@$(venv) -m docs.licences
 
-##@ Train the demonstration pair (up to 90 minutes on 2 cores)
-.PHONY: train-demo
-train-demo: .venv/train.stamp .venv/torch.stamp ## train tokenizer, target and draft and replace engines/demo_pair
-	@$(venv) -m tools.demo_pair.train --output engines/demo_pair $(ARGS)
-
 ##@ Package
 .PHONY: wheel
 wheel: .venv/test.stamp ## build client and verify as the wheel draftproof into dist/
@@ -177,9 +172,8 @@ clean-engines: ## delete all engines that were built here; needs CONFIRM=1
 .PHONY: lock
 lock: ## update the locks in requirements/*.txt (needs uv)
 	@command -v uv >/dev/null || { echo "uv is not installed; run: pip install uv"; exit 2; }
-	$(uv_compile) --extra run --extra test --extra train --extra build -o requirements/test.txt
+	$(uv_compile) --extra run --extra test --extra build -o requirements/test.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra run -o requirements/run.txt
-	$(uv_compile) --excludes requirements/unneeded-by-run.txt --excludes requirements/unneeded-by-train.txt -c requirements/test.txt --extra train -o requirements/train.txt
 	$(uv_compile) -c requirements/test.txt --extra run --extra build -o requirements/build.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra otel -o requirements/otel.txt
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
@@ -218,10 +212,6 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 	@test -n "$(docs_python)" || { echo "no usable Python for $(@D): looked for $(docs_candidates); need 3.11 or newer with venv; name one with DOCS_PYTHON=/path/to/python"; exit 2; }
 	$(docs_python) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
-	@touch $@
-
-.venv/train.stamp: requirements/train.txt .venv/created.stamp
-	$(pip_install) $(locked) -r $<
 	@touch $@
 
 # Install after a lock that holds torch's own dependencies, so that pip adds torch alone.
