@@ -2,8 +2,7 @@
 
 Transformers and vLLM can load it. INT8 projections are stored unchanged in the ``compressed-tensors`` format,
 which rounds activations to int8 per token at run time. Other projections are dequantized to the
-floating-point type of the checkpoint. Norms stay float32, because growth has rescaled them
-(``build/networks/growth.py``).
+floating-point type of the checkpoint, and norms stay float32.
 """
 
 from __future__ import annotations

@@ -138,13 +138,7 @@ def test_the_pass_of_genai_finds_its_pattern(shape: str, tmp_path: Path) -> None
 def test_the_models_of_a_recipe_are_written_once_and_whole(tmp_path: Path) -> None:
     for role, layers in (("target", 2), ("draft", 1)):
         make_checkpoint(tmp_path / role, num_hidden_layers=layers)
-    growth = {
-        "hidden_size": 256,
-        "num_layers": 3,
-        "intermediate_size": 512,
-        "num_heads": 8,
-        "num_kv_heads": 2,
-    }
+    growth = {"num_layers": 3, "intermediate_size": 512}
     raw = {
         "name": "tiny",
         "target": {"checkpoint": str(tmp_path / "target"), "growth": growth},
