@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.draft_length.asking import Answer, Prompt, ask_all, read_prompts
+from benchmarks.door import Streamed
+from benchmarks.draft_length.asking import Prompt, ask_all, read_prompts
 from benchmarks.harness import (
     Result,
     interval_cell,
@@ -164,7 +165,7 @@ def _measure(
             for arm in arms[:3]:  # one of each server
                 ask_all(arm.port, block, setting.num_at_once, _TOKENS_TO_READ, 0.0, 1)
             speeds: dict[str, float] = {}
-            answers: dict[str, list[Answer]] = {}
+            answers: dict[str, list[Streamed]] = {}
             for arm in order.sample(arms, len(arms)):
                 asked = ask_all(
                     arm.port, block, setting.num_at_once, max_tokens, setting.temperature, arm.length

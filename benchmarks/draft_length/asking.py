@@ -6,16 +6,15 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from pipelines.deploy.ports import HOST
+from benchmarks.door import Door, Streamed
 from pipelines.errors import VerificationError
 
 _FILE = Path(__file__).with_name("prompts.jsonl")
-_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -31,26 +30,6 @@ class Prompt:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An answer.
-
-    Attributes:
-        text: The text.
-        num_tokens: Its tokens.
-        decode_s: Seconds from the first chunk to the last one.
-    """
-
-    text: str
-    num_tokens: int
-    decode_s: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens after the first one, per second: the prompt does not count."""
-        return (self.num_tokens - 1) / self.decode_s
-
-
 def read_prompts() -> dict[str, list[Prompt]]:
     """Return kind -> its prompts."""
     sets: dict[str, list[Prompt]] = {}
@@ -61,7 +40,7 @@ def read_prompts() -> dict[str, list[Prompt]]:
     return sets
 
 
-def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: int | None) -> Answer:
+def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: int | None) -> Streamed:
     """Ask one prompt.
 
     Args:
@@ -72,41 +51,24 @@ def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: 
         length: ``num_draft_tokens``; None to let the server choose.
 
     Raises:
-        VerificationError: The server refused, or the stream is not whole.
+        VerificationError: The server refused, or the answer is too short to be timed.
     """
-    body = {
+    fields = {
         **prompt.fields,
         "max_tokens": max_tokens,
         "temperature": temperature,
         "seed": 1,
-        "stream": True,
-        "stream_options": {"include_usage": True},
         **({} if length is None else {"num_draft_tokens": length}),
     }
-    path = "/v1/chat/completions" if "messages" in prompt.fields else "/v1/completions"
-    connection = HTTPConnection(HOST, port, timeout=_TIMEOUT_S)
-    try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        texts, arrivals_s, num_tokens = list[str](), list[float](), 0
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[len(b"data: ") :])
-            for choice in event.get("choices", ()):
-                texts.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
-                if texts[-1]:
-                    arrivals_s.append(time.monotonic())
-            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-    finally:
-        connection.close()
-    if num_tokens < 2 or len(arrivals_s) < 2:
+    with closing(Door(port)) as door:
+        answer = door.ask(fields)
+    if answer.num_tokens < 2 or len(answer.arrivals_s) < 2:
         raise VerificationError(
-            f"an answer cannot be timed: {response.status}, {num_tokens} tokens in {len(arrivals_s)} chunks, "
+            f"an answer cannot be timed: {answer.num_tokens} tokens in {len(answer.arrivals_s)} chunks, "
             f"for {prompt.fields}",
-            "read the server's log, or replace the prompt",
+            "replace the prompt",
         )
-    return Answer("".join(texts), num_tokens, arrivals_s[-1] - arrivals_s[0])
+    return answer
 
 
 def ask_all(
@@ -116,7 +78,7 @@ def ask_all(
     max_tokens: int,
     temperature: float,
     length: int | None,
-) -> tuple[list[Answer], float]:
+) -> tuple[list[Streamed], float]:
     """Ask prompts, some at a time; returns the answers, and the seconds that all of them took."""
     started_s = time.monotonic()
     with ThreadPoolExecutor(num_at_once) as pool:
