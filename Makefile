@@ -67,7 +67,7 @@ demo: .venv/run.stamp ## run everything: build engines, start a server, send pro
 	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: .venv/run.stamp ## compare our speed with OpenVINO GenAI, llama.cpp and vLLM, which are installed into .venv-peers/
+bench-peers: .venv/run.stamp ## compare our speed with OpenVINO GenAI and llama.cpp, which are installed into .venv-peers/
 	@$(venv) -m build.repository --recipe "$(RECIPE)"
 	@$(venv) -m benchmarks.peer_models --recipe "$(RECIPE)"
 	@$(venv) -m benchmarks.peers --recipe "$(RECIPE)" $(ARGS)
@@ -178,7 +178,7 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra otel -o requirements/otel.txt
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
 	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
-	for extra in peers-vllm peers-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
+	for extra in peers-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
 uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt

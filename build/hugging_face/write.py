@@ -156,6 +156,11 @@ def write_hugging_face(directory: Path, network: Network, tokenizer: Path, end_i
     config = hugging_face_config(network.config, end_ids)
     if any(name.endswith("weight_scale") for name in tensors):
         config["quantization_config"] = quantization_config()
+    write_settings(directory, config, tokenizer, end_ids)
+
+
+def write_settings(directory: Path, config: dict[str, Any], tokenizer: Path, end_ids: Sequence[int]) -> None:
+    """Write what stands beside the weights of a checkpoint; see ``write_hugging_face``."""
     shutil.copyfile(tokenizer, directory / "tokenizer.json")
     documents = {
         "config.json": config,

@@ -19,13 +19,13 @@ from benchmarks.peers.measuring import Measurement, Plan, Schedule, TokenizedPro
 from benchmarks.peers.models import PeerModels
 from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, PEERS, Arm, Peer
 from benchmarks.peers.process import PeerProcess
+from benchmarks.peers.programs.openvino_genai import _Pipeline
 from benchmarks.peers.protocol import (
     Loaded,
     LoadRequest,
     Outcome,
     RunRequest,
     process_requests,
-    run_stepped,
     write_request,
 )
 from benchmarks.peers.running_peers import ensure_environment, running_peers
@@ -118,46 +118,53 @@ def test_first_tokens_are_shown_alone_and_with_the_fastest_draft() -> None:
     ]
 
 
-class CountingEngine:
-    """An engine that ends request i after 1 + i % 3 steps, with the prompt doubled as its answer."""
+class CountingPipeline(_Pipeline):
+    """A pipeline that ends request i after 1 + i % 3 steps, with the prompt doubled as its answer."""
 
-    loaded = Loaded({}, "")
-
-    def __init__(self, request: LoadRequest | None = None) -> None:
-        self.running: dict[int, tuple[int, tuple[int, ...]]] = {}
+    def __init__(self) -> None:
+        self._handles = {}
         self.most_running = 0
 
-    def add(self, index: int, prompt: tuple[int, ...], max_tokens: int) -> None:
-        self.running[index] = (1 + index % 3, prompt)
-        self.most_running = max(self.most_running, len(self.running))
+    def _add(self, index: int, prompt: tuple[int, ...], max_tokens: int) -> None:
+        self._handles[index] = (1 + index % 3, prompt)
+        self.most_running = max(self.most_running, len(self._handles))
 
-    def step(self) -> Iterator[tuple[int, list[int]]]:
-        for index, (steps, prompt) in list(self.running.items()):
-            self.running[index] = (steps - 1, prompt)
+    def _step(self) -> Iterator[tuple[int, list[int]]]:
+        for index, (steps, prompt) in list(self._handles.items()):
+            self._handles[index] = (steps - 1, prompt)
             if steps == 1:
-                del self.running[index]
+                del self._handles[index]
                 yield index, [*prompt, *prompt]
-
-    def run(self, request: RunRequest) -> Outcome:
-        if request.max_tokens == 3:
-            raise RuntimeError("no")
-        return run_stepped(self, request)
 
 
 @pytest.mark.parametrize("num_at_once", [1, 2, 5])
 def test_the_closed_loop_keeps_so_many_requests_running_and_the_order_of_answers(num_at_once: int) -> None:
-    engine = CountingEngine()
-    outcome = run_stepped(engine, RunRequest(tuple((index,) for index in range(7)), 3, num_at_once))
+    pipeline = CountingPipeline()
+    outcome = pipeline.run(RunRequest(tuple((index,) for index in range(7)), 3, num_at_once))
     assert outcome.answers == tuple((index, index) for index in range(7))
-    assert engine.most_running == num_at_once
+    assert pipeline.most_running == num_at_once
     assert 0 < max(outcome.seconds) <= outcome.wall_s
+
+
+class Doubling:
+    """An engine that answers with the prompt doubled, but no request for three tokens."""
+
+    loaded = Loaded({}, "")
+
+    def __init__(self, request: LoadRequest) -> None:
+        pass
+
+    def run(self, request: RunRequest) -> Outcome:
+        if request.max_tokens == 3:
+            raise RuntimeError("no")
+        return Outcome(tuple(2 * prompt for prompt in request.prompts), (1.0,) * len(request.prompts), 1.0)
 
 
 def test_a_program_answers_every_line_also_those_that_it_cannot_carry_out() -> None:
     requests = [RUN, LOAD, RUN, RunRequest(((1,),), 4, 1)]
     lines = ["not JSON", *map(write_request, requests)]
     answers = io.StringIO()
-    assert process_requests(CountingEngine, lines, answers) == 0
+    assert process_requests(Doubling, lines, answers) == 0
     broken, early, _, failed, answered = map(json.loads, answers.getvalue().splitlines())
     assert "JSONDecodeError" in broken["error"] and early == {"error": "no models are loaded"}
     assert failed == {"error": "RuntimeError: no"} and answered["answers"] == [[1, 1]]
@@ -192,13 +199,12 @@ def test_a_program_answers_or_says_why_it_does_not(
 
 
 def stand_in(mode: str, name: str = "other") -> Peer:
-    return Peer(name, "A stand-in", "other", mode, ("openvino",), (2, 4), needs_torch=False)
+    return Peer(name, "A stand-in", "other", mode, "openvino", (2, 4))
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> PeerModels:
-    write_tokenizer(tmp_path / "target" / "hugging_face" / "tokenizer.json")
-    forms = {form: f"target/{form}" for form in ("hugging_face", "openvino")}
+    write_tokenizer(tmp_path / "target" / "openvino" / "tokenizer.json")
     content = {
         "end_ids": [999],
         "num_threads": 2,
@@ -206,17 +212,20 @@ def models(tmp_path: Path) -> PeerModels:
         "max_seq_len": 1024,
         "max_num_tokens": 512,
     }
-    return PeerModels(tmp_path, {**content, "target": forms, "draft": {"openvino": "draft/openvino"}})
+    return PeerModels(
+        tmp_path,
+        {**content, "target": {"openvino": "target/openvino"}, "draft": {"openvino": "draft/openvino"}},
+    )
 
 
-def test_a_program_gets_the_best_form_of_the_weights_that_there_is(models: PeerModels) -> None:
-    vllm = next(peer for peer in PEERS if peer.name == "vllm")
-    request = models.load_request(vllm, Arm("vllm", 0), 8)
-    assert (request.target, request.draft) == (str(models.folder / "target" / "hugging_face"), None)
-    request = models.load_request(stand_in(""), LONG, 8)
+def test_a_program_gets_the_weights_in_its_format(models: PeerModels) -> None:
+    other = stand_in("")
+    request = models.load_request(other, ALONE, 8)
+    assert (request.target, request.draft) == (str(models.folder / "target" / "openvino"), None)
+    request = models.load_request(other, LONG, 8)
     assert (request.draft, request.num_draft_tokens) == (str(models.folder / "draft" / "openvino"), 4)
-    with pytest.raises(PeerError, match="no weights in a format"):
-        models.load_request(replace(vllm, forms=("compressed_tensors",)), Arm("vllm", 0), 8)
+    with pytest.raises(PeerError, match="no weights in the format"):
+        models.load_request(replace(other, form="gguf"), ALONE, 8)
 
 
 def interpreter_for(folder: Path, peer: Peer) -> Path:
@@ -244,21 +253,19 @@ def test_what_cannot_be_installed_or_loaded_is_named_and_the_rest_runs(
 
 def test_an_environment_is_made_once_and_anew_when_its_requirements_change(tmp_path: Path) -> None:
     (tmp_path / "peers-other.txt").write_text("a==1\n", encoding="utf-8")
-    (tmp_path / "torch.txt").write_text("torch==2.13.0\n", encoding="utf-8")
     commands: list[list[str]] = []
 
     def run(line: Sequence[str], log: Path) -> None:
         commands.append(list(line))
         (tmp_path / "environments" / "other").mkdir(exist_ok=True)
 
-    folders = {"environments": tmp_path / "environments", "requirements": tmp_path}
     for _ in range(2):
-        ensure_environment("other", needs_torch=True, run=run, **folders)
-    assert commands[0][1:3] == ["-m", "venv"] and len(commands) == 3, "the second time it existed"
-    assert "--require-hashes" in commands[1] and "--require-hashes" not in commands[2]
-    (tmp_path / "torch.txt").write_text("torch==2.14.0\n", encoding="utf-8")
-    ensure_environment("other", needs_torch=True, run=run, **folders)
-    assert len(commands) == 6
+        ensure_environment("other", tmp_path / "environments", tmp_path, run)
+    assert commands[0][1:3] == ["-m", "venv"] and len(commands) == 2, "the second time it existed"
+    assert "--require-hashes" in commands[1]
+    (tmp_path / "peers-other.txt").write_text("a==2\n", encoding="utf-8")
+    ensure_environment("other", tmp_path / "environments", tmp_path, run)
+    assert len(commands) == 4
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)

@@ -11,8 +11,7 @@ from tests.conftest import REPOSITORY_ROOT
 
 LOCKS = ("run", "test", "build")
 PEER_LOCKS = (  # without our numpy
-    *("peers-genai", "peers-vllm", "peers-llama-cpp"),
-    *("clients", "otel"),
+    *("peers-genai", "peers-llama-cpp", "clients", "otel"),
 )
 
 
