@@ -21,7 +21,7 @@ import openvino as ov
 from benchmarks.peer_models.stateful_graph import build_stateful_graph
 from build.command_line import print_line, recipe_parser, run_command
 from build.engines import build_engines
-from build.hugging_face.write import hugging_face_config, write_settings
+from build.hugging_face.write import write_settings
 from build.networks.growth import grow
 from build.networks.weight_only import apply_quantization
 from build.preflight import read_source
@@ -49,9 +49,7 @@ def _write_role(
     folder.mkdir(parents=True)
     # compress_to_fp16 would round scales and norms.
     ov.save_model(build_stateful_graph(quantized), folder / "openvino_model.xml", compress_to_fp16=False)
-    write_settings(
-        folder, hugging_face_config(network.config, end_ids), checkpoint / "tokenizer.json", end_ids
-    )
+    write_settings(folder, network.config, checkpoint / "tokenizer.json", end_ids)
     written = {"openvino": f"{directory.name}/{folder.name}"}
     if engine.checkpoint.endswith(GGUF_SUFFIX):
         written["gguf"] = str(REPOSITORY_ROOT / engine.checkpoint)  # the file itself

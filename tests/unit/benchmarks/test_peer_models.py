@@ -14,7 +14,6 @@ import yaml
 
 from benchmarks.peer_models.__main__ import build_peer_models
 from benchmarks.peer_models.stateful_graph import build_stateful_graph
-from build.checkpoints.tensor_file import read_tensors
 from build.hugging_face.write import write_hugging_face
 from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
@@ -80,32 +79,6 @@ def test_the_hugging_face_checkpoint_has_our_engines_logits(
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.decode(tokenizer("the text").input_ids) == "the text"
     assert tokenizer.eos_token_id == END_ID
-
-
-def test_compressed_weights_keep_the_bits_of_our_engine(tmp_path: Path) -> None:
-    network = apply_quantization(network_of(tmp_path), "int8", "int8")
-    folder = tmp_path / "compressed"
-    write_hugging_face(folder, network, tmp_path / "checkpoint" / "tokenizer.json", [END_ID])
-    stored = read_tensors(folder / "model.safetensors")
-    layer = network.layer(1)
-    for part, name in (
-        (layer.gate, "mlp.up_proj"),
-        (layer.fc, "mlp.gate_proj"),
-        (layer.proj, "mlp.down_proj"),
-    ):
-        assert np.array_equal(stored[f"model.layers.1.{name}.weight"].data, part.weight.data)
-        assert np.array_equal(stored[f"model.layers.1.{name}.weight_scale"].data, part.scale)
-    query_key_value = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
-    assert np.array_equal(
-        np.concatenate([stored[name].data for name in query_key_value]), layer.qkv[0].weight.data
-    )
-    scales = np.concatenate([stored[f"{name}_scale"].data for name in query_key_value])
-    assert np.array_equal(scales, layer.qkv[0].scale)
-    assert {stored[name].shape[0] for name in query_key_value} == {256, 128}
-    # Embedding and output head stay in floating point.
-    assert "I8" not in {stored[name].dtype for name in stored if "layers" not in name}
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    assert config["quantization_config"]["ignore"] == ["lm_head"]
 
 
 @pytest.mark.parametrize(("shape", "quantization"), [*((shape, "none") for shape in SHAPES), ("gqa", "int8")])
