@@ -64,7 +64,7 @@ demo: .venv/run.stamp ## run everything: build engines, start a server, send pro
 	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: .venv/run.stamp ## compare our speed with OpenVINO GenAI, llama.cpp and vLLM, which are installed into .venv-peers/
+bench-peers: .venv/run.stamp ## compare our speed with OpenVINO GenAI and llama.cpp, which are installed into .venv-peers/
 	@$(venv) -m build.repository --recipe "$(RECIPE)"
 	@$(venv) -m benchmarks.peer_models --recipe "$(RECIPE)"
 	@$(venv) -m benchmarks.peers --recipe "$(RECIPE)" $(ARGS)
@@ -147,11 +147,6 @@ docs: .venv/run.stamp .venv-docs/docs.stamp ## write what pages show of the code
 licences: .venv/test.stamp ## list the licences of the locked packages in THIRD_PARTY_NOTICES.md
 	@$(venv) -m docs.licences
 
-##@ Train the demonstration pair (up to 90 minutes on 2 cores)
-.PHONY: train-demo
-train-demo: .venv/train.stamp .venv/torch.stamp ## train tokenizer, target and draft and replace engines/demo_pair
-	@$(venv) -m tools.demo_pair.train --output engines/demo_pair $(ARGS)
-
 ##@ Package
 .PHONY: wheel
 wheel: .venv/test.stamp ## build client and verify as the wheel draftproof into dist/
@@ -174,13 +169,12 @@ clean-engines: ## delete all engines that were built here; needs CONFIRM=1
 .PHONY: lock
 lock: ## update the locks in requirements/*.txt (needs uv)
 	@command -v uv >/dev/null || { echo "uv is not installed; run: pip install uv"; exit 2; }
-	$(uv_compile) --extra run --extra test --extra train --extra build -o requirements/test.txt
+	$(uv_compile) --extra run --extra test --extra build -o requirements/test.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra run -o requirements/run.txt
-	$(uv_compile) --excludes requirements/unneeded-by-run.txt --excludes requirements/unneeded-by-train.txt -c requirements/test.txt --extra train -o requirements/train.txt
 	$(uv_compile) -c requirements/test.txt --extra run --extra build -o requirements/build.txt
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
 	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
-	for extra in peers-vllm peers-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
+	for extra in peers-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
 uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt
@@ -213,10 +207,6 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 	@test -n "$(docs_python)" || { echo "no usable Python for $(@D): looked for $(docs_candidates); need 3.11 or newer with venv; name one with DOCS_PYTHON=/path/to/python"; exit 2; }
 	$(docs_python) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
-	@touch $@
-
-.venv/train.stamp: requirements/train.txt .venv/created.stamp
-	$(pip_install) $(locked) -r $<
 	@touch $@
 
 # Install after a lock that holds torch's own dependencies, so that pip adds torch alone.

@@ -27,8 +27,7 @@ from build.memory import BLOCK_TOKENS, MemoryPlan, num_parameters
 from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
 from build.operators.library import check_compiler, has_compiler
-from build.preflight import check_recipe, check_settings, plan_recipe
-from build.quality import quality_lines
+from build.preflight import check_recipe, check_settings, plan_recipe, weights_line
 from build.recipe import GGUF_SUFFIX, EngineRecipe, Recipe, load_recipe, parse_recipe
 from pipelines.atomic_file import write_whole
 from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
@@ -158,8 +157,7 @@ def write_recipe(
 def _check_weights(recipe: Recipe, report: Callable[[str], None], after: Sequence[Need] = ()) -> None:
     """Bring the weights, check that they fit together, and say what the quantization does to the target's."""
     _, target = check_recipe(fetch_checkpoints(recipe, report, after))
-    for line in quality_lines(recipe, target, ENGINES, measures=False):
-        report(line)
+    report(weights_line(recipe.target, target))
 
 
 def _name(target: str) -> str:

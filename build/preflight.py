@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from typing import Any
 from build.checkpoints.engine_texts import read_engine_texts
 from build.checkpoints.token_map import LEAST_SHARE, ModelTokens, TokenMap, map_tokens
 from build.checkpoints.tokenizer_file import TokenizerInfo, find_end_ids, read_tokenizer
-from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
+from build.command_line import add_engines, add_runtime, recipe_parser, run_command
 from build.hub.pinned import pin_recipe, repositories
 from build.hugging_face.mtp import is_mtp
 from build.memory import EngineMemory, MemoryPlan, plan_memory
 from build.networks.growth import check_growth, grown_config
+from build.networks.linear import Linear
 from build.networks.network import NetworkConfig
 from build.networks.source import NetworkSource, open_network, open_settings
 from build.quantization.quantized_checkpoint import checkpoint_for
@@ -268,32 +269,52 @@ def plan_recipe(recipe: Recipe, draft: EngineSource, target: EngineSource, free:
     return plan_memory(*engines, recipe.serving, free)
 
 
-def _check_embedded(recipe: Recipe, engines: Path, *, measures_quality: bool) -> dict[str, Any]:
-    from build.fetch import fetch_checkpoints  # both need checks of this module
-    from build.quality import quality_lines
+def weights_line(engine: EngineRecipe, source: EngineSource) -> str:
+    """Say whether a quantization changes the weights of a target; its first layer stands for all."""
+    network = source.network.read()
+    layer, head = network.layer(0).linears(), (network.lm_head,)
+    begin = "target: " if engine.quantization == "auto" else f"target, {engine.quantization}: "
+    # Some weights of W8A16 may still be floats.
+    is_w8a16 = engine.quantization == "checkpoint" and network.config.quant_algo == "W8A16"
+    wanted = (
+        ("layers", layer, "int8" if is_w8a16 else engine.rounding),
+        ("the output head", head, engine.lm_head),
+    )
+    rounded = [part for part, linears, kind in wanted if not _are_kept(linears, kind)]
+    if rounded:
+        return f"{begin}rounds weights of {' and '.join(rounded)}"
+    bits = sorted({linear.bits for linear in (*layer, *head) if linear.is_weight_only})
+    if not bits:
+        return f"{begin}weights stay as the checkpoint has them"
+    own = "file" if network.config.quant_algo == "gguf" else "checkpoint"
+    return f"{begin}the {own}'s own {' to '.join(map(str, sorted({bits[0], bits[-1]})))} bits, unchanged"
 
-    if measures_quality:
-        recipe = fetch_checkpoints(recipe, print_line)
+
+def _are_kept(linears: Sequence[Linear], quantization: str) -> bool:
+    most = {"int8": 8, "int4": 4}.get(quantization)
+    return most is None or all(each.is_weight_only and each.bits <= most for each in linears)
+
+
+def _check_embedded(recipe: Recipe, engines: Path) -> dict[str, Any]:
     missing = [name for repository in repositories(recipe) for name in repository.missing_names()]
     draft, target = check_settings(recipe) if missing else check_recipe(recipe, engines)
     for role, source in (("draft", draft), ("target", target)):
         print(f"{role}: {source.network.directory}, {source.tokenizer.num_tokens} tokens")
-    if missing:
-        print(f"{len(missing)} files of weights are not downloaded yet; draftproof engines does that")
     if draft.token_map is not None:
         print(draft.token_map.notice)
     for line in plan_recipe(recipe, draft, target, available_bytes()).lines():
         print(line)
-    if not missing:
-        for line in quality_lines(recipe, target, engines, measures=measures_quality):
-            print(line)
+    if missing:
+        print(f"{len(missing)} files of weights are not downloaded yet; draftproof engines does that")
+    else:
+        print(weights_line(recipe.target, target))
     return {"recipe": recipe.name, "runtime": recipe.runtime, "findings": []}
 
 
 def _check(options: argparse.Namespace) -> dict[str, Any]:
     recipe = pin_recipe(load_recipe(options.recipe, options.runtime))
     if recipe.runtime == "embedded":
-        return _check_embedded(recipe, options.engines, measures_quality=options.quality)
+        return _check_embedded(recipe, options.engines)
     return run_preflight(recipe, options.engines, options.run)
 
 
@@ -309,12 +330,6 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         default=REPOSITORY_ROOT / ".run",
         help="folder for <recipe>/preflight.json (default: .run)",
-    )
-    parser.add_argument(
-        "--quality",
-        action="store_true",
-        help="measure what the target's quantization costs in perplexity, in minutes, after downloads; "
-        "embedded only",
     )
     options = parser.parse_args(arguments)
     return run_command(lambda: _check(options), fails=lambda document: bool(document["findings"]))

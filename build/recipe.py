@@ -43,20 +43,12 @@ class Growth:
     """Sizes that a network is grown to without changing its function (``build/networks/growth.py``).
 
     Attributes:
-        hidden_size: Width of the grown network.
         num_layers: Layers of the grown network.
         intermediate_size: Width of the grown feed-forward layers.
-        num_heads: Attention heads of the grown network.
-        num_kv_heads: Heads of keys and values of the grown network.
-        seed: Seed of the added weights.
     """
 
-    hidden_size: PositiveInt
     num_layers: PositiveInt
     intermediate_size: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    seed: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def load_reference(engine: EngineRecipe) -> Any:
     if "architecture" not in read_json(directory / "config.json"):
         return _loaded(directory)
     network = open_network(directory).read()
+    network = replace(network, config=replace(network.config, dtype="float32"))  # nothing is rounded
     with tempfile.TemporaryDirectory() as written:
         write_hugging_face(Path(written), network, directory / "tokenizer.json", (0,))
         return _loaded(Path(written))

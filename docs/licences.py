@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "THIRD_PARTY_NOTICES.md"
-LOCKS = ("run", "test", "train", "build", "docs")
+LOCKS = ("run", "test", "build", "docs")
 _TABLE = "| Package | Licence | Lock files |"
 _LOCKED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 # Locked for other systems and for Python 3.10; from the metadata of their wheels.

@@ -1,1 +1,1 @@
-"""Programs that created files of this repository, such as the demonstration pair. No server imports this."""
+"""Programs for those who change this repository. No server imports this."""

@@ -1,10 +1,9 @@
 """Convert a recipe's pair for other engines: ``python -m benchmarks.peer_models --recipe demo-large``.
 
-The weights are those of the recipe's engines, including growth. Each role is written in three formats:
-``hugging_face`` (floating point), ``compressed_tensors`` (only if the recipe makes INT8 of it) and
-``openvino`` (quantized as the engine, the graph that OpenVINO GenAI reads). A recipe that names a GGUF file
-has ``gguf`` too, the file itself. ``models.json`` records the settings of the engines. It is written last, so
-a folder that contains it is complete.
+The weights are those of the recipe's engines, including growth. Each role is written as ``openvino``,
+quantized as the engine, the graph that OpenVINO GenAI reads. A recipe that names a GGUF file has ``gguf``
+too, the file itself. ``models.json`` records the settings of the engines. It is written last, so a folder
+that contains it is complete.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ import openvino as ov
 from benchmarks.peer_models.stateful_graph import build_stateful_graph
 from build.command_line import print_line, recipe_parser, run_command
 from build.engines import build_engines
-from build.hugging_face.write import write_hugging_face
+from build.hugging_face.write import write_settings
 from build.networks.growth import grow
-from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.preflight import read_source
 from build.quantization.quantized_checkpoint import checkpoint_for
@@ -39,39 +37,20 @@ def _description(directory: Path) -> dict[str, Any]:
     return document
 
 
-def _in_memory(network: Network) -> Network:
-    """Return the network with its layers in memory, so that they are not computed for each format."""
-    layers = [network.layer(index) for index in range(network.config.num_hidden_layers)]
-    return dataclasses.replace(network, layer=layers.__getitem__)
-
-
 def _write_role(
     directory: Path, engine: EngineRecipe, checkpoint: Path, max_seq_len: int, end_ids: list[int]
 ) -> dict[str, str]:
-    """Write a network in all formats, and return format -> folder, relative to ``directory``'s parent."""
+    """Write a network, and return format -> its place, relative to ``directory``'s parent."""
     network = read_source(engine, checkpoint, max_seq_len).network.read()
     if engine.growth is not None:
         network = grow(network, engine.growth)
-    network = _in_memory(network)
-    tokenizer = checkpoint / "tokenizer.json"
-    floating = apply_quantization(network, "none", "checkpoint")
-    quantized = _in_memory(apply_quantization(network, engine.rounding, engine.lm_head))
-    forms = {"hugging_face": floating, "openvino": quantized}
-    if any(linear.is_weight_only_int8 for linear in quantized.layer(0).linears()):
-        forms["compressed_tensors"] = quantized
-    for form, weights in forms.items():
-        folder = directory / form
-        if form == "openvino":
-            folder.mkdir(parents=True)
-            # compress_to_fp16 would round scales and norms.
-            ov.save_model(
-                build_stateful_graph(weights), folder / "openvino_model.xml", compress_to_fp16=False
-            )
-            for path in (directory / "hugging_face").glob("*.json"):
-                shutil.copyfile(path, folder / path.name)
-        else:
-            write_hugging_face(folder, weights, tokenizer, end_ids)
-    written = {form: f"{directory.name}/{form}" for form in forms}
+    quantized = apply_quantization(network, engine.rounding, engine.lm_head)
+    folder = directory / "openvino"
+    folder.mkdir(parents=True)
+    # compress_to_fp16 would round scales and norms.
+    ov.save_model(build_stateful_graph(quantized), folder / "openvino_model.xml", compress_to_fp16=False)
+    write_settings(folder, network.config, checkpoint / "tokenizer.json", end_ids)
+    written = {"openvino": f"{directory.name}/{folder.name}"}
     if engine.checkpoint.endswith(GGUF_SUFFIX):
         written["gguf"] = str(REPOSITORY_ROOT / engine.checkpoint)  # the file itself
     return written

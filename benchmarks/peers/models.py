@@ -48,8 +48,8 @@ class PeerModels:
             ) from None
 
     def has_weights_for(self, peer: Peer) -> bool:
-        """Return whether the weights were written in a format that a peer reads."""
-        return any(form in self.content["target"] for form in peer.forms)
+        """Return whether the weights were written in the format that a peer reads."""
+        return peer.form in self.content["target"]
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -60,17 +60,16 @@ class PeerModels:
         """Return the load request for one of a peer's arms.
 
         Raises:
-            PeerError: The weights were not written in a format that this peer reads.
+            PeerError: The weights were not written in the format that this peer reads.
         """
-        form = next((form for form in peer.forms if form in self.content["target"]), None)
-        if form is None:
+        if not self.has_weights_for(peer):
             raise PeerError(
-                f"{peer.name} has no weights in a format that it reads, {' or '.join(peer.forms)}",
+                f"{peer.name} has no weights in the format that it reads, {peer.form}",
                 "write them with python -m benchmarks.peer_models",
             )
         return LoadRequest(
-            target=str(self.folder / self.content["target"][form]),
-            draft=str(self.folder / self.content["draft"][form]) if arm.num_draft_tokens else None,
+            target=str(self.folder / self.content["target"][peer.form]),
+            draft=str(self.folder / self.content["draft"][peer.form]) if arm.num_draft_tokens else None,
             num_draft_tokens=arm.num_draft_tokens or 0,
             num_threads=int(self.content["num_threads"]),
             max_concurrency=max_concurrency,
@@ -82,7 +81,7 @@ class PeerModels:
 
     def tokenized(self, prompts: Sequence[Prompt]) -> tuple[TokenizedPrompt, ...]:
         """Return prompts with their tokens."""
-        folder = self.folder / self.content["target"]["hugging_face"]
+        folder = self.folder / self.content["target"]["openvino"]
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         return tuple(
             TokenizedPrompt(prompt.text, tuple(tokenizer.encode(prompt.text).ids)) for prompt in prompts

@@ -16,20 +16,16 @@ class Peer:
         title: Full name.
         environment: Name in ``.venv-peers/<environment>/`` and ``requirements/peers-<environment>.txt``.
         module: Module of its program.
-        forms: Formats of weights that it reads (``benchmarks/peer_models/``), best first.
+        form: Format of weights that it reads (``benchmarks/peer_models/``).
         draft_lengths: Fixed draft lengths to measure.
-        needs_torch: Whether ``requirements/torch.txt`` belongs to its environment.
-        preloaded: Library of its environment to be set in LD_PRELOAD, as its manual recommends; "" for none.
     """
 
     name: str
     title: str
     environment: str
     module: str
-    forms: tuple[str, ...]
+    form: str
     draft_lengths: tuple[int, ...]
-    needs_torch: bool
-    preloaded: str = ""
 
 
 PEERS = (
@@ -38,28 +34,16 @@ PEERS = (
         "OpenVINO GenAI, ContinuousBatchingPipeline",
         "genai",
         "benchmarks.peers.programs.openvino_genai",
-        ("openvino",),
+        "openvino",
         (2, 4, 6, 8),
-        needs_torch=False,
     ),
     Peer(
         "llama-cpp",
         "llama.cpp, its server",
         "llama-cpp",
         "benchmarks.peers.programs.llama_cpp",
-        ("gguf",),
+        "gguf",
         (2, 4),
-        needs_torch=False,
-    ),
-    Peer(
-        "vllm",
-        "vLLM on CPUs, method draft_model",
-        "vllm",
-        "benchmarks.peers.programs.vllm_cpu",
-        ("compressed_tensors", "hugging_face"),
-        (4,),
-        needs_torch=True,
-        preloaded="lib/libiomp5.so",
     ),
 )
 

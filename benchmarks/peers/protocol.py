@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ class LoadRequest:
     """Request to load a target, with or without a draft.
 
     Attributes:
-        target: Folder of the target, in a format that this peer reads.
+        target: The target, in the format that this peer reads.
         draft: Folder of the draft; None for the target alone.
         num_draft_tokens: Draft tokens per round; 0 for the target alone.
         num_threads: Number of compute threads.
@@ -136,38 +135,6 @@ class LoadedPeer(Protocol):
 
     def run(self, request: RunRequest) -> Outcome:
         """Answer prompts."""
-
-
-class SteppedEngine(Protocol):
-    """An engine that batches requests itself and is called once per step."""
-
-    def add(self, index: int, prompt: tuple[int, ...], max_tokens: int) -> None:
-        """Add a request."""
-
-    def step(self) -> Iterable[tuple[int, list[int]]]:
-        """Run one step, and return (index, output ids) of each request that has ended."""
-
-
-def run_stepped(engine: SteppedEngine, request: RunRequest) -> Outcome:
-    """Answer prompts in a closed loop: when one request ends, the next begins."""
-    answers: list[tuple[int, ...]] = [()] * len(request.prompts)
-    begun_s = [0.0] * len(request.prompts)
-    seconds = [0.0] * len(request.prompts)
-    started_s = time.monotonic()
-    waiting = iter(range(len(request.prompts)))
-    num_running = 0
-    while True:
-        while num_running < request.num_at_once and (index := next(waiting, None)) is not None:
-            begun_s[index] = time.monotonic()
-            engine.add(index, request.prompts[index], request.max_tokens)
-            num_running += 1
-        if not num_running:
-            break
-        for index, output_ids in engine.step():
-            answers[index] = tuple(output_ids)
-            seconds[index] = time.monotonic() - begun_s[index]
-            num_running -= 1
-    return Outcome(tuple(answers), tuple(seconds), time.monotonic() - started_s)
 
 
 def serve(load: Callable[[LoadRequest], LoadedPeer]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from benchmarks.peers.peers import Arm, Peer, arms_of
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.protocol import Loaded
 from pipelines.errors import DraftproofError, PeerError
+from pipelines.manifest import sha256_file
 
 _ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = _ROOT / ".venv-peers"
@@ -34,15 +34,12 @@ def _run(command: Sequence[str], log: Path) -> None:
         last = " | ".join(telling[-_LAST_LINES:])
         raise PeerError(
             f"{' '.join(command[1:])} exited with code {done.returncode}: {last}",
-            f"read {log}; it needs Linux on x86-64, Python 3.11 for vLLM, and a package index with the "
-            "pinned versions",
+            f"read {log}; it needs Linux on x86-64, and a package index with the pinned versions",
         )
 
 
 def ensure_environment(
     name: str,
-    *,
-    needs_torch: bool,
     environments: Path = ENVIRONMENTS,
     requirements: Path = REQUIREMENTS,
     run: Callable[[Sequence[str], Path], None] = _run,
@@ -51,7 +48,6 @@ def ensure_environment(
 
     Args:
         name: Its name; ``peers-<name>.txt`` has its requirements.
-        needs_torch: Whether those in ``torch.txt`` belong to it.
         environments: Folder of all environments.
         requirements: Folder with the files of requirements.
         run: Run a command with its output appended to a log; raises ``PeerError``.
@@ -64,8 +60,8 @@ def ensure_environment(
     """
     folder = environments / name
     interpreter = folder / "bin" / "python"
-    files = [requirements / f"peers-{name}.txt", *([requirements / "torch.txt"] * needs_torch)]
-    identity = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    pinned = requirements / f"peers-{name}.txt"
+    identity = sha256_file(pinned)
     stamp = folder / "installed.sha256"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == identity:
         return interpreter
@@ -73,10 +69,7 @@ def ensure_environment(
     log = environments / f"{name}.log"
     log.write_text("", encoding="utf-8")
     run([sys.executable, "-m", "venv", "--clear", str(folder)], log)
-    run([str(interpreter), *_INSTALL, "--no-deps", "--require-hashes", "-r", str(files[0])], log)
-    if needs_torch:
-        # Without hashes, because the user chooses the build of torch.
-        run([str(interpreter), *_INSTALL, "--no-deps", "-r", str(files[1])], log)
+    run([str(interpreter), *_INSTALL, "--no-deps", "--require-hashes", "-r", str(pinned)], log)
     stamp.write_text(identity, encoding="utf-8")
     return interpreter
 
@@ -103,9 +96,7 @@ def running_peers(
     max_concurrency: int,
     timeout_s: float,
     report: Callable[[str], None],
-    install: Callable[[Peer], Path] = lambda peer: ensure_environment(
-        peer.environment, needs_torch=peer.needs_torch
-    ),
+    install: Callable[[Peer], Path] = lambda peer: ensure_environment(peer.environment),
 ) -> Iterator[RunningPeers]:
     """Install and start peers, one program per arm; failures are recorded.
 
@@ -141,9 +132,6 @@ def running_peers(
 
 def _start(peer: Peer, arm: Arm, interpreter: Path, models: PeerModels, timeout_s: float) -> PeerProcess:
     environment = {"OMP_NUM_THREADS": str(models.content["num_threads"]), "PYTHONUNBUFFERED": "1"}
-    preloaded = interpreter.parents[1] / peer.preloaded
-    if peer.preloaded and preloaded.is_file():
-        environment["LD_PRELOAD"] = str(preloaded)
     log = models.folder / "logs" / f"{str(arm).replace(' ', '-')}.log"
     command = [str(interpreter), "-m", peer.module]
     return PeerProcess(str(arm), command, log, environment, timeout_s)

@@ -47,7 +47,7 @@ class LlamaCpp:
     """
 
     def __init__(self, file: Path, num_positions: int, num_threads: int) -> None:
-        environment = ensure_environment("llama-cpp", needs_torch=False).parents[1]
+        environment = ensure_environment("llama-cpp").parents[1]
         (path,) = environment.glob("lib/python*/site-packages/xllamacpp/xllamacpp*.so")
         self._library = library = ctypes.CDLL(str(path))
         for name in ("llama_model_default_params", "llama_context_default_params"):

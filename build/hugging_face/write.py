@@ -1,9 +1,7 @@
 """Write a network as a Hugging Face checkpoint: ``config.json``, ``model.safetensors``, tokenizer.
 
-Transformers and vLLM can load it. INT8 projections are stored unchanged in the ``compressed-tensors`` format,
-which rounds activations to int8 per token at run time. Other projections are dequantized to the
-floating-point type of the checkpoint. Norms stay float32, because growth has rescaled them
-(``build/networks/growth.py``).
+Transformers can load it. Quantized projections are dequantized to the floating-point type of the checkpoint;
+norms stay float32.
 """
 
 from __future__ import annotations
@@ -61,36 +59,12 @@ def hugging_face_config(config: NetworkConfig, end_ids: Sequence[int]) -> dict[s
     }
 
 
-def _int8(strategy: str, *, dynamic: bool) -> dict[str, Any]:
-    return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy, "dynamic": dynamic}
-
-
 def _one_or_all(end_ids: Sequence[int]) -> int | list[int]:
     return end_ids[0] if len(end_ids) == 1 else list(end_ids)
 
 
-def quantization_config() -> dict[str, Any]:
-    """Return ``quantization_config`` of ``config.json`` for INT8 projections."""
-    group = {
-        "targets": ["Linear"],
-        "weights": _int8("channel", dynamic=False),
-        "input_activations": _int8("token", dynamic=True),
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": group},
-    }
-
-
 def _projection(name: str, linear: Linear, dtype: str) -> Iterator[tuple[str, Tensor]]:
-    if linear.is_weight_only_int8 and linear.scale is not None:
-        yield f"{name}.weight", linear.weight
-        yield f"{name}.weight_scale", _in_float32(linear.scale)
-    else:
-        yield f"{name}.weight", Tensor.from_float32(linear.to_float32(), dtype)
+    yield f"{name}.weight", Tensor.from_float32(linear.to_float32(), dtype)
     if linear.bias is not None:
         yield f"{name}.bias", Tensor.from_float32(linear.bias, dtype)
 
@@ -116,7 +90,7 @@ def _layer_tensors(config: NetworkConfig, layer: Layer, dtype: str) -> Iterator[
 
 
 def hugging_face_tensors(network: Network) -> dict[str, Tensor]:
-    """Return all tensors under Hugging Face's names; the output head is never INT8, and omitted if tied."""
+    """Return all tensors under Hugging Face's names; the output head is omitted if it is tied."""
     config = network.config
     dtype = _TYPES[config.dtype]
     embedding = Linear(network.embedding)
@@ -147,19 +121,20 @@ def write_hugging_face(directory: Path, network: Network, tokenizer: Path, end_i
 
     Args:
         directory: Created if needed.
-        network: Its projections are stored in the form that they have.
+        network: Its projections are dequantized.
         tokenizer: Path of ``tokenizer.json``, which is copied.
         end_ids: Tokens that end a text.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = hugging_face_tensors(network)
-    write_tensors(directory / "model.safetensors", tensors, {"format": "pt"})
-    config = hugging_face_config(network.config, end_ids)
-    if any(name.endswith("weight_scale") for name in tensors):
-        config["quantization_config"] = quantization_config()
+    write_tensors(directory / "model.safetensors", hugging_face_tensors(network), {"format": "pt"})
+    write_settings(directory, network.config, tokenizer, end_ids)
+
+
+def write_settings(directory: Path, config: NetworkConfig, tokenizer: Path, end_ids: Sequence[int]) -> None:
+    """Write what stands beside the weights of a checkpoint; see ``write_hugging_face``."""
     shutil.copyfile(tokenizer, directory / "tokenizer.json")
     documents = {
-        "config.json": config,
+        "config.json": hugging_face_config(config, end_ids),
         "generation_config.json": {
             "bos_token_id": end_ids[0],
             "eos_token_id": _one_or_all(end_ids),

@@ -79,12 +79,6 @@ class Linear:
         return self.is_integer and not has_shift and self.weight.dtype == "I8"
 
     @property
-    def is_weight_only_int8(self) -> bool:
-        """Return whether this is symmetric INT8 per output channel with an unchanged input."""
-        is_plain = self.is_symmetric_integer and self.input_order is None and not self.is_grouped
-        return self.is_weight_only and is_plain and self.bits == 8
-
-    @property
     def is_grouped(self) -> bool:
         """Return whether each group of inputs has its own scale."""
         return self.scale is not None and self.scale.shape[1] > 1

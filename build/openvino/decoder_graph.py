@@ -189,18 +189,6 @@ class DecoderGraph:
         features = [states[index] for index in self.config.feature_layers]
         return states[-1], {"features": _flat(ops.concat(features, 2))} if features else {}
 
-    def build_part(self, index: int) -> Any:
-        """Return the ``openvino.Model`` of a layer, or behind the last layer that of the head.
-
-        Its input ``hidden`` f32 [T, 1, hidden] is what the part before it returns; the others are those of
-        ``build_graph`` that this part needs.
-        """
-        hidden = parameter("hidden", [-1, 1, self.config.hidden_size], ov.Type.f32)
-        is_head = index == self.config.num_hidden_layers
-        made = self._head(hidden, self.product) if is_head else self._layer(hidden, index)
-        used = [each for each in self.inputs.values() if each.output(0).get_target_inputs()]
-        return ov.Model([ops.result(made)], [hidden, *used], "part")
-
     def build(self) -> Any:
         """Return the ``openvino.Model``; see ``build_graph``."""
         network, config = self.network, self.config

@@ -1,13 +1,13 @@
 """Prepare the text on which ModelOpt calibrates activations.
 
-The built-in text is the source code of the standard library, which comes with every Python, without the
-modules that the demonstration pair is evaluated on. For a model that serves other kinds of text, name a file
-of such text in the recipe.
+The built-in text is the source code of the standard library, which comes with every Python. For a model that
+serves other kinds of text, name a file of such text in the recipe.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from build.quantization.corpus import load_corpus
 from build.recipe import REPOSITORY_ROOT
 from build.tensorrt_llm.settings import Calibration
 from pipelines.errors import CheckpointError
@@ -52,8 +51,8 @@ def text_path(calibration: Calibration) -> Path | None:
 def _read(path: Path | None) -> tuple[str, str]:
     """Return name and content of a text."""
     if path is None:
-        library = load_corpus().library
-        return "the standard library", "\n".join(document.text for document in library)
+        modules = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
+        return "the standard library", "\n".join(each.read_text(encoding="utf-8") for each in modules)
     try:
         return path.name, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

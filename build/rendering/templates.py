@@ -1,7 +1,6 @@
 """Render the templates in ``model_repository/`` with the values of a recipe.
 
-Templates contain placeholders, ``${name}``. A placeholder without a value and a value without a placeholder
-are errors, so that no setting is lost.
+Templates contain placeholders, ``${name}``. One without a value is an error.
 
 A model's ``config.pbtxt`` applies to both runtimes, ``config.<runtime>.pbtxt`` to one. If both exist they are
 concatenated, which merges them in protobuf's text format. A model with neither does not exist in this
@@ -10,11 +9,11 @@ runtime.
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 
 from build.recipe import REPOSITORY_ROOT
 from pipelines.atomic_file import whole_directory
@@ -23,13 +22,11 @@ from pipelines.wire.fields import OUTPUTS, TEXT_INPUTS, declared_inputs, declare
 
 TEMPLATES = REPOSITORY_ROOT / "model_repository"
 
-_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
-_STRAY = re.compile(r"\$(?!\{)")
 _DECLARED = re.compile(r"^@(inputs|outputs|input_maps|output_maps) (\w+)$", re.MULTILINE)
 _PYTHON_BACKEND = re.compile(r'^backend: "python"$', re.MULTILINE)
 
 
-def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str, set[str]]:
+def render_text(text: str, values: Mapping[str, str], origin: str) -> str:
     """Render one template; a line such as ``@inputs text`` stands for declarations of tensors.
 
     Args:
@@ -37,43 +34,22 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
         values: Values by name.
         origin: Name of the template, for error messages.
 
-    Returns:
-        The rendered text, and the names that it used.
-
     Raises:
-        RepositoryError: A placeholder has no value, a dollar sign does not begin a placeholder, or a value
-            has characters that cannot be quoted.
+        RepositoryError: A placeholder has no value, or a value has characters that cannot be quoted.
     """
-    text = _DECLARED.sub(_declared, text)
-    stray = _STRAY.search(text)
-    if stray:
-        line = text.count("\n", 0, stray.start()) + 1
-        raise RepositoryError(
-            f"{origin}:{line} has a dollar sign without a name in braces: "
-            f"{text.splitlines()[line - 1].strip()}",
-            "write placeholders as ${name}",
-        )
-    used: set[str] = set()
-
-    def put(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in values:
-            near = difflib.get_close_matches(name, list(values), n=1)
+    for name, value in values.items():
+        if any(character in value for character in '"\\\n'):
             raise RepositoryError(
-                f"{origin} has an unknown placeholder ${{{name}}}; known: {', '.join(sorted(values))}",
-                f"did you mean ${{{near[0]}}}?" if near else "fix the template",
-            )
-        value = values[name]
-        if any(character in value for character in '"\\\n$'):
-            raise RepositoryError(
-                f"{name}={value!r} cannot be quoted in {origin}: it has quotes, backslashes, dollar signs or "
-                "line breaks",
+                f"{name}={value!r} cannot be quoted in {origin}: it has quotes, backslashes or line breaks",
                 "rename the folder or change the recipe",
             )
-        used.add(name)
-        return value
-
-    return _PLACEHOLDER.sub(put, text), used
+    try:
+        return Template(_DECLARED.sub(_declared, text)).substitute(values)
+    except (KeyError, ValueError) as error:
+        raise RepositoryError(
+            f"{origin} has a placeholder without a value: {error}; known: {', '.join(sorted(values))}",
+            "write placeholders as ${name}",
+        ) from None
 
 
 def _declared(match: re.Match[str]) -> str:
@@ -112,7 +88,7 @@ def render_repository(
         Names of the rendered models.
 
     Raises:
-        RepositoryError: A template cannot be rendered, or a value is used by no template.
+        RepositoryError: A template cannot be rendered.
     """
     models = [folder.name for folder in sorted(templates.glob("*/")) if config_templates(folder, runtime)]
     if not models:
@@ -120,39 +96,18 @@ def render_repository(
             f"{templates} has no <model>/config.pbtxt or config.{runtime}.pbtxt", "use a complete checkout"
         )
     with whole_directory(destination) as staging:
-        unused = set(values)
         for name in models:
-            unused -= render_model(templates / name, runtime, values, staging / name)
-        if unused:
-            raise RepositoryError(
-                f"values are used by no template: {', '.join(sorted(unused))}",
-                "use each in a config.pbtxt, or remove it from build/rendering/rendered_pair.py",
-            )
+            _render_model(templates / name, runtime, values, staging / name)
     return models
 
 
-def render_model(template: Path, runtime: str, values: Mapping[str, str], destination: Path) -> set[str]:
-    """Render one model and return the names that it used.
-
-    Args:
-        template: Folder of the model's templates.
-        runtime: ``embedded`` or ``tensorrt_llm``.
-        values: See ``RenderedPair.values``.
-        destination: Folder to create.
-
-    Raises:
-        RepositoryError: See ``render_text``.
-    """
-    parts, used = [], set()
-    for config in config_templates(template, runtime):
-        origin = f"{template.name}/{config.name}"
-        text, names = render_text(config.read_text(encoding="utf-8"), values, origin)
-        parts.append(text)
-        used |= names
-    rendered = "\n".join(parts)
+def _render_model(template: Path, runtime: str, values: Mapping[str, str], destination: Path) -> None:
+    rendered = "\n".join(
+        render_text(config.read_text(encoding="utf-8"), values, f"{template.name}/{config.name}")
+        for config in config_templates(template, runtime)
+    )
     _copy_versions(template, destination, with_code=bool(_PYTHON_BACKEND.search(rendered)))
     (destination / "config.pbtxt").write_text(rendered, encoding="utf-8")
-    return used
 
 
 def config_templates(folder: Path, runtime: str) -> list[Path]:

@@ -95,7 +95,7 @@ async def _judged(
     latest = record.rollout.recipe_candidate
     if candidates[0] not in ("", latest):
         reason = f"no rollout of {candidates[0]}: the latest is of {latest}"
-        found, canary_id, latest = Judgement("inconclusive", "go_on", None, "", reason), "", candidates[0]
+        found, canary_id, latest = Judgement("inconclusive", "go_on", "", reason), "", candidates[0]
     else:
         found, canary_id = await asyncio.to_thread(judgement, record), record.rollout.canary_id
     return found, {"canary_id": canary_id, "candidate": latest, **asdict(found)}

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="YAML file with the settings of OpenAI's API: keys, TLS, address (default: defaults)",
     )
     for port, usual in asdict(Ports()).items():
-        variable = f"DRAFTPROOF_{port.upper()}_PORT"
-        ports.add_argument(f"--{port}-port", type=int, help=f"(default: ${variable}, else {usual})")
+        ports.add_argument(f"--{port}-port", type=int, default=usual, help="(%(default)s)")
     waiting.add_argument("--timeout-s", type=float, help="seconds to wait (default: depends on the runtime)")
 
     parser = argparse.ArgumentParser(prog="draftproof", description=__doc__)
@@ -125,9 +124,7 @@ def _optional_path(word: str) -> Path | None:
 
 
 def _ports(options: argparse.Namespace) -> Ports:
-    given = {name: getattr(options, f"{name}_port") for name in PORTS}
-    chosen = {name: number for name, number in given.items() if number is not None}
-    return replace(Ports.from_environment(), **chosen)
+    return Ports(**{name: getattr(options, f"{name}_port") for name in PORTS})
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -6,9 +6,7 @@ Triton itself notices an occupied port late, in the middle of its log.
 from __future__ import annotations
 
 import errno
-import os
 import socket
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +19,7 @@ DRAIN_S = 45  # at shutdown, for requests in flight: what Kubernetes' gateways a
 EXIT_TIMEOUT_S = 10  # then, for the models
 
 PORTS = ("http", "grpc", "metrics", "openai")
-"""Names of the ports, in options and environment variables too."""
+"""Names of the ports, in options too."""
 
 _WRITTEN = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics", "openai": "OpenAI"}
 
@@ -41,24 +39,6 @@ class Ports:
     grpc: int = 8001
     metrics: int = 8002
     openai: int = 9000  # as in NVIDIA's own front end
-
-    @classmethod
-    def from_environment(cls) -> Ports:
-        """Read ``DRAFTPROOF_HTTP_PORT`` and the like, one variable for each port.
-
-        Raises:
-            ServerStartError: A variable is not a port number.
-        """
-        values = {}
-        for name in PORTS:
-            variable = f"DRAFTPROOF_{name.upper()}_PORT"
-            text = os.environ.get(variable)
-            if text is None:
-                continue
-            if not text.isdecimal():
-                raise ServerStartError(f"{variable}={text!r} is not a port number", "correct or unset it")
-            values[name] = int(text)
-        return cls(**values)
 
     @classmethod
     def free(cls, *, with_openai: bool = False) -> Ports:
@@ -81,7 +61,7 @@ class Ports:
         """Check that a server can listen on these ports.
 
         Raises:
-            PortInUseError: Another process listens on one of them; the message names it if possible.
+            PortInUseError: Another process listens on one of them.
             ServerStartError: A number is not a port, or two are equal.
         """
         used = {name: number for name, number in asdict(self).items() if number or name != "openai"}
@@ -135,34 +115,7 @@ def _check_free(name: str, number: int) -> None:
                     f"the {name} port {number} cannot be used: {error.strerror}",
                     f"choose another with {option}",
                 ) from None
-            owner = _listener(number)
             raise PortInUseError(
-                f"the {name} port {number} is in use" + (f" by {owner}" if owner else ""),
-                f"stop that process ('draftproof stop' names ours) or choose another with {option}",
+                f"the {name} port {number} is in use",
+                f"stop what 'ss -ltnp' lists for it, or choose another with {option}",
             ) from None
-
-
-def _listener(number: int) -> str:
-    """Return the listener of a port as ``process 123 (name)``; "" if this user cannot see it."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            is_listening = fields[3] == "0A"
-            if is_listening and int(fields[1].rpartition(":")[2], 16) == number:
-                inodes.add(f"socket:[{fields[9]}]")
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            name = (process / "comm").read_text(encoding="utf-8").strip()
-            links = list((process / "fd").iterdir())
-        except OSError:  # it has ended, or belongs to another user
-            continue
-        for link in links:
-            with suppress(OSError):  # of a file that is closed by now
-                if str(link.readlink()) in inodes:
-                    return f"process {process.name} ({name})"
-    return ""

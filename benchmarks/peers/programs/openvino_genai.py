@@ -6,11 +6,12 @@ The interpreter of the environment ``genai`` runs this program.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.protocol import Loaded, LoadRequest, Outcome, RunRequest, run_stepped, serve
+from benchmarks.peers.protocol import Loaded, LoadRequest, Outcome, RunRequest, serve
 
 _KV_CACHE_GB = 1  # for all requests; GenAI divides it between target and draft
 
@@ -51,11 +52,24 @@ class _Pipeline:
         )
 
     def run(self, request: RunRequest) -> Outcome:
-        """Answer prompts."""
-        return run_stepped(self, request)
+        """Answer prompts in a closed loop: when one request ends, the next begins."""
+        answers: list[tuple[int, ...]] = [()] * len(request.prompts)
+        begun_s = [0.0] * len(request.prompts)
+        seconds = [0.0] * len(request.prompts)
+        started_s = time.monotonic()
+        waiting = iter(range(len(request.prompts)))
+        while True:
+            while len(self._handles) < request.num_at_once and (index := next(waiting, None)) is not None:
+                begun_s[index] = time.monotonic()
+                self._add(index, request.prompts[index], request.max_tokens)
+            if not self._handles:
+                break
+            for index, output_ids in self._step():
+                answers[index] = tuple(output_ids)
+                seconds[index] = time.monotonic() - begun_s[index]
+        return Outcome(tuple(answers), tuple(seconds), time.monotonic() - started_s)
 
-    def add(self, index: int, prompt: tuple[int, ...], max_tokens: int) -> None:
-        """Add a request."""
+    def _add(self, index: int, prompt: tuple[int, ...], max_tokens: int) -> None:
         config = self._genai.GenerationConfig()
         config.max_new_tokens = max_tokens
         config.eos_token_id = self._request.end_ids[0]
@@ -67,7 +81,7 @@ class _Pipeline:
         self._num_requests += 1  # GenAI requires unique ids
         self._handles[index] = self._pipeline.add_request(self._num_requests, ids, config)
 
-    def step(self) -> Iterator[tuple[int, list[int]]]:
+    def _step(self) -> Iterator[tuple[int, list[int]]]:
         """Run one step, and yield the requests that have ended."""
         self._pipeline.step()
         running = self._genai.GenerationStatus.RUNNING

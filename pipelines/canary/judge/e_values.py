@@ -51,15 +51,14 @@ _PRIOR = 0.5  # both parameters of Jeffreys' beta prior
 _FRACTIONS: FloatArray = 0.95 * 0.5 ** np.arange(8)
 
 
-def mean_evidence(stakes: FloatArray, worst: float, growth: float = 1.0) -> float:
+def mean_evidence(stakes: FloatArray, worst: float) -> float:
     """Compute the log of the e-value against "the mean of the stakes is at most 0".
 
     Args:
         stakes: [n], each at least -``worst``.
         worst: Bound of the stakes, above 0.
-        growth: How often to count each value, to extrapolate a sample.
     """
-    gains = growth * np.log1p(np.multiply.outer(_FRACTIONS, stakes / worst)).sum(axis=1)
+    gains = np.log1p(np.multiply.outer(_FRACTIONS, stakes / worst)).sum(axis=1)
     return float(np.logaddexp.reduce(gains)) - math.log(len(_FRACTIONS))
 
 
@@ -70,7 +69,7 @@ def rate_evidence(
 
     Args:
         side: "above" refutes "at most ``rate``", "below" refutes "at least ``rate``".
-        num_events: Number of events, 0 to ``num_trials``; fractions are allowed to extrapolate a sample.
+        num_events: Number of events, 0 to ``num_trials``.
         num_trials: Number of trials, broadcast with ``num_events``.
         rate: Rate between 0 and 1, exclusive.
     """

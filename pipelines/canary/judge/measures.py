@@ -1,8 +1,7 @@
 """Measures of a *regression*: how much worse the candidate is than a baseline, 0 if it is equal.
 
 Every measure gives evidence that the regression lies above or below a limit. ``bounds`` that hold at any time
-and the number of ``trials_lacking`` are computed from it. A trial is a pair of one request of the candidate
-and one of the baseline.
+are computed from it. A trial is a pair of one request of the candidate and one of the baseline.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 _EDGE = 1e-9  # relative distance from the ends of the range, which are not tested
 _STEPS = 40
-_MOST_GROWTH = 1e4
 
 
 class Measure(Protocol):
@@ -39,7 +37,7 @@ class Measure(Protocol):
     def estimate(self) -> float | None:
         """Observed regression; None without data."""
 
-    def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
+    def log_evidence(self, side: Side, regression: float) -> float:
         """Compute the log evidence that the true regression lies above or below ``regression``.
 
         If it does not, the evidence ever exceeds log(1 / alpha) with probability alpha at most. Evidence for
@@ -48,7 +46,6 @@ class Measure(Protocol):
         Args:
             side: "above" or "below".
             regression: Value within ``regression_range``.
-            growth: Factor by which to imagine the sample larger, with the same shares.
         """
 
 
@@ -79,10 +76,10 @@ class Rate:
         """Share of trials with a suspected event."""
         return float(self.suspects.mean()) if self.num else None
 
-    def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
+    def log_evidence(self, side: Side, regression: float) -> float:
         """Compute the evidence from the number of events (``e_values``)."""
         seen = self.events if side == "above" else self.suspects
-        return float(rate_evidence(side, growth * seen.sum(), growth * self.num, regression))
+        return float(rate_evidence(side, seen.sum(), self.num, regression))
 
 
 @dataclass(frozen=True)
@@ -142,12 +139,12 @@ class MeanDifference(TwoArms):
     def _differences(self) -> FloatArray:
         return self.sign * (self.candidate - self.baseline)
 
-    def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
+    def log_evidence(self, side: Side, regression: float) -> float:
         """Compute the evidence from bets on the difference, which is at least -1."""
         excess = self._differences - regression
         if side == "above":
-            return mean_evidence(excess, 1 + regression, growth)
-        return mean_evidence(-excess, 1 - regression, growth)
+            return mean_evidence(excess, 1 + regression)
+        return mean_evidence(-excess, 1 - regression)
 
 
 @dataclass(frozen=True)
@@ -175,13 +172,13 @@ class MeanRatio(TwoArms):
             return None
         return float(self.sign * (self.candidate.mean() / self.baseline.mean() - 1))
 
-    def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
+    def log_evidence(self, side: Side, regression: float) -> float:
         """Compute the evidence from bets on x - r y, which lies between -r and 1."""
         ratio = 1 + self.sign * regression
         excess = self.candidate - ratio * self.baseline
         if (side == "above") == (self.sign == 1):
-            return mean_evidence(excess, ratio, growth)
-        return mean_evidence(-excess, 1.0, growth)
+            return mean_evidence(excess, ratio)
+        return mean_evidence(-excess, 1.0)
 
 
 @dataclass(frozen=True)
@@ -199,11 +196,11 @@ class MedianRatio(RatioOfTimes):
             return None
         return float(np.median(self.candidate[known] / self.baseline[known])) - 1
 
-    def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
+    def log_evidence(self, side: Side, regression: float) -> float:
         """Compute the evidence from the number of pairs beyond it, which is half of them for the median."""
         limits = (1 + regression) * self.baseline
         is_beyond = self.candidate > limits if side == "above" else self.candidate < limits
-        return float(rate_evidence("above", growth * is_beyond.sum(), growth * self.num, 0.5))
+        return float(rate_evidence("above", is_beyond.sum(), self.num, 0.5))
 
 
 @dataclass(frozen=True)
@@ -234,29 +231,29 @@ class QuantileRatio(RatioOfTimes):
         ours, theirs = (nearest_rank(values, self.quantile) for values in (self.candidate, self.baseline))
         return ours / theirs - 1 if math.isfinite(theirs) else None
 
-    def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
+    def log_evidence(self, side: Side, regression: float) -> float:
         """Compute the least evidence over all values that the quantiles might have."""
         scaled = np.sort((1 + regression) * self.baseline)
         candidate = np.sort(self.candidate)
         high, low = (candidate, scaled) if side == "above" else (scaled, candidate)
-        return _log_evidence_apart(low, high, self.quantile, growth)
+        return _log_evidence_apart(low, high, self.quantile)
 
 
-def _log_evidence_apart(low: FloatArray, high: FloatArray, quantile: float, growth: float) -> float:
+def _log_evidence_apart(low: FloatArray, high: FloatArray, quantile: float) -> float:
     """Compute the log evidence that the quantile of ``high`` lies above that of ``low``; both are sorted."""
     # Both counts change only at values of the samples, so the minimum is there.
     places = np.concatenate(([-np.inf], low, high))
     num_high = np.searchsorted(high, places, side="right")
     num_low = np.searchsorted(low, places, side="left")
-    above = _table("below", len(high), quantile, growth)[num_high]  # low counts show a higher quantile
-    below = _table("above", len(low), quantile, growth)[num_low]
+    above = _table("below", len(high), quantile)[num_high]  # low counts show a higher quantile
+    below = _table("above", len(low), quantile)[num_low]
     either = np.logaddexp.reduce((above, below, above + below)) - math.log(3)
     return float(np.min(either))
 
 
-def _table(side: Side, num: int, rate: float, growth: float) -> FloatArray:
+def _table(side: Side, num: int, rate: float) -> FloatArray:
     """Return the evidence for each count from 0 to ``num``: float64 [num + 1]."""
-    return rate_evidence(side, growth * np.arange(num + 1), growth * num, rate)
+    return rate_evidence(side, np.arange(num + 1), num, rate)
 
 
 def nearest_rank(values: FloatArray, quantile: float) -> float:
@@ -290,33 +287,6 @@ def bounds(measure: Measure, confidence: float) -> Bounds:
     low = _last(lambda regression: measure.log_evidence("above", regression) >= needed, least, most)
     high = _last(lambda regression: measure.log_evidence("below", regression) >= needed, most, least)
     return Bounds(measure.num, measure.estimate, low, high)
-
-
-def trials_lacking(measure: Measure, side: Side, regression: float, needed: float) -> int | None:
-    """Estimate how many more trials the evidence needs, if they continue as before.
-
-    Args:
-        measure: Measure with at least one trial.
-        side: Side of ``regression`` on which the true one is to be shown.
-        regression: Limit.
-        needed: Natural logarithm of the evidence that is needed.
-
-    Returns:
-        0 if there is enough evidence; None if no reasonable number is enough, or the observed regression lies
-        on the other side.
-    """
-    if measure.log_evidence(side, regression) >= needed:
-        return 0
-
-    def lacks(growth: float) -> bool:
-        return measure.log_evidence(side, regression, growth) < needed
-
-    if lacks(_MOST_GROWTH):
-        return None
-    enough = _MOST_GROWTH
-    while enough > 2 and not lacks(enough / 2):
-        enough /= 2
-    return math.ceil(measure.num * (_last(lacks, enough / 2 if enough > 2 else 1.0, enough) - 1))
 
 
 def _last(is_so: Callable[[float], bool], start: float, end: float) -> float:

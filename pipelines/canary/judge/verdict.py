@@ -1,4 +1,4 @@
-"""The verdict on a candidate: pass, fail, or inconclusive and how many trials are still needed."""
+"""The verdict on a candidate: pass, fail, or inconclusive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.e_values import adjusted
 from pipelines.canary.judge.limits import Limits
-from pipelines.canary.judge.measures import Bounds, bounds, trials_lacking
+from pipelines.canary.judge.measures import Bounds, bounds
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.resources import Sample
 from pipelines.program import Verdict
@@ -31,7 +31,6 @@ class Judged:
         log_harm: Natural logarithm of the evidence that the regression is above ``rollback_above``, adjusted
             for all metrics; -inf if the metric is not tested.
         limits: Limits it was judged by.
-        num_tested: Number of metrics that are tested together.
     """
 
     metric: Metric
@@ -39,7 +38,6 @@ class Judged:
     needs_review: bool
     log_harm: float
     limits: Limits
-    num_tested: int
 
     @property
     def word(self) -> str:
@@ -56,27 +54,6 @@ class Judged:
     def bounds(self) -> Bounds:
         """Bounds of the regression; each holds at all times together with ``Limits.confidence``."""
         return bounds(self.metric.measure, self.limits.confidence)
-
-    @property
-    def still_needed(self) -> int | None:
-        """Number of trials until there is a verdict if they continue as before; 0 if there is one.
-
-        None if no number is enough, because the observed regression lies between both limits.
-        """
-        if self.verdict != "inconclusive":
-            return 0
-        measure, limit = self.metric.measure, self.metric.limit
-        if self.metric.is_measured:  # time decides, not the number of trials
-            return None if self.needs_review else 0
-        missing = max(0, _least_trials(self.metric, self.limits) - measure.num)
-        if not measure.num:
-            return missing
-        ways = [trials_lacking(measure, "below", limit.pass_below, _needed(1 - self.limits.confidence))]
-        if not self.metric.is_exact:
-            enough = _needed(self.limits.alpha / self.num_tested)  # enough whatever the other metrics show
-            ways.append(trials_lacking(measure, "above", limit.rollback_above, enough))
-        known = [way for way in ways if way is not None]
-        return max(missing, min(known)) if known else None
 
 
 @dataclass(frozen=True)
@@ -116,13 +93,6 @@ class Analysis:
         words = ("fail",) if "fail" in named else ("needs review", "inconclusive")
         return "; ".join(f"{word}: {', '.join(named[word])}" for word in words if word in named)
 
-    @property
-    def still_needed(self) -> int | None:
-        """Number of trials until every metric has its verdict; None if no number is enough."""
-        needed = [each.still_needed for each in self.judged]
-        known = [each for each in needed if each is not None]
-        return max(known, default=0) if len(known) == len(needed) else None
-
 
 def analyse(
     requests: Sequence[Observation], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
@@ -149,14 +119,11 @@ def judge(metrics: Sequence[Metric], limits: Limits) -> Analysis:
     tested = [metric for metric in metrics if metric.is_tested]
     harms = iter(adjusted([_harm(metric, limits) for metric in tested]))
     return Analysis(
-        tuple(
-            _judge(metric, next(harms) if metric.is_tested else -math.inf, limits, len(tested))
-            for metric in metrics
-        )
+        tuple(_judge(metric, next(harms) if metric.is_tested else -math.inf, limits) for metric in metrics)
     )
 
 
-def _judge(metric: Metric, harm: float, limits: Limits, num_tested: int) -> Judged:
+def _judge(metric: Metric, harm: float, limits: Limits) -> Judged:
     measure = metric.measure
     verdict: Verdict = "inconclusive"
     needs_review = False
@@ -175,7 +142,7 @@ def _judge(metric: Metric, harm: float, limits: Limits, num_tested: int) -> Judg
             verdict = "pass"
         else:
             needs_review = measure.log_evidence("above", metric.limit.pass_below) >= needed
-    return Judged(metric, verdict, needs_review, harm, limits, num_tested)
+    return Judged(metric, verdict, needs_review, harm, limits)
 
 
 def _harm(metric: Metric, limits: Limits) -> float:

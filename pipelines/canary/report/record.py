@@ -87,14 +87,12 @@ class Judgement:
         action: Action that follows. ``promote`` only once that is decided: a candidate that passes earlier
             continues with its steps (``go_on``). ``inconclusive`` with ``roll_back``: the candidate is rolled
             back without having failed.
-        still_needed: Number of trials until the verdict; None if no number is enough.
         phase: Phase of the rollout.
         reason: Reason in a sentence.
     """
 
     verdict: Verdict
     action: Action
-    still_needed: int | None
     phase: str
     reason: str
 
@@ -112,7 +110,7 @@ def _judgement(record: RolloutRecord) -> Judgement:
         if record.phase in phases:
             decision = _decision(record, phases)
             is_open = decision.evidence.get("verdict") == "inconclusive"
-            return Judgement("inconclusive" if is_open else usual, follows, 0, record.phase, decision.reason)
+            return Judgement("inconclusive" if is_open else usual, follows, record.phase, decision.reason)
     analysis = record.analyse()
     reason = analysis.reason or "every metric is within its limit"
     action: Action = analysis.action
@@ -120,7 +118,7 @@ def _judgement(record: RolloutRecord) -> Judgement:
         action = "hold"
     elif action == "promote":
         action = "go_on"
-    return Judgement(analysis.verdict, action, analysis.still_needed, record.phase, reason)
+    return Judgement(analysis.verdict, action, record.phase, reason)
 
 
 def _decision(record: RolloutRecord, phases: tuple[str, ...]) -> Transition:

@@ -47,7 +47,6 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
     """Return every metric with its bounds, limits and verdict, ready for JSON."""
     return {
         "action": analysis.action,
-        "still_needed": analysis.still_needed,
         "limits": asdict(analysis.judged[0].limits) if analysis.judged else None,
         "losses": [_metric(each) for each in analysis.judged],
     }
@@ -67,7 +66,6 @@ def _metric(each: Judged) -> dict[str, Any]:
         "pass_below": each.metric.limit.pass_below,
         "rollback_above": None if each.metric.is_exact else each.metric.limit.rollback_above,
         "log_evidence_of_harm": _finite(each.log_harm),
-        "still_needed": each.still_needed,
     }
 
 

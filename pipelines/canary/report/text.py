@@ -30,8 +30,7 @@ def status_lines(record: RolloutRecord, judged: Judgement) -> Iterator[str]:
     rollout = record.rollout
     yield f"{rollout.recipe_candidate} against {rollout.recipe_stable} ({rollout.canary_id}): {record.phase}"
     yield from map(_transition, record.transitions)
-    more = "" if not judged.still_needed else f"; about {judged.still_needed} more requests would decide"
-    yield f"{judged.verdict}: {judged.reason.removeprefix(f'{judged.verdict}: ')}{more}"
+    yield f"{judged.verdict}: {judged.reason.removeprefix(f'{judged.verdict}: ')}"
 
 
 def report_lines(report: dict[str, Any]) -> Iterator[str]:
@@ -78,7 +77,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 
 
 def _metrics(losses: Sequence[dict[str, Any]]) -> Iterator[str]:
-    columns = ("metric", "verdict", "trials", "observed", "between", "passes below", "fails above", "needs")
+    columns = ("metric", "verdict", "trials", "observed", "between", "passes below", "fails above")
     rows = [
         (
             each["loss"],
@@ -88,7 +87,6 @@ def _metrics(losses: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"{each['low']:+.2%} to {each['high']:+.2%}",
             f"{each['pass_below']:+.2%}",
             "any" if each["rollback_above"] is None else f"{each['rollback_above']:+.2%}",
-            "no number decides" if each["still_needed"] is None else f"{each['still_needed']} more",
         )
         for each in losses
     ]

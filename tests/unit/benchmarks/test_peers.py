@@ -134,13 +134,12 @@ def test_a_program_answers_or_says_why_it_does_not(
 
 
 def stand_in(mode: str, name: str = "other") -> Peer:
-    return Peer(name, "A stand-in", "other", mode, ("openvino",), (2, 4), needs_torch=False)
+    return Peer(name, "A stand-in", "other", mode, "openvino", (2, 4))
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> PeerModels:
-    write_tokenizer(tmp_path / "target" / "hugging_face" / "tokenizer.json")
-    forms = {form: f"target/{form}" for form in ("hugging_face", "openvino")}
+    write_tokenizer(tmp_path / "target" / "openvino" / "tokenizer.json")
     content = {
         "end_ids": [999],
         "num_threads": 2,
@@ -148,7 +147,10 @@ def models(tmp_path: Path) -> PeerModels:
         "max_seq_len": 1024,
         "max_num_tokens": 512,
     }
-    return PeerModels(tmp_path, {**content, "target": forms, "draft": {"openvino": "draft/openvino"}})
+    return PeerModels(
+        tmp_path,
+        {**content, "target": {"openvino": "target/openvino"}, "draft": {"openvino": "draft/openvino"}},
+    )
 
 
 def interpreter_for(folder: Path, peer: Peer) -> Path:

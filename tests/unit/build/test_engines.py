@@ -26,13 +26,7 @@ from tests.support.hugging_face_checkpoints import change_config, make_hugging_f
 def raw(tmp_path: Path) -> dict[str, Any]:
     make_checkpoint(tmp_path / "target")
     make_checkpoint(tmp_path / "draft", num_hidden_layers=1)
-    growth = {
-        "hidden_size": 256,
-        "num_layers": 3,
-        "intermediate_size": 512,
-        "num_heads": 8,
-        "num_kv_heads": 2,
-    }
+    growth = {"num_layers": 3, "intermediate_size": 512}
     return {
         "name": "tiny",
         "target": {"checkpoint": str(tmp_path / "target"), "growth": growth},
@@ -158,7 +152,7 @@ def test_the_longest_text_decides_an_engine_with_longrope(tmp_path: Path, raw: d
         lambda target: target.update(thread_placement="free"),
         lambda target: target.update(kv_cache={"dtype": "float32"}),
         pytest.param(lambda target: target.update(attention="draftproof"), marks=needs_compiler),
-        lambda target: target["growth"].update(seed=5),
+        lambda target: target["growth"].update(num_layers=5),
     ],
 )
 def test_what_changes_numbers_makes_another_engine(change: Any, tmp_path: Path, raw: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from build.preflight import check_recipe, main
 from build.recipe import Recipe, parse_recipe
 from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError
 from tests.support.checkpoints import make_checkpoint
+from tests.support.hugging_face_checkpoints import make_hugging_face
 from tests.support.tiny_engines import END_OF_TEXT, added_token
 
 
@@ -231,3 +232,26 @@ def test_tokenizer_with_a_list_as_vocabulary(tmp_path: Path) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
     info = read_tokenizer(path)
     assert (info.num_tokens, info.end_ids) == (3, (2,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quantization": "int4"}, "target, int4: rounds weights of layers\n"),
+        (
+            {"quantization": "int4", "lm_head": "int8"},
+            "target, int4: rounds weights of layers and the output head\n",
+        ),
+        ({"quantization": "auto"}, "target: rounds weights of layers\n"),
+        ({"quantization": "none"}, "target, none: weights stay as the checkpoint has them\n"),
+    ],
+)
+def test_the_command_says_whether_weights_are_rounded(
+    settings: dict[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {"checkpoint": str(make_hugging_face(tmp_path / "target"))}
+    target = {**engine, **settings}
+    document = {"name": "pair", "target": target, "draft": engine, "serving": {"max_seq_len": 128}}
+    (tmp_path / "pair.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    assert main(["--recipe", str(tmp_path / "pair.yaml"), "--engines", str(tmp_path / "engines")]) == 0
+    assert said in capsys.readouterr().out

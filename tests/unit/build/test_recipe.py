@@ -56,7 +56,7 @@ def test_every_recipe_in_the_repository_is_valid(path: Path) -> None:
         ("prompts", "", "prompts=''"),
         ("prompts", ["a.txt"], "wrong type"),
         ("target.checkpoint", KeyError, "target.checkpoint"),
-        ("target.growth.num_heads", KeyError, "target.growth.num_heads"),
+        ("target.growth.num_layers", KeyError, "target.growth.num_layers"),
         ("draft", KeyError, "is missing"),
         ("draft", ["x"], "not a mapping"),
         ("name", "a/b", "letters, digits"),

@@ -1,4 +1,4 @@
-"""Tests of rendering: unused values and undefined names are errors, and the rendered models fit together."""
+"""Tests of rendering: undefined names are errors, and the rendered models fit together."""
 
 from __future__ import annotations
 
@@ -49,29 +49,16 @@ def test_an_engine_that_was_changed_is_not_served(tmp_path: Path, role: str) -> 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_name_without_a_value_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError, match=r"did you mean \$\{max_seq_len\}"):
-        render_text("${max_seq_length}", {"max_seq_len": "8"}, "target/config.pbtxt")
+@pytest.mark.parametrize("text", ["${max_seq_length}", "a lone $"])
+def test_a_name_without_a_value_is_refused(text: str) -> None:
+    with pytest.raises(RepositoryError, match=r"target/config\.pbtxt has a placeholder.*known: max_seq_len"):
+        render_text(text, {"max_seq_len": "8"}, "target/config.pbtxt")
 
 
-def test_a_value_that_no_template_uses_is_refused(tmp_path: Path) -> None:
-    write_template(tmp_path / "templates", "target", 'name: "${a}"')
-    with pytest.raises(RepositoryError, match="values are used by no template: b"):
-        render_repository(tmp_path / "templates", "embedded", {"a": "1", "b": "2"}, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    assert list(tmp_path.iterdir()) == [tmp_path / "templates"]
-
-
-@pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nb", "${a}"])
+@pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nb"])
 def test_a_value_that_would_break_out_of_its_quotes_is_refused(value: str) -> None:
     with pytest.raises(RepositoryError, match="cannot be quoted"):
         render_text('"${a}"', {"a": value}, "target/config.pbtxt")
-
-
-@pytest.mark.parametrize("text", ["ok\n$a", "ok\n$ {a}", "ok\n$"])
-def test_a_lone_dollar_sign_is_refused_with_its_line(text: str) -> None:
-    with pytest.raises(RepositoryError, match=r"config\.pbtxt:2"):
-        render_text(text, {"a": "1"}, "target/config.pbtxt")
 
 
 def test_rendering_again_replaces_the_whole(tmp_path: Path) -> None:

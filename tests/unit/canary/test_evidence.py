@@ -28,7 +28,6 @@ from pipelines.canary.judge.measures import (
     QuantileRatio,
     Rate,
     bounds,
-    trials_lacking,
 )
 from tests.unit.canary.simulate import first
 
@@ -191,21 +190,6 @@ def test_bets_are_as_large_as_the_worst_loss_allows(
     assert measure.log_evidence(side, loss) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", measures())
-def test_a_sample_that_grows_is_the_sample_that_many_times(name: str) -> None:
-    measure = measures()[name]
-    thrice = type(measure)(
-        **{
-            field: np.tile(value, 3) if isinstance(value, np.ndarray) else value
-            for field, value in vars(measure).items()
-        }
-    )
-    for side in SIDES:
-        assert measure.log_evidence(side, 0.08, 3.0) == pytest.approx(
-            thrice.log_evidence(side, 0.08), rel=1e-9
-        )
-
-
 def test_bounds_hold_the_truth_at_all_times_together() -> None:
     rng = np.random.default_rng(6)
     missed = {"above": 0, "below": 0}
@@ -238,21 +222,6 @@ def test_two_quantiles_are_compared_at_every_place_where_they_might_be_equal() -
             expected = min(against(place, low, high) for place in places)
             found = QuantileRatio(candidate, baseline, 0.7).log_evidence(side, loss)  # type: ignore[arg-type]
             assert math.exp(found) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("name", measures())
-def test_the_sample_still_needed_is_enough_and_less_is_not(name: str) -> None:
-    measure = measures()[name]
-    estimate = measure.estimate
-    assert estimate is not None
-    loss = estimate + 0.02
-    lacking = trials_lacking(measure, "below", loss, 8.0)
-    assert lacking is not None
-    assert lacking > 0
-    assert measure.log_evidence("below", loss, 1 + lacking / measure.num) >= 8.0
-    assert measure.log_evidence("below", loss, 1 + (lacking - 2) / measure.num) < 8.0
-    assert trials_lacking(measure, "above", loss, 8.0) is None
-    assert trials_lacking(measure, "below", measure.regression_range[1] - 1e-6, 8.0) == 0
 
 
 def test_evidence_does_not_depend_on_the_order() -> None:

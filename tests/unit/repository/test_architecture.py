@@ -104,7 +104,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Third-party packages that only some modules may import, at any depth.
 RESERVED: dict[str, tuple[str, ...]] = {
     "torch": (
-        "tools/demo_pair/",
         "build/quantization/modelopt_worker.py",
         "build/reference.py",
         "benchmarks/peers/programs/",
@@ -289,7 +288,7 @@ def test_the_loop_needs_neither_triton_nor_an_engine_nor_torch() -> None:
 
 
 def test_everything_that_the_demo_runs_imports_without_torch() -> None:
-    alone = ("tools/demo_pair/", "build/quantization/modelopt_worker.py")
+    alone = ("build/quantization/modelopt_worker.py",)
     modules = _module_names("build/", "pipelines/", leaving_out=alone)
     assert len(modules) > 20
     _import_with_blocked(modules, ["torch", "transformers", "modelopt", "safetensors", "tests"])

@@ -9,10 +9,9 @@ import pytest
 from build.tensorrt_llm.settings import TensorRtLlm
 from tests.conftest import REPOSITORY_ROOT
 
-LOCKS = ("run", "test", "train", "build")
+LOCKS = ("run", "test", "build")
 PEER_LOCKS = (  # without our numpy
-    *("peers-genai", "peers-vllm", "peers-llama-cpp"),
-    "clients",
+    *("peers-genai", "peers-llama-cpp", "clients"),
 )
 
 
@@ -31,7 +30,7 @@ def test_numpy_is_the_last_one_that_the_embedded_triton_can_use(name: str) -> No
     assert {pin for pin in _pins(name) if pin[0] == "numpy"} == {("numpy", "1.26.4", "")}
 
 
-@pytest.mark.parametrize("name", ["run", "train", "build"])
+@pytest.mark.parametrize("name", ["run", "build"])
 def test_one_environment_can_hold_all_locks(name: str) -> None:
     versions = {(package, version) for package, version, _ in _pins(name)}
     assert versions - {(package, version) for package, version, _ in _pins("test")} == set()

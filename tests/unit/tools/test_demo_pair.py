@@ -10,7 +10,6 @@ import pytest
 
 from build.checkpoints.tensor_file import read_tensors
 from build.networks.source import open_network
-from build.quantization.corpus import HELD_OUT_MODULES, is_held_out_test, load_corpus, module_name
 
 PAIR = Path(__file__).resolve().parents[3] / "engines" / "demo_pair"
 MODELS = ("target", "draft")
@@ -34,15 +33,6 @@ def prompts_of(name: str) -> list[dict[str, str]]:
         json.loads(line)
         for line in (PAIR / "prompts" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-
-
-def test_held_out_modules_and_their_tests_are_not_trained_on():
-    corpus = load_corpus()
-    assert {module_name(document.path) for document in corpus.held_out} == set(HELD_OUT_MODULES)
-    trained = {document.path for document in (*corpus.library, *corpus.tests)}
-    assert trained.isdisjoint(document.path for document in corpus.held_out)
-    assert not any(is_held_out_test(Path(document.path).stem[5:]) for document in corpus.tests)
-    assert {prompt["module"] for prompt in prompts_of("code")} == set(HELD_OUT_MODULES)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -21,6 +21,7 @@ from build.reference import _is_rounded, compute, load_reference
 from pipelines.errors import CheckpointError
 from pipelines.validation.reference import divergence, judge
 from tests.golden.families import token_ids
+from tests.support.checkpoints import make_checkpoint
 from tests.support.family_networks import save_model
 from tests.support.network_engines import greedy_tokens, prompt_logits
 from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint
@@ -119,6 +120,13 @@ def test_experts_of_a_quantized_mixture(family: str, tmp_path: Path) -> None:
     assert exact.keys() == found.keys()
     for name, values in exact.items():
         assert (values - found[name]).abs().mean() < 0.2 * values.abs().mean(), name
+
+
+def test_integers_of_a_tensorrt_llm_checkpoint_are_not_rounded_again(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    gate = make_checkpoint(tmp_path, "W8A16").layer(0).fc.to_float32()
+    found = load_reference(EngineRecipe(str(tmp_path))).state_dict()
+    assert np.array_equal(found["model.layers.0.mlp.gate_proj.weight"].numpy(), gate)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Train the demonstration pair, target and draft, on the source code of the standard library."""
