@@ -98,8 +98,8 @@ test-sample: .venv/test.stamp .venv/torch.stamp ## run four of the long tests of
 	@$(venv) -m tests.sample
 
 .PHONY: test-clients
-test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangChain, LiteLLM and Anthropic's client, which are installed into .venv-clients/, with a server
-	@$(venv) -m pytest tests/integration/front_door/test_other_clients.py -m long $(ARGS)
+test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangChain, LiteLLM and Anthropic's client, which are installed into .venv-clients/, and Open Responses' cases
+	@$(venv) -m pytest $(addprefix tests/integration/front_door/test_,other_clients.py open_responses.py) -m triton $(ARGS)
 
 .PHONY: test-all
 test-all: .venv/test.stamp .venv/torch.stamp ## run what is too long for `test`: long and statistical tests, all examples of Hypothesis (hours)
