@@ -115,6 +115,10 @@ gpu-day: .venv/test.stamp .venv/build.stamp .venv/torch.stamp ## on a machine wi
 drills: .venv/test.stamp ## roll out good and bad candidates under load, also with a killed controller (half an hour)
 	@$(venv) -m tests.drills rollouts $(ARGS)
 
+.PHONY: drills-upstreams
+drills-upstreams: .venv/test.stamp ## roll out candidates with planted faults between two servers (half an hour)
+	@$(venv) -m tests.drills upstreams $(ARGS)
+
 .PHONY: drills-faults
 drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under load (8 minutes)
 	@$(venv) -m tests.drills faults --recipe "$(RECIPE)" $(ARGS)
