@@ -95,8 +95,8 @@ test-sample: .venv/test.stamp .venv/torch.stamp ## run four of the long tests of
 	@$(venv) -m tests.sample
 
 .PHONY: test-clients
-test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangChain, LiteLLM and Anthropic's client, which are installed into .venv-clients/, with a server
-	@$(venv) -m pytest tests/integration/front_door/test_other_clients.py -m long $(ARGS)
+test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangChain, LiteLLM and Anthropic's client, which are installed into .venv-clients/, and Open Responses' cases
+	@$(venv) -m pytest $(addprefix tests/integration/front_door/test_,other_clients.py open_responses.py) -m triton $(ARGS)
 
 .PHONY: test-all
 test-all: .venv/test.stamp .venv/torch.stamp ## run what is too long for `test`: long and statistical tests, all examples of Hypothesis (hours)
@@ -111,6 +111,10 @@ gpu-day: .venv/test.stamp .venv/build.stamp .venv/torch.stamp ## on a machine wi
 .PHONY: drills
 drills: .venv/test.stamp ## roll out good and bad candidates under load, also with a killed controller (half an hour)
 	@$(venv) -m tests.drills rollouts $(ARGS)
+
+.PHONY: drills-upstreams
+drills-upstreams: .venv/test.stamp ## roll out candidates with planted faults between two servers (half an hour)
+	@$(venv) -m tests.drills upstreams $(ARGS)
 
 .PHONY: drills-faults
 drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under load (8 minutes)

@@ -1,4 +1,4 @@
-"""Runs drills: ``python -m tests.drills rollouts`` (``make drills``), ``faults``, ``fleet`` or ``judge``.
+"""Runs drills: ``python -m tests.drills rollouts`` (``make drills``), or another of ``SETS``.
 
 Exits with 0 if every drill ends as it should. ``--output`` writes all results as JSON.
 """
@@ -27,6 +27,7 @@ SETS = {
     "faults": "server_faults",
     "fleet": "fleet_faults",
     "judge": "judge_faults",
+    "upstreams": "upstreams",
 }
 """Name of a set of drills -> its module, with ``run(options, folder, about)`` and ``COLUMNS``."""
 

@@ -10,6 +10,7 @@ import copy
 import hashlib
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ _IDENTITY = (
     "max_tokens",
 )
 _RANDOM = ("id", "created")
+_SLOWER = 3.0
 
 
 @dataclass
@@ -79,6 +81,7 @@ def fault_proxy(
     one_in: int = 1,
     most: int | None = None,
     with_ids: bool = True,
+    event_s: float = 0.0,
 ) -> Iterator[Planted]:
     """Run a proxy with a fault during the block.
 
@@ -88,6 +91,7 @@ def fault_proxy(
         one_in: In which share of the questions it is planted, always in the same ones.
         most: In how many questions it is planted at most; None for all.
         with_ids: Whether answers have token ids where the client asks for them.
+        event_s: Time before each event of a stream, and each token of a whole answer; 0 sends all at once.
     """
     memory = server if isinstance(server, Memory) else Memory(server)
     planted, lock, closing = Planted(), threading.Lock(), threading.Event()
@@ -125,13 +129,15 @@ def fault_proxy(
             ):
                 self._send(status, right)
                 return
-            events = _events(right)
+            events = events_of(right)
             wrong = _changed(memory, self.path, request, fault, num_before)
-            is_changed = _comparable(wrong) != _comparable(events) or _is_sent(fault, request)
+            is_changed = comparable(wrong) != comparable(events) or _is_sent(fault, request)
             if not is_changed or not is_planted(question):
                 self._send(status, right)
-            elif fault.sent == "busy first" and num_before == 0:
+            elif fault.sent == "busy" or (fault.sent == "busy first" and num_before == 0):
                 self._send(429, b'{"error": {"message": "busy"}}', {"Retry-After": "0"})
+            elif fault.sent == "slow":
+                self._send(200, right, slower=_SLOWER)
             elif fault.sent == "status 500":
                 self._send(500, b'{"error": {"message": "CUDA error"}}')
             elif fault.sent == "garbage":
@@ -147,8 +153,16 @@ def fault_proxy(
             else:
                 self._send(200, json.dumps(wrong[0]).encode())
 
-        def _send(self, status: int, content: bytes, headers: Any = None) -> None:
-            self.send_whole(status, content, headers)
+        def _send(self, status: int, content: bytes, headers: Any = None, slower: float = 1.0) -> None:
+            if not event_s or status != httpx.codes.OK:
+                self.send_whole(status, content, headers)
+                return
+            self.send_response(status)
+            self.end_headers()
+            for line in content.splitlines(keepends=True):
+                time.sleep(slower * event_s * _num_events(line))
+                self.wfile.write(line)
+                self.wfile.flush()
 
     with served(Handler) as planted.url:
         try:
@@ -168,10 +182,10 @@ def _changed(memory: Memory, path: str, request: Body, fault: Fault, num_before:
     status, content = memory.ask(path, asked)
     if status != httpx.codes.OK:
         return []
-    return fault.change(request, copy.deepcopy(_events(content)), num_before)
+    return fault.change(request, copy.deepcopy(events_of(content)), num_before)
 
 
-def _events(content: bytes) -> Events:
+def events_of(content: bytes) -> Events:
     """Read a whole answer, or the events of a stream."""
     if not content.startswith(b"data:"):
         return [json.loads(content)]
@@ -179,7 +193,7 @@ def _events(content: bytes) -> Events:
     return [json.loads(each) for each in data if each != b"[DONE]"]
 
 
-def _comparable(events: Events) -> str:
+def comparable(events: Events) -> str:
     """Return an answer without what is random in it."""
     texts = [{name: value for name, value in event.items() if name not in _RANDOM} for event in events]
     for event in texts:
@@ -194,3 +208,10 @@ def _question(request: Body) -> str:
     """Name a question, however it is asked."""
     known = {name: request[name] for name in _IDENTITY if name in request}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _num_events(line: bytes) -> int:
+    """Return how many events or tokens a line of an answer stands for."""
+    if line.startswith(b"{"):
+        return int((json.loads(line).get("usage") or {}).get("completion_tokens", 0))
+    return line.startswith(b"data: {")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 Body = dict[str, Any]
 Events = list[Body]
-Sent = Literal["", "status 500", "busy first", "garbage", "cut", "without an end", "silent"]
+Sent = Literal["", "status 500", "busy first", "busy", "slow", "garbage", "cut", "without an end", "silent"]
 
 FAULT_AT = 3  # token
 
@@ -395,4 +395,7 @@ FAULTS = (
 )
 """The faults of ``make verify-faults``."""
 
-BY_NAME = {fault.name: fault for fault in FAULTS}
+OF_ROLLOUTS = (Fault("HTTP status 429", sent="busy"), Fault("three times slower", sent="slow"))
+"""Faults that only show under load: `verify` waits for a server that is busy or slow."""
+
+BY_NAME = {fault.name: fault for fault in (*FAULTS, *OF_ROLLOUTS)}

@@ -32,12 +32,13 @@ from pipelines.validation.openai.server.server import OpenAIServer, Question
 from pipelines.validation.size import MOST_TOKENS, Size
 from pipelines.validation.stopping import StoppedError, stop_error
 
-_OTHERS = 2
-"""Questions of other kinds for each prompt that is asked as it is."""
+_OTHERS = (2, 2, 1)
+"""Questions of other kinds that follow three prompts in turn: each kind is asked three times in twenty."""
 
-_FIRST = 1 + _OTHERS  # questions of the first round
+_FIRST = 1 + _OTHERS[0]  # questions of the first round
 _MOST_TRIALS = 2  # of a kind that the control does not follow
-_SHORTEST = 16  # tokens of an answer, unless fewer are asked for
+_SHORTEST = 16  # tokens of an answer, unless fewer are asked for, or a slow server has no time for these
+_FEWEST = 20  # prompts; half as long answers leave time for more
 _SHORTEST_PROMPT = 500  # characters of a long one
 _CHARACTERS_OF_TOKEN = 20  # that are read, at least, while one token is written
 _LENGTHS_OF_PROMPT = 2.2  # of a plain answer, in all answers to a prompt
@@ -111,11 +112,11 @@ class Recorder:
         Raises:
             VerificationError: The control answers nothing.
         """
-        turns = itertools.cycle(KINDS)
+        turns, others = itertools.cycle(KINDS), itertools.cycle(_OTHERS)
         asked = [
             (kind, number)
             for number in range(len(self._prompts.all))
-            for kind in (PLAIN, *itertools.islice(turns, _OTHERS))
+            for kind in (PLAIN, *itertools.islice(turns, next(others)))
         ]
         for part in rounds(len(asked), self._until_s):
             self.parts.append(self._round(asked[part]))
@@ -150,10 +151,13 @@ class Recorder:
         with suppress(DraftproofError):  # it is asked again, and then counted
             self._control.try_out(Question(self._prompts.all[0], _SHORTEST, PLAIN), log_probs=False)
         seconds_of_token = (time.monotonic() - began_s) / _SHORTEST
-        seconds_of_prompt = (until_s - time.monotonic()) / len(self._prompts.all)
-        tokens = seconds_of_prompt / (seconds_of_token * _PASSES * num_servers / 2) - _TOKENS_OF_PROMPT
-        length = max_tokens or max(_SHORTEST, int(min(MOST_TOKENS, tokens / _LENGTHS_OF_PROMPT)))
-        to_read = (tokens - _LENGTHS_OF_PROMPT * length) * len(KINDS) / _OTHERS
+        seconds = until_s - time.monotonic()
+        num_tokens = seconds / (seconds_of_token * _PASSES * num_servers / 2)
+        is_slow = num_tokens < _FEWEST * (_LENGTHS_OF_PROMPT * _SHORTEST + _TOKENS_OF_PROMPT)
+        shortest = _SHORTEST // 2 if is_slow else _SHORTEST
+        tokens = num_tokens / len(self._prompts.all) - _TOKENS_OF_PROMPT
+        length = max_tokens or max(shortest, int(min(MOST_TOKENS, tokens / _LENGTHS_OF_PROMPT)))
+        to_read = (tokens - _LENGTHS_OF_PROMPT * length) * len(KINDS) * len(_OTHERS) / sum(_OTHERS)
         return length, max(_SHORTEST_PROMPT, _CHARACTERS_OF_TOKEN * to_read)
 
     def _round(self, asked: Sequence[tuple[str, int]]) -> Answers:

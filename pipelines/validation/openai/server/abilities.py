@@ -123,7 +123,7 @@ def find_abilities(
         token_ids=has_ids,
         log_probs=log_probs,
         named_ids=named is not None and all(id_of(each.token) is not None for each in named.log_probs),
-        prompt_ids=bool(ids) and asked.same(asked.complete(), asked.complete(prompt=list(ids))),
+        prompt_ids=bool(ids) and asked.same(first, asked.complete(prompt=list(ids))),
         echo=asked.echoes(),
         seed=asked.same(*(asked.any(temperature=1.0, seed=7) for _ in range(2))),
         streams=streams,
