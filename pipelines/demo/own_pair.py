@@ -46,10 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             read_prompts(options.prompts)  # a mistake shows before anything is downloaded
         checkpoints = list(map(named_checkpoint, (options.target, *options.drafts)))
         is_pair = len(checkpoints) == 2
-        names = (
-            [options.name] if options.name else map(_last_name, checkpoints if is_pair else checkpoints[:1])
-        )
-        output = (options.output or Path("-".join(names) + ".yaml")).resolve()
+        name = options.name or "-".join(map(_last_name, checkpoints if is_pair else checkpoints[:1]))
+        output = (options.output or Path(f"{name}.yaml")).resolve()
         if not is_pair:
             return _try_all(options, checkpoints, output)
         recipe = str(_write_recipe(options, checkpoints, output)["recipe"])
@@ -94,16 +92,17 @@ def _try_all(options: argparse.Namespace, checkpoints: Sequence[str], output: Pa
             except DraftproofError as error:  # the others may be of use
                 said = "" if isinstance(error, ProgramFailedError) else f": {error}"
                 _say(f"{name} cannot be used and is left out{said}")
-        best = fastest(trials)
+        best = fastest([each for each in trials if not each.is_wrong] or trials[:1])
         write_whole(output, best.recipe.read_text(encoding="utf-8"))
     _say(f"\n{table(trials)}\n")
     if not drafts:
         _say("\n".join(written["advice"]))
-    wrong = [each for each in trials if each.shown.document["answers_that_differ"]]
+    wrong = [each for each in trials if each.is_wrong]
     for each in wrong:
         _say(f"{each.name}: {each.shown.closing}")
-    verdict = "fail" if wrong or not trials[0].figures else "pass"
-    _say(f"{verdict.upper()}: {best.name} is the fastest of {len(trials)}")
+    verdict = "fail" if wrong else "pass"
+    of_all = f", the fastest of {len(trials)}" if drafts else ""
+    _say(f"{verdict.upper()}: {best.name} makes {best.gain:.2f} times the target alone{of_all}")
     _say_recipe(str(output))
     if options.json:
         tried = {each.name: each.shown.document for each in trials}

@@ -33,6 +33,11 @@ class Trial:
         return figures_of(self.shown.pairs)
 
     @property
+    def is_wrong(self) -> bool:
+        """Whether an answer differs from the target's own, or none has two tokens to compare."""
+        return bool(self.shown.document["answers_that_differ"]) or not self.figures
+
+    @property
     def gain(self) -> float:
         """Speed over that of the target alone, the geometric mean over kinds of text; 0 without figures."""
         return statistics.geometric_mean([each.ratio.value for each in self.figures]) if self.figures else 0.0

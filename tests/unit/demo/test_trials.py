@@ -78,7 +78,7 @@ def test_the_recipe_is_that_of_the_fastest_and_a_draft_that_fails_is_left_out(
     assert own_pair.main(["big", "slow", "refused", "fast", "broken", "--json"]) == 0
     assert Path("big.yaml").read_text() == "draft: fast"
     out = capsys.readouterr().out
-    assert "PASS: fast is the fastest of 3" in out
+    assert "PASS: fast makes 1.55 times the target alone, the fastest of 3" in out
     assert "refused cannot be used and is left out\n" in out
     assert "broken cannot be used and is left out: the engine does not run" in out
     document = json.loads(out.splitlines()[-1])
@@ -94,7 +94,8 @@ def test_no_draft_is_taken_if_none_is_faster(told: Told) -> None:
 def test_without_a_draft_it_says_what_would_help(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     assert own_pair.main(["big", "--name", "alone"]) == 0
     assert Path("alone.yaml").read_text() == "draft: none"
-    assert "What would help: a draft" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "What would help: a draft" in out and "PASS: no draft makes 1.00 times the target alone\n" in out
     assert len(told.written) == 1 and list(told.written[0])[-2:] == ["--name", "alone"]
 
 
@@ -103,6 +104,7 @@ def test_a_wrong_answer_fails_whichever_draft_is_the_fastest(
 ) -> None:
     assert own_pair.main(["big", "fast", "wrong"]) == 1
     assert "wrong: 1 of 4 answers differ" in capsys.readouterr().out
+    assert Path("big.yaml").read_text() == "draft: fast", "a gain of 2 with wrong answers is none"
 
 
 def test_a_file_that_exists_is_not_overwritten(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
