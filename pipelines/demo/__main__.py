@@ -70,11 +70,13 @@ class Shown:
         pairs: The answers.
         document: Figures, verdict and conditions as a JSON object.
         closing: The verdict in words.
+        was_busy: Whether other programs used the machine meanwhile.
     """
 
     pairs: Sequence[Pair]
     document: dict[str, Any]
     closing: str
+    was_busy: bool
 
 
 def demonstrate(recipe: str) -> Shown:
@@ -140,7 +142,7 @@ def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: li
         },
         "conditions": context,
     }
-    return Shown(pairs, document, "\n".join(closing))
+    return Shown(pairs, document, "\n".join(closing), others.were_busy)
 
 
 def converse(

@@ -95,6 +95,8 @@ def _try_all(options: argparse.Namespace, checkpoints: Sequence[str], output: Pa
         best = fastest([each for each in trials if not each.is_wrong] or trials[:1])
         write_whole(output, best.recipe.read_text(encoding="utf-8"))
     _say(f"\n{table(trials)}\n")
+    if any(each.shown.was_busy for each in trials):
+        _say("Other programs used this machine meanwhile: on an idle one another draft may be the fastest.")
     if not drafts:
         _say("\n".join(written["advice"]))
     wrong = [each for each in trials if each.is_wrong]

@@ -19,7 +19,7 @@ from tests.unit.demo.test_command import WITH_A_DIFFERENCE, pair
 
 
 def shown(pairs: Sequence[Pair]) -> Shown:
-    return Shown(pairs, as_document(pairs), verdict_of(pairs)[1])
+    return Shown(pairs, as_document(pairs), verdict_of(pairs)[1], was_busy=pairs is SLOW)
 
 
 def pairs_of(code: float, english: float) -> list[Pair]:
@@ -80,6 +80,7 @@ def test_the_recipe_is_that_of_the_fastest_and_a_draft_that_fails_is_left_out(
     out = capsys.readouterr().out
     assert "PASS: fast makes 1.55 times the target alone, the fastest of 3" in out
     assert "refused cannot be used and is left out\n" in out
+    assert "Other programs used this machine meanwhile" in out
     assert "broken cannot be used and is left out: the engine does not run" in out
     document = json.loads(out.splitlines()[-1])
     assert (document["verdict"], document["fastest"]) == ("pass", "fast")
@@ -96,6 +97,7 @@ def test_without_a_draft_it_says_what_would_help(told: Told, capsys: pytest.Capt
     assert Path("alone.yaml").read_text() == "draft: none"
     out = capsys.readouterr().out
     assert "What would help: a draft" in out and "PASS: no draft makes 1.00 times the target alone\n" in out
+    assert "Other programs" not in out
     assert len(told.written) == 1 and list(told.written[0])[-2:] == ["--name", "alone"]
 
 
