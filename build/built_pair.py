@@ -26,13 +26,13 @@ class BuiltPair:
 
     Attributes:
         recipe: The pair and the limits of its server.
-        draft_engine: Engine directory of the draft.
+        draft_engine: Engine directory of the draft; None without a draft.
         target_engine: Engine directory of the target.
         memory: How the engines share their GPUs; None on the embedded runtime.
     """
 
     recipe: Recipe
-    draft_engine: Path
+    draft_engine: Path | None
     target_engine: Path
     memory: MemoryPlan | None = None
 
@@ -57,7 +57,8 @@ def build_pair(recipe: Recipe, report: Callable[[str], None]) -> BuiltPair:
             f"in {recipe.tensorrt_llm.container} run sh {engines['serve']}, or sh {engines['triton']}",
         )
     memory = plan_memory(read_pair(recipe, ENGINES)) if recipe.runtime == "tensorrt_llm" else None
-    return BuiltPair(recipe, Path(engines["draft"]), Path(engines["target"]), memory)
+    draft = None if recipe.draft is None else Path(engines["draft"])
+    return BuiltPair(recipe, draft, Path(engines["target"]), memory)
 
 
 def check_prompts(recipe: Recipe) -> None:

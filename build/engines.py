@@ -261,7 +261,8 @@ def build_engines(
         report: Called with one line per stage.
 
     Returns:
-        ``draft`` and ``target`` (directories), ``built`` (roles that were built) and ``seconds``.
+        ``draft``, if there is one, and ``target`` (directories), ``built`` (roles that were built) and
+        ``seconds``.
 
     Raises:
         CheckpointError, RecipeError, IncompatiblePairError: Nothing has been built. The disk does not hold
@@ -273,17 +274,18 @@ def build_engines(
         bundled = serves_checkpoints(recipe.tensorrt_llm.version)
         return (build_bundle if bundled else build_tensorrt_llm_engines)(recipe, engines, report)
     started, folder = time.monotonic(), engines / recipe.name
-    sources = dict(zip(("draft", "target"), check_recipe(recipe, engines), strict=True))
-    vocab_size = sources["target"].network.config.vocab_size  # whose tokens the draft proposes
-    if sources["draft"].token_map is not None:
-        report(sources["draft"].token_map.notice)
+    draft, target = check_recipe(recipe, engines)
+    sources = {"target": target} if draft is None else {"draft": draft, "target": target}
+    vocab_size = target.network.config.vocab_size  # whose tokens the draft proposes
+    if draft is not None and draft.token_map is not None:
+        report(draft.token_map.notice)
     digests = checkpoint_digests(sources.values(), report)
 
     def planned(role: str, engine: EngineRecipe) -> EnginePlan:
         return plan_engine(folder, role, engine_identity(role, engine, sources[role], vocab_size, digests))
 
     jobs = [
-        _for_this_machine(getattr(recipe, role), source, partial(planned, role), report)
+        _for_this_machine(recipe.engines[role], source, partial(planned, role), report)
         for role, source in sources.items()
     ]
     missing = [job for job in jobs if not job.plan.is_built()]
@@ -295,7 +297,7 @@ def build_engines(
     )
     if missing:
         try:
-            memory = plan_recipe(recipe, sources["draft"], sources["target"], available_bytes())
+            memory = plan_recipe(recipe, draft, target, available_bytes())
         except RecipeError as error:  # a server with more memory may use the engines
             report(f"warning: {error}")
         else:

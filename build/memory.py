@@ -86,6 +86,10 @@ class EngineMemory:
         return cls(*read_sizes(directory), num_blocks)
 
 
+NO_ENGINE = EngineMemory(weights=0, block=0, slot=0, num_blocks=1)
+"""Memory of the draft of a pair without one."""
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """How a server will use the memory.

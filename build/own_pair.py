@@ -1,4 +1,4 @@
-"""Write the recipe of two checkpoints: ``python -m build.own_pair TARGET DRAFT``.
+"""Write the recipe of a target and its draft: ``python -m build.own_pair TARGET [DRAFT]``.
 
 Each is a directory, a GGUF file, or ``hf://ORGANIZATION/NAME@REVISION`` on the hub. Settings and tokenizers
 are checked, and a plan of the memory is printed. Then what is on the hub is downloaded. Nothing is compiled.
@@ -53,10 +53,21 @@ _PUBLISHED_SAMPLING: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"\bgemma-3-.*-it", {"temperature": 1.0, "top_p": 0.95, "top_k": 64}),
 )
 
+# Small models with the tokenizer of a family, and drafts in one pass that were trained for it.
+_PUBLISHED_DRAFTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"\bqwen2\.5-coder", ("Qwen/Qwen2.5-Coder-0.5B-Instruct", "amd/PARD-Qwen2.5-0.5B")),
+    (r"\bqwen2\.5", ("Qwen/Qwen2.5-0.5B-Instruct", "amd/PARD-Qwen2.5-0.5B")),
+    (r"\bqwen3-", ("Qwen/Qwen3-0.6B", "amd/PARD-Qwen3-0.6B")),
+    (r"\bllama-3\.", ("meta-llama/Llama-3.2-1B-Instruct", "amd/PARD-Llama-3.2-1B")),
+    (r"\bgemma-3-", ("google/gemma-3-270m-it",)),
+    (r"\bsmollm2", ("HuggingFaceTB/SmolLM2-135M-Instruct",)),
+)
+_DRAFT_SHARE = 1 / 3  # of the target's weights, at most: of the published pair, whose draft gains
+
 
 def write_recipe(
     target: str,
-    draft: str,
+    draft: str | None,
     output: Path | None,
     quantization: str,
     max_seq_len: int | None,
@@ -69,7 +80,7 @@ def write_recipe(
 
     Args:
         target: Checkpoint of the target, as a recipe names it.
-        draft: Checkpoint of the draft.
+        draft: Checkpoint of the draft; None for tokens that are looked up alone.
         output: The YAML file; None: ``<name>.yaml`` in the working directory.
         quantization: ``auto``, ``int8`` or ``int4``, of the target; the draft's is ``auto`` then, or ``int4``
             where that is faster. ``none`` and ``checkpoint``: of both.
@@ -90,36 +101,23 @@ def write_recipe(
         RecipeError: Memory or disk do not hold it, or another recipe is in the file.
     """
     path = output or Path(f"{name or _name(target)}.yaml")
-    checkpoints = [
-        _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
-    ]
-    directories = [EngineRecipe(checkpoint).checkpoint_directory() for checkpoint in checkpoints]
-    opened = open_settings(directories[0], max_seq_len or 1)
-    configs = [opened.config, open_settings(directories[1], max_seq_len or 1, opened).config]
-    target_size, draft_size = (sum(num_parameters(config)) for config in configs)
-    if draft_size > target_size and configs[1].experts is None:  # of which a step reads a few
-        raise IncompatiblePairError(
-            "the draft is larger than the target, and only a smaller one is faster: target "
-            f"{checkpoints[0]}, {target_size / 1e9:.2f} billion parameters; draft {checkpoints[1]}, "
-            f"{draft_size / 1e9:.2f} billion",
-            "name the large model first, then the small one: swap the two",
-        )
-    if draft_size >= target_size:
-        report(
-            f"warning: the draft has {draft_size / 1e9:.2f} billion parameters and the target "
-            f"{target_size / 1e9:.2f} billion; only a smaller draft is faster, and the target is named first"
-        )
-    most = min(config.max_position_embeddings for config in configs)
+    named = {"target": target} if draft is None else {"target": target, "draft": draft}
+    checkpoints = {role: _pinned(_as_written(path, role, each)) for role, each in named.items()}
+    directories = {role: EngineRecipe(each).checkpoint_directory() for role, each in checkpoints.items()}
+    opened = open_settings(directories["target"], max_seq_len or 1)
+    configs = {"target": opened.config}
+    if draft is not None:
+        configs["draft"] = open_settings(directories["draft"], max_seq_len or 1, opened).config
+        _check_draft_size(checkpoints, configs, report)
+    most = min(config.max_position_embeddings for config in configs.values())
     length = min(max_seq_len or _LEAST_CONTEXT, most)
-    quantizations = _quantizations(configs, quantization)
     document: dict[str, Any] = {
         "name": name or _name(target),
         "runtime": "embedded",
-        "target": _section("target", checkpoints[0], configs[0], quantizations[0]),
-        "draft": _section("draft", checkpoints[1], configs[1], quantizations[1]),
+        **{role: _section(role, each, configs[role], quantization) for role, each in checkpoints.items()},
         "serving": {"max_seq_len": length},
     }
-    if recommended := _recommended(target, directories[0]):
+    if recommended := _recommended(target, directories["target"]):
         document["serving"]["default_sampling"] = dict(recommended)
     if prompts is not None:
         document["prompts"] = str(prompts.resolve())
@@ -128,10 +126,12 @@ def write_recipe(
         report("the recipe exists and is kept")
         return path
     recipe = parse_recipe(document, path)
-    if recipe.draft.quantization == "int4":
+    if recipe.draft is not None and recipe.draft.quantization == "int4":
         short = " and a short output head" if recipe.draft.lm_head_rows else ""
         report(f"the draft has 4 bits{short}: faster, and no answer changes")
-    for role, config in zip(("target", "draft"), configs, strict=True):
+    if "draft" in configs and configs["draft"].mask_token_id is not None:
+        report("the draft proposes several tokens in one pass")
+    for role, config in configs.items():
         if config.own_attention_reason is not None:
             report(f"{role}: 'attention: draftproof' is set for {config.own_attention_reason}")
         if config.own_attention_reason is not None or config.experts is not None:
@@ -152,6 +152,41 @@ def write_recipe(
     _check_weights(recipe, report, [engines])
     write_whole(path, yaml.safe_dump(document, sort_keys=False))
     return path
+
+
+def _check_draft_size(
+    checkpoints: Mapping[str, str], configs: Mapping[str, NetworkConfig], report: Callable[[str], None]
+) -> None:
+    target_size, draft_size = (sum(num_parameters(configs[role])) for role in ("target", "draft"))
+    if draft_size > target_size and configs["draft"].experts is None:  # of which a step reads a few
+        raise IncompatiblePairError(
+            "the draft is larger than the target, and only a smaller one is faster: target "
+            f"{checkpoints['target']}, {target_size / 1e9:.2f} billion parameters; draft "
+            f"{checkpoints['draft']}, {draft_size / 1e9:.2f} billion",
+            "name the large model first, then the small one: swap the two",
+        )
+    if draft_size >= target_size:
+        report(
+            f"warning: the draft has {draft_size / 1e9:.2f} billion parameters and the target "
+            f"{target_size / 1e9:.2f} billion; only a smaller draft is faster, and the target is named first"
+        )
+
+
+def advice(recipe: Recipe) -> list[str]:
+    """Say in sentences which draft would help a target."""
+    directory = recipe.target.checkpoint_directory()
+    most = _DRAFT_SHARE * sum(num_parameters(open_settings(directory, 1).config))
+    name = _name(recipe.target.checkpoint)
+    known = next((drafts for family, drafts in _PUBLISHED_DRAFTS if re.search(family, name)), ())
+    others = [each for each in known if each.lower().partition("/")[2] != name]
+    published = f", such as {' or '.join(others)}" if others else ""
+    return [
+        "What would help: name drafts behind the target, and the best of them is taken.",
+        f"- a small model with the target's tokenizer, of at most {most / 1e9:.1f} billion "
+        f"parameters{published}",
+        "- a head of EAGLE-3 that was trained for this target: it costs least of all",
+        "- prompts like yours (--prompts): where answers repeat their prompts, nothing else is needed",
+    ]
 
 
 def _check_weights(recipe: Recipe, report: Callable[[str], None], after: Sequence[Need] = ()) -> None:
@@ -192,19 +227,21 @@ def _pinned(checkpoint: str) -> str:
     return str(Path(checkpoint).resolve() if on_hub is None else opened(on_hub).checkpoint)
 
 
-def _quantizations(configs: Sequence[NetworkConfig], quantization: str) -> list[str]:
-    """Return the quantization of target and draft.
+def _draft_quantization(config: NetworkConfig, quantization: str) -> str:
+    """Return the quantization of a draft, whose target has ``quantization``.
 
     A draft decides nothing but speed. In 4 bits it is accepted a little less often, and is much faster where
     products of our own multiply (docs/decisions/models.md).
     """
     if quantization in _UNCHANGED:
-        return [quantization, quantization]
-    gains = (has_avx2_alone() and has_compiler()) or configs[1].quant_bits == 4
-    return [quantization, "int4" if gains else "auto"]
+        return quantization
+    gains = (has_avx2_alone() and has_compiler()) or config.quant_bits == 4
+    return "int4" if gains else "auto"
 
 
 def _section(role: str, checkpoint: str, config: NetworkConfig, quantization: str) -> dict[str, Any]:
+    if role == "draft":
+        quantization = _draft_quantization(config, quantization)
     heads = _TARGET_HEADS if role == "target" else _DRAFT_HEADS
     section = {
         "checkpoint": checkpoint,
@@ -228,7 +265,7 @@ def _with_context(document: dict[str, Any], most: int, plan: MemoryPlan) -> dict
         length = max(length // 2, _LEAST_CONTEXT)
     document["serving"]["max_seq_len"] = length
     num_blocks = max(plan.num_blocks["target"], 2 * -(-length // BLOCK_TOKENS) + 1)
-    for role in ("target", "draft"):
+    for role in {"target", "draft"} & document.keys():
         document[role]["kv_cache"] = {"num_blocks": num_blocks}
     return document
 
@@ -283,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
         "target",
         help="checkpoint of the target: a directory, a GGUF file, or hf://ORGANIZATION/NAME",
     )
-    parser.add_argument("draft", help="checkpoint of the draft")
+    parser.add_argument("draft", nargs="?", help="checkpoint of the draft (default: no draft)")
     parser.add_argument("--name", help="name of the recipe and the served model (default: the target's)")
     parser.add_argument("--output", type=Path, help="recipe file (default: NAME.yaml)")
     parser.add_argument(
@@ -292,7 +329,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompts", type=Path, help="file or folder of prompts (default: general ones)")
     parser.add_argument("--max-seq-len", type=int, help="tokens (default: what models and memory allow)")
     options = vars(parser.parse_args(arguments))
-    return run_command(lambda: {"recipe": str(write_recipe(**options, free=available_bytes()))})
+
+    def work() -> dict[str, Any]:
+        path = write_recipe(**options, free=available_bytes())
+        return {"recipe": str(path), "advice": advice(load_recipe(path)) if options["draft"] is None else []}
+
+    return run_command(work)
 
 
 if __name__ == "__main__":

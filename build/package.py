@@ -110,15 +110,17 @@ def read_package(directory: Path, public_key: Path | None) -> Package:
 
     try:
         recipe = parse_recipe(yaml.safe_load(read(RECIPE)), directory / RECIPE)
+        has_draft = recipe.draft is not None
         draft, target = (
-            engine_digest(json.loads(read(f"{engine}/{MANIFEST_NAME}"))) for engine in (DRAFT, TARGET)
+            engine_digest(json.loads(read(f"{engine}/{MANIFEST_NAME}"))) if is_there else ""
+            for engine, is_there in ((DRAFT, has_draft), (TARGET, True))
         )
         plan = json.loads(read(MEMORY)) if MEMORY in listed else None
     except (EngineLoadError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise _different(directory, [" ".join(str(error).split())]) from None
     remedy = "make the package again with this version: 'draftproof package'"
     memory = None if plan is None else configuration.parse(MemoryPlan, plan, PackageError, remedy)
-    pair = BuiltPair(recipe, directory / DRAFT, directory / TARGET, memory)
+    pair = BuiltPair(recipe, directory / DRAFT if has_draft else None, directory / TARGET, memory)
     return Package(directory, sha256_bytes(content), pair, (draft, target))
 
 
@@ -178,7 +180,7 @@ def _sign(package: Path) -> str:
 
 
 def _check_files(directory: Path, listed: dict[str, str]) -> None:
-    needed = {RECIPE, *(f"{engine}/{MANIFEST_NAME}" for engine in (DRAFT, TARGET))}
+    needed = {RECIPE, f"{TARGET}/{MANIFEST_NAME}"}
     differences = [f"{path}: not a path inside" for path in listed if not _is_inside(path)]
     differences += [
         f"{path}: not in {LIST}" for path in sorted((needed | _present(directory)) - listed.keys())
@@ -230,23 +232,24 @@ def write_package(pair: BuiltPair, destination: Path) -> tuple[str, str]:
         destination: Directory of the package; a package that is there is replaced.
 
     Returns:
-        ``engine_digest`` of draft and target.
+        ``engine_digest`` of draft, "" without one, and target.
 
     Raises:
         EngineLoadError: A file of an engine is missing or has changed since the build.
         PackageError: Something else is at the destination; nothing was written.
         RecipeError: The disk does not hold the package.
     """
-    draft, target = engines = checked_engine(pair.draft_engine), checked_engine(pair.target_engine)
+    directories = {DRAFT: pair.draft_engine, TARGET: pair.target_engine}
+    engines = {folder: checked_engine(engine) for folder, engine in directories.items() if engine is not None}
     if destination.exists() and not (destination / LIST).is_file():
         raise PackageError(
             f"{destination} has no {LIST}, so it is not a package and would be replaced",
             "name another path: draftproof package --output <directory>",
         )
-    size = sum(path.stat().st_size for engine in engines for path in engine.directory.iterdir())
+    size = sum(path.stat().st_size for engine in engines.values() for path in engine.directory.iterdir())
     check_space([Need("the package", destination, size)])
     with whole_directory(destination) as staging:
-        for engine, folder in ((draft, DRAFT), (target, TARGET)):
+        for folder, engine in engines.items():
             shutil.copytree(engine.directory, staging / folder)
         if pair.memory is not None:
             (staging / MEMORY).write_text(json.dumps(asdict(pair.memory)) + "\n", encoding="utf-8")
@@ -255,7 +258,8 @@ def write_package(pair: BuiltPair, destination: Path) -> tuple[str, str]:
         paths = sorted(path for path in staging.rglob("*") if path.is_file())
         lines = [f"{sha256_file(path)}  {path.relative_to(staging).as_posix()}\n" for path in paths]
         (staging / LIST).write_text("".join(lines), encoding="utf-8")
-    return engine_digest(draft.manifest), engine_digest(target.manifest)
+    draft = engine_digest(engines[DRAFT].manifest) if DRAFT in engines else ""
+    return draft, engine_digest(engines[TARGET].manifest)
 
 
 def recipe_document(recipe: Recipe) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from build.checkpoints.tokenizer_file import TokenizerInfo, find_end_ids, read_t
 from build.command_line import add_engines, add_runtime, recipe_parser, run_command
 from build.hub.pinned import pin_recipe, repositories
 from build.hugging_face.mtp import is_mtp
-from build.memory import EngineMemory, MemoryPlan, plan_memory
+from build.memory import NO_ENGINE, EngineMemory, MemoryPlan, plan_memory
 from build.networks.growth import check_growth, grown_config
 from build.networks.linear import Linear
 from build.networks.network import NetworkConfig
@@ -124,19 +124,19 @@ def _with_tokens_of(target: EngineSource, draft: EngineSource, recipe: Recipe) -
     )
 
 
-def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
+def check_pair(recipe: Recipe, draft: EngineSource | None, target: EngineSource) -> None:
     """Check that draft and target end texts alike, and that both support the server's context length.
 
     Raises:
         IncompatiblePairError: End tokens or context lengths do not fit.
     """
-    if not set(draft.end_ids) & set(target.end_ids):
+    if draft is not None and not set(draft.end_ids) & set(target.end_ids):
         raise IncompatiblePairError(
             f"recipe {recipe.name}: draft and target have no end token in common: draft {draft.end_ids}, "
             f"target {target.end_ids}",
             "choose a draft from the target's model family, or correct the end tokens of one of them",
         )
-    for role, source in (("draft", draft), ("target", target)):
+    for role, source in _by_role(draft, target).items():
         positions = source.network.config.max_position_embeddings
         if positions < recipe.serving.max_seq_len:
             raise IncompatiblePairError(
@@ -146,28 +146,32 @@ def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> Non
             )
 
 
-def check_attention(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
+def _by_role(draft: EngineSource | None, target: EngineSource) -> dict[str, EngineSource]:
+    return {"target": target} if draft is None else {"draft": draft, "target": target}
+
+
+def check_attention(recipe: Recipe, draft: EngineSource | None, target: EngineSource) -> None:
     """Check that the recipe has attention that can compute each network.
 
     Raises:
         RecipeError: A network needs attention of our own, and the recipe has OpenVINO's for it.
     """
-    for role, engine, source in (("draft", recipe.draft, draft), ("target", recipe.target, target)):
+    for role, source in _by_role(draft, target).items():
         reason = source.network.config.own_attention_reason
-        if reason is not None and engine.attention == "openvino":
+        if reason is not None and recipe.engines[role].attention == "openvino":
             raise RecipeError(
                 f"recipe {recipe.name}: OpenVINO's attention cannot compute the {role}, which has {reason}",
                 f"set 'attention: draftproof' in section '{role}' of the recipe; g++ compiles it",
             )
 
 
-def check_recurrence(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
+def check_recurrence(recipe: Recipe, draft: EngineSource | None, target: EngineSource) -> None:
     """Check what networks with recurrent layers cannot do.
 
     Raises:
         RecipeError: The draft has them, or drafts are longer than the log of a target that has them.
     """
-    if draft.network.config.recurrence is not None:
+    if draft is not None and draft.network.config.recurrence is not None:
         raise RecipeError(
             f"recipe {recipe.name}: the draft has recurrent layers, {draft.network.config.architecture}, and "
             "these cannot go back as a draft does in every round",
@@ -182,12 +186,27 @@ def check_recurrence(recipe: Recipe, draft: EngineSource, target: EngineSource) 
         )
 
 
+def _check_mask_token(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
+    """Check that the embedding keeps the mask token with as many rows as the target's (``fit_vocabulary``).
+
+    Raises:
+        IncompatiblePairError: The target has fewer.
+    """
+    mask, vocab_size = draft.network.config.mask_token_id, target.network.config.vocab_size
+    if mask is not None and draft.token_map is None and mask >= vocab_size:
+        raise IncompatiblePairError(
+            f"recipe {recipe.name}: the draft's mask token is no row of the target: pard_token={mask}, "
+            f"vocab_size={vocab_size}",
+            "choose the draft that was made for this target's family",
+        )
+
+
 def _check_head_settings(recipe: Recipe, config: NetworkConfig) -> None:
     """Refuse settings that change what a trained head was trained with."""
     names = [("draft", "growth"), ("draft", "pad_vocab_size_to"), ("target", "growth")]
     if not is_mtp(config):
         names.append(("draft", "lm_head_rows"))
-    given = [f"{role}.{name}" for role, name in names if getattr(getattr(recipe, role), name) is not None]
+    given = [f"{role}.{name}" for role, name in names if getattr(recipe.engines[role], name) is not None]
     if given:
         raise RecipeError(
             f"recipe {recipe.name}: the draft is a trained head, whose output rows and positions are fixed, "
@@ -198,7 +217,7 @@ def _check_head_settings(recipe: Recipe, config: NetworkConfig) -> None:
 
 def check_recipe(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines"
-) -> tuple[EngineSource, EngineSource]:
+) -> tuple[EngineSource | None, EngineSource]:
     """Check both checkpoints of a recipe, and that they form a pair.
 
     Args:
@@ -206,7 +225,8 @@ def check_recipe(
         engines: Folder that holds the engines and the quantized checkpoints.
 
     Returns:
-        Draft and target. A draft with another tokenizer gets the target's, and a map of its tokens.
+        Draft, None without one, and target. A draft with another tokenizer gets the target's, and a map of
+        its tokens.
 
     Raises:
         CheckpointError: A checkpoint is invalid.
@@ -216,29 +236,32 @@ def check_recipe(
     return _paired(recipe, lambda role: checkpoint_for(recipe, role, engines), open_network)
 
 
-def check_settings(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
+def check_settings(recipe: Recipe) -> tuple[EngineSource | None, EngineSource]:
     """Check a pair like ``check_recipe``, but by settings and tokenizers alone: the weights may be elsewhere.
 
     Raises:
         CheckpointError, RecipeError, IncompatiblePairError: As for ``check_recipe``.
     """
-    return _paired(recipe, lambda role: getattr(recipe, role).checkpoint_directory(), open_settings)
+    return _paired(recipe, lambda role: recipe.engines[role].checkpoint_directory(), open_settings)
 
 
 def _paired(
     recipe: Recipe,
     directory_of: Callable[[str], Path],
     opened: Callable[[Path, int, NetworkSource | None], NetworkSource],
-) -> tuple[EngineSource, EngineSource]:
+) -> tuple[EngineSource | None, EngineSource]:
     longest = recipe.serving.max_seq_len
     target = read_source(recipe.target, directory_of("target"), longest, opened)
-    draft = read_source(recipe.draft, directory_of("draft"), longest, opened, target)
-    if draft.network.config.reads_features:
-        _check_head_settings(recipe, draft.network.config)
-        layers = draft.network.config.feature_layers
-        config = replace(target.network.config, feature_layers=layers)
-        target = replace(target, network=target.network.with_config(config))
-    draft = _with_tokens_of(target, draft, recipe)
+    draft = None
+    if recipe.draft is not None:
+        draft = read_source(recipe.draft, directory_of("draft"), longest, opened, target)
+        if draft.network.config.reads_features:
+            _check_head_settings(recipe, draft.network.config)
+            layers = draft.network.config.feature_layers
+            config = replace(target.network.config, feature_layers=layers)
+            target = replace(target, network=target.network.with_config(config))
+        draft = _with_tokens_of(target, draft, recipe)
+        _check_mask_token(recipe, draft, target)
     check_pair(recipe, draft, target)
     check_recurrence(recipe, draft, target)
     check_attention(recipe, draft, target)
@@ -253,20 +276,22 @@ def engine_memory(engine: EngineRecipe, source: EngineSource) -> EngineMemory:
     return EngineMemory.of_network(config, engine)
 
 
-def plan_recipe(recipe: Recipe, draft: EngineSource, target: EngineSource, free: float) -> MemoryPlan:
+def plan_recipe(recipe: Recipe, draft: EngineSource | None, target: EngineSource, free: float) -> MemoryPlan:
     """Plan how a server of a pair will use the memory.
 
     Args:
         recipe: The pair.
-        draft: Its draft.
+        draft: Its draft; None without one.
         target: Its target.
         free: Free memory, bytes.
 
     Raises:
         RecipeError: The memory does not hold the pair.
     """
-    engines = engine_memory(recipe.target, target), engine_memory(recipe.draft, draft)
-    return plan_memory(*engines, recipe.serving, free)
+    engines = {
+        role: engine_memory(recipe.engines[role], source) for role, source in _by_role(draft, target).items()
+    }
+    return plan_memory(engines["target"], engines.get("draft", NO_ENGINE), recipe.serving, free)
 
 
 def weights_line(engine: EngineRecipe, source: EngineSource) -> str:
@@ -298,9 +323,9 @@ def _are_kept(linears: Sequence[Linear], quantization: str) -> bool:
 def _check_embedded(recipe: Recipe, engines: Path) -> dict[str, Any]:
     missing = [name for repository in repositories(recipe) for name in repository.missing_names()]
     draft, target = check_settings(recipe) if missing else check_recipe(recipe, engines)
-    for role, source in (("draft", draft), ("target", target)):
+    for role, source in _by_role(draft, target).items():
         print(f"{role}: {source.network.directory}, {source.tokenizer.num_tokens} tokens")
-    if draft.token_map is not None:
+    if draft is not None and draft.token_map is not None:
         print(draft.token_map.notice)
     for line in plan_recipe(recipe, draft, target, available_bytes()).lines():
         print(line)

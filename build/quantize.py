@@ -38,7 +38,7 @@ from build.quantization.quantized_checkpoint import (
     plan_checkpoint,
 )
 from build.quantization.source import DECODER_TYPES, CheckpointSource, read_checkpoint_source
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.tensorrt_llm.check import refuse
 from build.tensorrt_llm.pair import read_pair
 from build.tensorrt_llm.rules.networks import PRECISION_RULES, VOCABULARY_RULES
@@ -76,12 +76,12 @@ def quantize_recipe(
         EngineBuildError: The folder is not writable.
     """
     recipe = fetch_checkpoints(recipe, report)
-    plans = {role: plan_checkpoint(recipe, role, engines) for role in ROLES}
+    plans = {role: plan_checkpoint(recipe, role, engines) for role in ROLES if role in recipe.engines}
     if any(plan is not None and not plan.is_made for plan in plans.values()):
         _check_pair(recipe, engines)
     found: dict[str, Path] = {}
     for role, plan in plans.items():
-        engine: EngineRecipe = getattr(recipe, role)
+        engine = recipe.engines[role]
         if plan is None:
             found[role] = engine.checkpoint_directory()
             report(f"{role}: {engine.checkpoint} is used unchanged")

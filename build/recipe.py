@@ -232,6 +232,8 @@ class Recipe:
 
     Attributes:
         name: Name of the recipe, and of its folders under ``engines/`` and ``.run/``.
+        target: The target.
+        draft: The draft. None: draft tokens are only looked up; embedded only.
         runtime: Default runtime: ``embedded``, which needs no GPU, or ``tensorrt_llm``.
         prompts: File of prompts, ``*.jsonl`` (texts, or chat messages for a target with a chat template) or
             ``*.txt``, or folder of such files, for verification and benchmarks; relative to the recipe's own
@@ -242,12 +244,17 @@ class Recipe:
 
     name: Text
     target: EngineRecipe
-    draft: EngineRecipe
     serving: Serving
+    draft: EngineRecipe | None = None
     runtime: Runtime = "embedded"
     prompts: Text | None = None
     tensorrt_llm: TensorRtLlm = dataclasses.field(default_factory=TensorRtLlm)
     path: Annotated[Path, configuration.from_reader] = Path()
+
+    @property
+    def engines(self) -> dict[str, EngineRecipe]:
+        """Return the engines by role; without a draft, the target alone."""
+        return {"target": self.target} if self.draft is None else {"draft": self.draft, "target": self.target}
 
     @property
     def prompts_path(self) -> Path | None:
@@ -291,6 +298,9 @@ def _check_sizes(recipe: Recipe) -> None:
     if serving.max_draft_len >= serving.max_seq_len:
         given = f"serving.max_draft_len={serving.max_draft_len}"
         raise RecipeError(f"{given} is not below max_seq_len={serving.max_seq_len}", _REMEDY)
+    if recipe.draft is None and serving.num_draft_tokens:
+        given = f"serving.num_draft_tokens={serving.num_draft_tokens}"
+        raise RecipeError(f"{given} without a draft: what is looked up has no fixed length", _REMEDY)
     if recipe.target.lm_head_rows is not None:
         given = f"target.lm_head_rows={recipe.target.lm_head_rows}"
         raise RecipeError(f"{given}: a target without logits of all tokens would give other answers", _REMEDY)
@@ -299,8 +309,8 @@ def _check_sizes(recipe: Recipe) -> None:
         given = f"serving.max_num_tokens={serving.max_num_tokens}"
         raise RecipeError(f"{given} is below max_draft_len + 1 = {serving.max_draft_len + 1}", _REMEDY)
     # The loop and requests to the target alone share the target's blocks.
-    for role, engine, num_requests in (("target", recipe.target, 2), ("draft", recipe.draft, 1)):
-        num_blocks = engine.kv_cache.num_blocks
+    for role, engine in recipe.engines.items():
+        num_blocks, num_requests = engine.kv_cache.num_blocks, 2 if role == "target" else 1
         if num_blocks is not None and num_blocks <= num_requests * -(-serving.max_seq_len // 32):
             raise RecipeError(  # one block is reserved
                 f"{role}.kv_cache.num_blocks={num_blocks} holds {32 * (num_blocks - 1)} tokens, "
@@ -348,7 +358,11 @@ def load_recipe(name_or_path: str | Path, runtime: Runtime | None = None) -> Rec
         section = dataclasses.replace(recipe.tensorrt_llm, gpu=gpu)
         recipe = dataclasses.replace(recipe, name=f"{recipe.name}-{gpu}", tensorrt_llm=section)
     recipe = recipe if runtime is None else dataclasses.replace(recipe, runtime=runtime)
-    for role, engine in (("target", recipe.target), ("draft", recipe.draft)):
+    if recipe.runtime == "tensorrt_llm" and recipe.draft is None:
+        raise RecipeError(
+            f"recipe {recipe.name} has no draft, and TensorRT-LLM needs one", "add the key draft"
+        )
+    for role, engine in recipe.engines.items():
         if recipe.runtime == "tensorrt_llm" and engine.quantization in ("auto", "int4"):
             raise RecipeError(
                 f"recipe {recipe.name}: {role}.quantization: {engine.quantization} is of the embedded "

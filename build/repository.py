@@ -34,7 +34,7 @@ RUN = REPOSITORY_ROOT / ".run"
 
 def render_recipe(
     recipe: Recipe,
-    draft_engine: Path,
+    draft_engine: Path | None,
     target_engine: Path,
     run: Path = RUN,
     memory: MemoryPlan | None = None,
@@ -48,7 +48,7 @@ def render_recipe(
 
     Args:
         recipe: The pair.
-        draft_engine: Engine directory of the draft.
+        draft_engine: Engine directory of the draft; None without a draft.
         target_engine: Engine directory of the target.
         run: Parent of the recipe's run directory, to which ``launch.json`` is written too.
         memory: How the engines share their GPUs; required on TensorRT-LLM.
@@ -67,8 +67,8 @@ def render_recipe(
         RepositoryError: See ``render_repository``.
     """
     destination = run / (name or recipe.name) / "model_repository"
-    engines = known_engine(draft_engine), known_engine(target_engine)
-    pair = RenderedPair(recipe, *engines, destination.parent.resolve(), memory)
+    draft = None if draft_engine is None else known_engine(draft_engine)
+    pair = RenderedPair(recipe, draft, known_engine(target_engine), destination.parent.resolve(), memory)
     loop = destination / LOOP
     pair = with_kv_blocks(pair, loop, lambda: free() + returned_bytes(loop))
     render_repository(TEMPLATES, recipe.runtime, pair.values, destination)
@@ -86,7 +86,7 @@ def launch_of(
     sampling = {source: given.values for source, given in chosen if given is not None and given.values}
     if recipe.runtime == "embedded":
         return Launch(package=package, default_sampling=sampling)
-    gpus = {*recipe.draft.tensorrt_llm.gpus, *recipe.target.tensorrt_llm.gpus}
+    gpus = {gpu for engine in recipe.engines.values() for gpu in engine.tensorrt_llm.gpus}
     return Launch(recipe.runtime, recipe.tensorrt_llm.container, tuple(sorted(gpus)), package, sampling)
 
 

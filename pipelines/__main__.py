@@ -16,7 +16,10 @@ _DEPLOY = "pipelines.deploy.__main__"
 USUAL: dict[str, tuple[str, str]] = {
     "doctor": (_DEPLOY, "say what this machine has and lacks"),
     "demo": ("pipelines.demo.__main__", "build the demonstration pair, serve, generate, compare, stop"),
-    "try": ("pipelines.demo.own_pair", "the same with a pair of your own, directories or ids of the hub"),
+    "try": (
+        "pipelines.demo.own_pair",
+        "the same with a target of your own; of several drafts, choose the best",
+    ),
     "serve": (_DEPLOY, "start a server, building what it lacks, and wait until it is ready"),
     "ask": ("pipelines.client.__main__", "ask a server to continue a text"),
     "chat": ("pipelines.command_line.chat", "talk to the target in the terminal"),

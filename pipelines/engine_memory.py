@@ -71,12 +71,11 @@ def read_sizes(engine: Path) -> tuple[int, int, int]:
         ) from None
 
 
-def pair_bytes(draft: Path, target: Path, num_kv_blocks: Mapping[str, int], max_batch_size: int) -> int:
+def pair_bytes(engines: Mapping[str, Path], num_kv_blocks: Mapping[str, int], max_batch_size: int) -> int:
     """Return the bytes that the process of a pair takes.
 
     Args:
-        draft: Directory of the draft's engine.
-        target: Directory of the target's engine.
+        engines: Directories of the engines by role.
         num_kv_blocks: Blocks of the KV caches by role.
         max_batch_size: Most concurrent requests.
 
@@ -84,7 +83,7 @@ def pair_bytes(draft: Path, target: Path, num_kv_blocks: Mapping[str, int], max_
         EngineLoadError: See ``read_sizes``.
     """
     taken = PROCESS_BYTES
-    for role, engine in (("draft", draft), ("target", target)):
+    for role, engine in engines.items():
         networks, block, slot = read_sizes(engine)
         taken += networks + num_kv_blocks[role] * block + states_bytes(slot, max_batch_size)
     return taken

@@ -6,7 +6,7 @@ A recipe is pinned when each of its checkpoints on the hub has a commit, so that
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from build.hub.checkpoint_id import HubCheckpoint
 from build.recipe import Recipe
@@ -23,7 +23,7 @@ def pin_recipe(recipe: Recipe) -> Recipe:
         CheckpointError: A repository cannot be read, or is not a checkpoint.
     """
     for role, named in _on_hub(recipe):
-        pinned = replace(getattr(recipe, role), checkpoint=str(opened(named).checkpoint))
+        pinned: Any = replace(recipe.engines[role], checkpoint=str(opened(named).checkpoint))
         recipe = replace(recipe, **{role: pinned})
     return recipe
 
@@ -34,7 +34,7 @@ def repositories(recipe: Recipe) -> list[Repository]:
 
 
 def _on_hub(recipe: Recipe) -> list[tuple[str, HubCheckpoint]]:
-    named = [(role, HubCheckpoint.parse(getattr(recipe, role).checkpoint)) for role in ("target", "draft")]
+    named = [(role, HubCheckpoint.parse(engine.checkpoint)) for role, engine in recipe.engines.items()]
     return [(role, checkpoint) for role, checkpoint in named if checkpoint is not None]
 
 

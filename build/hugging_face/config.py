@@ -1,7 +1,7 @@
 """Parse the ``config.json`` of a Hugging Face checkpoint.
 
 Keys that the family's class in transformers does not read are ignored, as they are there: people's files hold
-many. Keys that it reads are either computed or refused.
+many. Keys that it reads are either computed or refused. ``pard_token`` is read beside them.
 """
 
 from __future__ import annotations
@@ -140,7 +140,16 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         gates_attention=family.has_recurrent_layers,
         recurrence=_recurrence(settings) if family.has_recurrent_layers else None,
         experts=None if family.experts is None else _experts(settings, family.experts),
+        mask_token_id=None if whole.get("pard_token") is None else _mask_token(whole, settings),
     )
+
+
+def _mask_token(whole: Settings, settings: Settings) -> int:
+    """Return the token that stands for unknown ones (PARD, arXiv 2504.18583)."""
+    token, vocab_size = whole.integer("pard_token"), settings.integer("vocab_size")
+    if token >= vocab_size:
+        raise whole.fail(f"pard_token={token} is no token: vocab_size={vocab_size}")
+    return token
 
 
 def _recurrence(settings: Settings) -> RecurrentSizes:

@@ -115,6 +115,8 @@ class NetworkConfig:
         gates_attention: Whether what attention returns is multiplied by the sigmoid of a projection.
         recurrence: Sizes of the recurrent layers; None for a network without.
         experts: Sizes of the experts; None for a network without.
+        mask_token_id: Token that stands for one that is not known yet, if the network was trained to propose
+            several tokens in one pass; None for others.
     """
 
     architecture: str
@@ -148,6 +150,7 @@ class NetworkConfig:
     gates_attention: bool = False
     recurrence: RecurrentSizes | None = None
     experts: ExpertSizes | None = None
+    mask_token_id: int | None = None
 
     @property
     def num_hidden_layers(self) -> int:

@@ -151,6 +151,7 @@ def engine_description(
         "num_parameters": int(meter.parameters),
         "weight_bytes_per_step": int(meter.step_bytes),
         "quantization": engine.quantization,
+        **({} if config.mask_token_id is None else {"mask_token_id": config.mask_token_id}),
         **_feature_entries(config),
         **recurrence_entries(config),
     }

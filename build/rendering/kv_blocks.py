@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from build.command_line import print_line
-from build.memory import SERVER_BYTES, EngineMemory, plan_memory
+from build.memory import NO_ENGINE, SERVER_BYTES, EngineMemory, plan_memory
 from build.recipe import REPOSITORY_ROOT
 from build.rendering.rendered_pair import RenderedPair
 from pipelines.deploy.triton.pair_record import PairRecord
@@ -34,7 +34,7 @@ def with_kv_blocks(pair: RenderedPair, rendered: Path, free: Callable[[], float]
     recipe = pair.recipe
     if recipe.runtime != "embedded":
         return pair
-    given = {"draft": recipe.draft.kv_cache.num_blocks, "target": recipe.target.kv_cache.num_blocks}
+    given = {role: engine.kv_cache.num_blocks for role, engine in recipe.engines.items()}
     chosen = {role: blocks for role, blocks in given.items() if blocks is not None}
     if len(chosen) == len(given):
         return replace(pair, num_kv_blocks=chosen)
@@ -46,7 +46,7 @@ def with_kv_blocks(pair: RenderedPair, rendered: Path, free: Callable[[], float]
         return replace(pair, num_kv_blocks=served.num_kv_blocks)
     plan = plan_memory(
         EngineMemory.of_engine(pair.target.directory, given["target"]),
-        EngineMemory.of_engine(pair.draft.directory, given["draft"]),
+        NO_ENGINE if pair.draft is None else EngineMemory.of_engine(pair.draft.directory, given["draft"]),
         recipe.serving,
         free(),
     )
@@ -70,5 +70,4 @@ def returned_bytes(rendered: Path) -> int:
         return 0
     if not is_listening(REPOSITORY_ROOT / served.socket):
         return 0
-    engines = Path(served.draft_engine_dir), Path(served.target_engine_dir)
-    return SERVER_BYTES + pair_bytes(*engines, served.num_kv_blocks, served.max_batch_size)
+    return SERVER_BYTES + pair_bytes(served.engine_dirs, served.num_kv_blocks, served.max_batch_size)

@@ -25,7 +25,7 @@ class RenderedPair:
 
     Attributes:
         recipe: The pair and the limits of its server.
-        draft: Engine of the draft.
+        draft: Engine of the draft; None without a draft.
         target: Engine of the target; preprocessing uses its tokenizer.
         run: Run directory of the server, absolute.
         memory: How the engines share their GPUs; required on TensorRT-LLM.
@@ -33,7 +33,7 @@ class RenderedPair:
     """
 
     recipe: Recipe
-    draft: EngineFiles
+    draft: EngineFiles | None
     target: EngineFiles
     run: Path
     memory: MemoryPlan | None = None
@@ -47,11 +47,11 @@ class RenderedPair:
         for name in ("default_sampling", "prompt_cache_dir", "prompt_cache_gb"):
             del settings["serving"][name]  # of the front door, and of the machine
         if recipe.runtime == "embedded":
-            settings["kv_blocks"] = [recipe.draft.kv_cache.num_blocks, recipe.target.kv_cache.num_blocks]
+            settings["kv_blocks"] = [engine.kv_cache.num_blocks for engine in recipe.engines.values()]
         else:
-            settings["engines"] = [asdict(recipe.draft.tensorrt_llm), asdict(recipe.target.tensorrt_llm)]
+            settings["engines"] = [asdict(engine.tensorrt_llm) for engine in recipe.engines.values()]
             settings["tensorrt_llm"] = asdict(recipe.tensorrt_llm)
-        engines = [self.engine_fingerprint("draft"), self.engine_fingerprint("target")]
+        engines = [self.engine_fingerprint(role) for role in recipe.engines]
         return sha256_json({"runtime": recipe.runtime, "engines": engines, **settings})
 
     def engine_fingerprint(self, role: str) -> str:
@@ -81,8 +81,8 @@ class RenderedPair:
         is_inside = self.run.is_relative_to(REPOSITORY_ROOT)
         sockets = self.run.relative_to(REPOSITORY_ROOT) if is_inside else self.run
         shared = {
-            "draft_engine_dir": str(self.draft.directory),
-            "draft_engine_digest": engine_digest(self.draft.manifest),
+            "draft_engine_dir": str(self.draft.directory) if self.draft else "",
+            "draft_engine_digest": engine_digest(self.draft.manifest) if self.draft else "",
             "target_engine_dir": str(self.target.directory),
             "target_engine_digest": engine_digest(self.target.manifest),
             "tokenizer_file": str(self.target.path("tokenizer.json")),
@@ -98,12 +98,11 @@ class RenderedPair:
             "arms_file": str(self.run / "arms.json"),
             "observations_file": str(self.run / "observations.sqlite"),
         }
-        engines = self.draft.directory, self.target.directory
         if self.recipe.runtime == "tensorrt_llm":
-            assert self.memory is not None
+            assert self.memory is not None and self.draft is not None
             return {
                 **shared,
-                **engine_values(self.recipe, *engines, self.memory),
+                **engine_values(self.recipe, self.draft.directory, self.target.directory, self.memory),
                 "engine_access": "tensorrt_llm",
                 # Its engines do not tell what a step costs, by which lengths adapt.
                 "num_draft_tokens": str(serving.max_draft_len) if fixed is None else str(fixed),
@@ -116,7 +115,8 @@ class RenderedPair:
                 REPOSITORY_ROOT / (serving.prompt_cache_dir or self.run / "prompt_cache")
             ),
             "prompt_cache_bytes": "" if gigabytes is None else str(int(gigabytes * 1e9)),
-            **{f"{role}_num_kv_blocks": str(blocks) for role, blocks in self.num_kv_blocks.items()},
+            "draft_num_kv_blocks": str(self.num_kv_blocks.get("draft", 0)),
+            "target_num_kv_blocks": str(self.num_kv_blocks["target"]),
             "max_num_tokens": str(serving.max_num_tokens),
         }
 

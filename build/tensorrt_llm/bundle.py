@@ -63,7 +63,7 @@ def build_bundle(recipe: Recipe, engines: Path, report: Callable[[str], None]) -
     """
     section, roles = recipe.tensorrt_llm, {}
     recipe = check_loadable(recipe, engines)
-    for role, engine in (("draft", recipe.draft), ("target", recipe.target)):
+    for role, engine in recipe.engines.items():
         directory = engine.checkpoint_directory().resolve()
         report(f"{role}: reading {directory}")
         files = file_digests(path for path in directory.iterdir() if path.is_file())

@@ -87,5 +87,5 @@ def engine_directories(client: Client) -> dict[str, Path]:
     return {
         role: Path(parameters[f"{role}_engine_dir"])
         for role in ("draft", "target")
-        if f"{role}_engine_dir" in parameters
+        if parameters.get(f"{role}_engine_dir")  # "" without a draft
     }

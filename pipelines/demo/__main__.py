@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -53,19 +53,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command_line = sys.argv[1:] if arguments is None else list(arguments)
 
     def work() -> int:
-        with stopped_by_signals():
-            document, closing = _demonstrate(prompts, options, command_line)
-        print(f"\n{closing}", flush=True)
+        shown = _demonstrate(prompts, options, command_line)
+        print(f"\n{shown.closing}", flush=True)
         if options.json:
-            print(json.dumps(document))
-        return EXIT_CODES[document["verdict"]]
+            print(json.dumps(shown.document))
+        return EXIT_CODES[shown.document["verdict"]]
 
     return run_program(work, result={"verdict": "fail"} if options.json else None)
 
 
-def _demonstrate(
-    prompts: Prompts, options: argparse.Namespace, command_line: list[str]
-) -> tuple[dict[str, Any], str]:
+@dataclass(frozen=True)
+class Shown:
+    """What a demonstration has shown.
+
+    Attributes:
+        pairs: The answers.
+        document: Figures, verdict and conditions as a JSON object.
+        closing: The verdict in words.
+    """
+
+    pairs: Sequence[Pair]
+    document: dict[str, Any]
+    closing: str
+
+
+def demonstrate(recipe: str) -> Shown:
+    """Demonstrate a recipe as the command does without further options, and print all but the verdict.
+
+    Raises:
+        DraftproofError: Its prompts cannot be used, an engine cannot be built, or a request failed.
+    """
+    arguments = ["--recipe", recipe]
+    return _demonstrate(choose_prompts(None, recipe), _parser().parse_args(arguments), arguments)
+
+
+@stopped_by_signals()
+def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: list[str]) -> Shown:
     began_s = time.monotonic()
     Server.check_none_runs(run_directory(options.recipe))  # its repository is rendered again
     _say(f"1. Engines and model repository of recipe {options.recipe}")
@@ -115,7 +138,7 @@ def _demonstrate(
         },
         "conditions": context,
     }
-    return document, "\n".join(closing)
+    return Shown(pairs, document, "\n".join(closing))
 
 
 def converse(

@@ -34,6 +34,8 @@ class EngineConfig:
         hidden_size: Features of a hidden state.
         state_bytes: Bytes of the recurrent states of a text; 0 for a network without.
         log_bytes: Bytes that a drafted token adds to them until it is accepted.
+        mask_token_id: Token that stands for unknown ones when the engine, as a draft, proposes several tokens
+            in one step; None for others.
     """
 
     role: str
@@ -57,6 +59,7 @@ class EngineConfig:
     hidden_size: int = 0
     state_bytes: int = 0
     log_bytes: int = 0
+    mask_token_id: int | None = None
 
     @property
     def has_one_form(self) -> bool:

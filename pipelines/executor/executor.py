@@ -24,7 +24,13 @@ from pipelines.executor.grammars import looking_ahead, with_renewed_grammars
 from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.limits import ExecutorLimits, check_draft_tokens, check_states, check_translated
 from pipelines.executor.recurrent_states import StateSlots
-from pipelines.executor.request import AnswerRequest, ProposalRequest, Request, tokens_to_read
+from pipelines.executor.request import (
+    AnswerRequest,
+    OnePassProposal,
+    ProposalRequest,
+    Request,
+    tokens_to_read,
+)
 from pipelines.executor.scheduler import Scheduler
 from pipelines.executor.step import WARM_UP_TOKEN, StepInputs, pack, padded_size
 from pipelines.executor.stored_blocks import StoredBlocks
@@ -169,8 +175,7 @@ class Executor:
                 f"max_queue_size={limits.max_queue_size} and max_batch_size={limits.max_batch_size}",
                 "send the request again later, or serve with a larger max_queue_size",
             )
-        kind = AnswerRequest if asked.keep_drafting is None else ProposalRequest
-        request = kind(asked, self.vocabulary, self._sampler(asked), self._token_map)
+        request = self._request(asked)
         if self._token_map is not None:
             check_translated(request, self._max_seq_len)
         batch_class.waiting.append(request)
@@ -185,6 +190,12 @@ class Executor:
                     return
         finally:
             batch_class.end(request)
+
+    def _request(self, asked: GenerationRequest) -> Request:
+        arguments = asked, self.vocabulary, self._sampler(asked), self._token_map
+        if self.config.role == "draft" and self.config.mask_token_id is not None:
+            return OnePassProposal(*arguments, mask_token_id=self.config.mask_token_id)
+        return AnswerRequest(*arguments) if asked.keep_drafting is None else ProposalRequest(*arguments)
 
     async def complete(self, asked: GenerationRequest) -> Output:
         """Answer one request with a single output; arguments and errors as in ``generate``."""

@@ -14,6 +14,7 @@ import numpy as np
 from pipelines.errors import InvalidRequestError
 from pipelines.executor.request import Request
 from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.token_ids import NO_TOKENS
 
 _LOOK_AHEAD_S = 0.02
 """Time of a step for the masks behind draft tokens, shared by its requests; a usual mask takes 50 us."""
@@ -76,9 +77,10 @@ def looking_ahead(requests: Sequence[Request]) -> Iterator[None]:
 def _look_ahead(requests: Sequence[Request]) -> None:
     for each in requests:
         with suppress(BaseException):  # the choice will fail in the same way, for this request alone
-            num_ready = each.sampler.look_ahead(each.draft_ids, _LOOK_AHEAD_S / len(requests))
-            if num_ready < len(each.draft_ids):
-                each.leave_out_drafts(len(each.draft_ids) - num_ready)
+            draft_ids = each.draft_ids if each.is_verification else NO_TOKENS  # no mask tokens
+            num_ready = each.sampler.look_ahead(draft_ids, _LOOK_AHEAD_S / len(requests))
+            if num_ready < len(draft_ids):
+                each.leave_out_drafts(len(draft_ids) - num_ready)
 
 
 async def with_renewed_grammars(

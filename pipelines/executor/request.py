@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class Request(ABC):
             single token cannot be a chunk; it is decoded, and this is 0.
         num_computed: Leading positions whose keys and values are in the cache.
         num_cached: Those of the prompt that were there when the request began; None before.
-        draft_ids: int32, draft tokens that are not yet verified.
+        draft_ids: int32, draft tokens that are not yet verified, or mask tokens.
         is_verification: Whether the request has draft tokens.
         table: Blocks of a running request; None while it waits.
         head: What a trained head reads beside the tokens; None for other engines.
@@ -316,3 +317,52 @@ class ProposalRequest(Request):
     def _proposal(self, finish_reason: str) -> Output:
         proposed = np.array(self._output_ids, np.int32)
         return Output(proposed, finish_reason, is_final=True, gaps=np.array(self._gaps, np.float32))
+
+
+class OnePassProposal(ProposalRequest):
+    """Proposes all its tokens in one step: behind the known ones, mask tokens stand for those to come.
+
+    The row of the last known token has the first token's logits, and that of the nth mask token those of the
+    token n places further. Keys and values of mask tokens are never final: the next request of the round
+    after computes these positions again, from the tokens that stand there then.
+
+    Source: An et al. 2025, PARD, arXiv 2504.18583.
+
+    Args:
+        asked: See ``Request``.
+        vocabulary: See ``Request``.
+        sampler: See ``Request``.
+        token_map: See ``Request``.
+        mask_token_id: The mask token.
+    """
+
+    def __init__(
+        self,
+        asked: GenerationRequest,
+        vocabulary: Vocabulary,
+        sampler: Sampler,
+        token_map: TokenMap | None = None,
+        *,
+        mask_token_id: int,
+    ) -> None:
+        super().__init__(asked, vocabulary, sampler, token_map)
+        self.draft_ids = np.full(asked.max_tokens - 1, mask_token_id, np.int32)
+
+    def take_logits(self, logits: Logits, num_fed: int) -> Output:
+        """Choose a token for each row, as far as the output goes on and the request allows one."""
+        kept: list[int] = []
+        finish_reason = ""
+        for row_logits in logits:
+            try:
+                token_id, gap = self.sampler.propose(row_logits)
+            except NothingAllowedError:
+                break
+            finish_reason = self._take_token(token_id, kept)
+            self._gaps += [gap] * (len(kept) - len(self._gaps))
+            if finish_reason:
+                break
+        self._append(kept, num_fed, num_accepted=0)
+        proposed = self._proposal(finish_reason or "length")
+        if not self.asked.return_generation_logits:
+            return proposed
+        return replace(proposed, generation_logits=logits[: len(kept)].copy())

@@ -187,8 +187,7 @@ def compared(candidate: PairRecord, stable: PairRecord) -> PhaseResult:
             remedy = "build the target from a checkpoint with those of the pair in service"
             return _refused(f"its target has {what}", of_both, remedy)
     if not is_listening(REPOSITORY_ROOT / candidate.socket):  # else an earlier controller has started it
-        engines = Path(candidate.draft_engine_dir), Path(candidate.target_engine_dir)
-        needed = pair_bytes(*engines, candidate.num_kv_blocks, candidate.max_batch_size)
+        needed = pair_bytes(candidate.engine_dirs, candidate.num_kv_blocks, candidate.max_batch_size)
         evidence["bytes"] = {"needed": needed, "available": available_bytes()}
         if needed > evidence["bytes"]["available"]:
             remedy = "reduce the kv_cache sizes of the recipes, free memory, or use a larger machine"

@@ -31,8 +31,8 @@ class PairRecord:
         fingerprint: Hash of everything that decides the pair's output and speed, hexadecimal.
         runtime: ``embedded`` or ``tensorrt_llm``.
         socket: Socket of the loop, as its process sees it.
-        draft_engine_dir: Engine directory of the draft.
-        draft_digest: Hash of the files of the draft's engine.
+        draft_engine_dir: Engine directory of the draft; "" without a draft.
+        draft_digest: Hash of the files of the draft's engine; "" without a draft.
         target_engine_dir: Engine directory of the target.
         target_fingerprint: Hash of everything that the target's engine was built from.
         target_digest: Hash of the files of the target's engine.
@@ -51,6 +51,12 @@ class PairRecord:
     target_digest: str
     num_kv_blocks: dict[str, int]
     max_batch_size: int
+
+    @property
+    def engine_dirs(self) -> dict[str, Path]:
+        """Return the engine directories by role."""
+        named = {"draft": self.draft_engine_dir, "target": self.target_engine_dir}
+        return {role: Path(directory) for role, directory in named.items() if directory}
 
     def write(self, folder: Path) -> None:
         """Write the file into the folder of the pair's loop."""

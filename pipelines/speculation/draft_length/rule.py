@@ -26,6 +26,11 @@ position j add to the verification. Beyond the longest k no other request is exp
 Tokens at the end with s < w_r * V_j / m_j are not verified. A looked-up token costs no step of the draft:
 D = 0.
 
+A draft in one pass proposes all tokens in one step, whose rows are those of all requests: one for each token,
+and one for each that was accepted in the round before, which it reads again in place of mask tokens. So a
+token at depth j costs 1 + a_r^j rows, the draft's part of T is D(rows), and the length is decided before the
+tokens are known.
+
 Source: the mean over many rounds is best where each decision maximises tokens - w * seconds (Dinkelbach 1967,
 On nonlinear fractional programming). SmartSpec (arXiv:2406.14066) maximises tokens over seconds.
 """
@@ -76,25 +81,31 @@ class DraftLengths:
 
     Attributes:
         acceptance: What requests have shown about the draft.
+        in_one_pass: See the argument.
 
     Args:
-        draft_times: Times of a step of the draft.
+        draft_times: Times of a step of the draft; None without a draft model: tokens are only looked up.
         target_times: Times of a step of the target.
         max_draft_len: Upper limit.
         count_read: Returns how many leading tokens of a prompt with a cache salt the draft need not read.
+        in_one_pass: Whether the draft proposes all tokens of a round in one step.
     """
 
     def __init__(
         self,
-        draft_times: StepTimes,
+        draft_times: StepTimes | None,
         target_times: StepTimes,
         max_draft_len: int,
         count_read: Callable[[TokenIds, str], int] = lambda token_ids, cache_salt: 0,
+        *,
+        in_one_pass: bool = False,
     ) -> None:
         self.acceptance = Acceptance()
         self.max_draft_len = max_draft_len
         self.count_read = count_read
-        self._draft_times = draft_times
+        self.in_one_pass = in_one_pass
+        self._has_draft = draft_times is not None
+        self._draft_times = draft_times or StepTimes((1, 2), (0.0, 0.0))
         self._target_times = target_times
         self._requests: dict[RequestDraftLength, None] = {}  # in the order in which they began
         self._asked: set[RequestDraftLength] = set()  # in this round
@@ -129,6 +140,8 @@ class DraftLengths:
         lookup = LookupDraft(known_ids, prediction_ids)
         num_unread = len(prompt_ids) - self.count_read(prompt_ids, cache_salt)
         request = RequestDraftLength(self, lookup, num_unread, sees_gaps=sees_gaps)
+        if not self._has_draft:
+            request.note_refusal()
         self._requests[request] = None
         self._asked.clear()
         return request
@@ -160,7 +173,11 @@ class DraftLengths:
         owners, depth = np.divmod(order, self.max_draft_len)
         is_drafted = np.array([not request.uses_lookup for request in requests])[owners]
         at_depth = np.cumsum((depth[:, np.newaxis] == depths) & is_drafted[:, np.newaxis], axis=0)  # m_j
-        drafting_s = np.where(at_depth, self._draft_times.seconds(np.maximum(at_depth, 1)), 0.0).sum(axis=1)
+        steps = at_depth
+        if self.in_one_pass:
+            rows = np.cumsum(is_drafted * (1 + accepted[owners] ** (depth + 1)))
+            steps = np.rint(rows).astype(int)[:, np.newaxis]
+        drafting_s = np.where(steps, self._draft_times.seconds(np.maximum(steps, 1)), 0.0).sum(axis=1)
         read_s = np.array([self._reading_s(request) for request in requests])[owners]
         seconds = self._target_times.seconds(num_requests + np.arange(len(order) + 1))
         seconds[1:] += drafting_s + np.cumsum(read_s * (depth == 0) * is_drafted)
@@ -252,6 +269,12 @@ class RequestDraftLength:
             return all_of(length)
         if self.uses_lookup:
             return DraftPlan(0, lambda: None, lambda drafted: self.lookup.propose(length))
+        if self._lengths.in_one_pass:
+            return DraftPlan(
+                length,
+                lambda: lambda gap: True,
+                lambda drafted: self._verified(drafted, aim.target_prices),
+            )
         return DraftPlan(
             limit,
             lambda: self._above(aim.prices.tolist()),

@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.deploy.identity import processor_type
+from pipelines.errors import RequestRefusedError
 from pipelines.executor.block_files import BlockFiles
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step_loop import StepLoop
 from pipelines.manifest import EngineFiles
-from pipelines.speculation.loop import EngineStream
-from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.loop import EngineCall, EngineStream
+from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.answering import TargetAlone
 from pipelines.triton.engine.grammars import Grammars
@@ -28,7 +29,7 @@ _CONTROL_CLASS = 1
 
 
 class InProcessEngines:
-    """Loads both engines, warms them up, and steps them on one loop; the draft has priority.
+    """Loads the engines, warms them up, and steps them on one loop; the draft, if there is one, has priority.
 
     The first batch class of the target is the loop's. Requests to the target alone have the second one, so
     that they read no cached block that the loop has written.
@@ -65,9 +66,10 @@ class InProcessEngines:
             print(f"start: the {role}'s engine is mapped", flush=True)
             return executor
 
+        roles = [role for role in _NUM_CLASSES if parameters.text(f"{role}_engine_dir")]
         with ThreadPoolExecutor() as pool:
             opened = pool.submit(opened_block_files, parameters)
-            self.executors = dict(zip(_NUM_CLASSES, pool.map(load, _NUM_CLASSES), strict=True))
+            self.executors = dict(zip(roles, pool.map(load, roles), strict=True))
         for role, executor in self.executors.items():  # one after the other: their steps are timed
             executor.warm_up()
             print(f"start: the {role}'s engine is warm", flush=True)
@@ -93,7 +95,7 @@ class InProcessEngines:
             self.grammars,
         )
         self.control_class = target.scheduler.classes[_CONTROL_CLASS]
-        self.draft = self.executors["draft"].complete
+        self.draft: EngineCall = self.executors["draft"].complete if "draft" in self.executors else _no_draft
         self.target = target.complete
         self.stream: EngineStream | None = target.generate
         self.stream_alone: EngineStream | None = target.generate
@@ -113,8 +115,17 @@ class InProcessEngines:
         await asyncio.gather(*(executor.read_ahead(request) for executor in self.executors.values()))
 
     def reason_for_target_alone(self, asked: EngineRequest) -> str:
-        """Return "": these engines can draft for every request."""
-        return ""
+        """Return why the target answers a request alone, "" if drafts can help."""
+        if "draft" in self.executors or not (asked.num_draft_tokens or asked.use_draft_logits):
+            return ""
+        return "the pair has no draft model, and tokens are looked up only for the length that adapts"
+
+
+async def _no_draft(request: GenerationRequest) -> Output:
+    raise RequestRefusedError(
+        f"request {request.request_id} asks for tokens of a draft model, and the pair has none",
+        "leave the draft length out, or serve a recipe with a draft",
+    )
 
 
 def opened_block_files(parameters: ModelParameters) -> BlockFiles | None:

@@ -44,9 +44,18 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         engines = TensorRtLlmEngines(parameters, ServerCalls())
     else:
         engines = InProcessEngines(parameters)
-        draft, target = engines.executors["draft"], engines.executors["target"]
-        assert draft.times is not None and target.times is not None
-        lengths = DraftLengths(draft.times, target.times, setting.max_draft_len, draft.count_cached)
+        draft, target = engines.executors.get("draft"), engines.executors["target"]
+        assert target.times is not None
+        if draft is None:
+            lengths = DraftLengths(None, target.times, setting.max_draft_len)
+        else:
+            lengths = DraftLengths(
+                draft.times,
+                target.times,
+                setting.max_draft_len,
+                draft.count_cached,
+                in_one_pass=draft.config.mask_token_id is not None,
+            )
     answerer = SpeculativeAnswerer(engines, admission, setting, lengths)
     services = {"": Answering(engines.loop, answerer, TokenTimes(gauges))}
     sockets = {"": "socket"}

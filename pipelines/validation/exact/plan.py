@@ -75,7 +75,7 @@ class Limits:
     """What a server can be asked for.
 
     Attributes:
-        max_draft_len: Most draft tokens per round.
+        max_draft_len: Most draft tokens per round of a fixed length; 0 without a draft model.
         max_requests: Most requests that run and wait.
         default_length: Draft length of requests that name none.
         most_tokens: Most output tokens of an answer for which there is room beside prompts.
@@ -101,9 +101,10 @@ class Limits:
         Raises:
             VerificationError: A parameter is missing or invalid.
         """
+        has_draft = bool(parameters.get("draft_engine_dir", "of another version"))
         try:
             return cls(
-                int(parameters["max_draft_len"]),
+                int(parameters["max_draft_len"]) if has_draft else 0,
                 int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
                 DraftLength.of_server(default_length),
                 min(MOST_TOKENS, int(parameters.get("max_seq_len", 4 * MOST_TOKENS)) // 4),

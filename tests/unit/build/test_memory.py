@@ -165,7 +165,7 @@ def test_what_a_running_server_holds_is_free_at_its_next_start(tmp_path: Path) -
     run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
     loop = run / "model_repository" / "speculative"
     own = PairRecord.read(loop)
-    own_bytes = pair_bytes(*engines, own.num_kv_blocks, own.max_batch_size)
+    own_bytes = pair_bytes(own.engine_dirs, own.num_kv_blocks, own.max_batch_size)
     assert returned_bytes(loop) == 0
     with listening(own.socket):
         assert returned_bytes(loop) == own_bytes + SERVER_BYTES

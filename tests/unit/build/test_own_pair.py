@@ -9,11 +9,16 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from build.built_pair import BuiltPair
 from build.engines import build_engines
-from build.own_pair import main, write_recipe
+from build.own_pair import advice, main, write_recipe
+from build.package import read_package, write_package
 from build.preflight import check_settings, plan_recipe
 from build.recipe import load_recipe
+from build.repository import render_recipe
 from pipelines.available_resources import available_cores
+from pipelines.deploy.triton.pair_record import LOOP, PairRecord
+from pipelines.engine_memory import pair_bytes
 from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
 from tests.support.hugging_face_checkpoints import change_config, make_hugging_face
 from tests.support.quantized_checkpoints import pack_awq, quantize_checkpoint
@@ -198,3 +203,55 @@ def test_a_draft_has_4_bits_where_they_gain_and_weights_that_have_them_keep_them
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), str(tmp_path)]) != 0
     assert "config.json cannot be read" in capsys.readouterr().err
+
+
+def test_a_target_without_a_draft_is_built_rendered_packaged_and_advised(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    lines = list[str]()
+    path = write_recipe(pair[0], None, tmp_path / "alone.yaml", "int8", None, MEMORY, lines.append)
+    recipe = load_recipe(path)
+    assert recipe.draft is None and list(recipe.engines) == ["target"]
+    assert any("draft 0.00 GB" in line for line in lines)
+    assert write_recipe(pair[0], None, path, "int8", None, MEMORY) == path
+    with pytest.raises(RecipeError, match="holds another recipe"):
+        write_recipe(*pair, path, "int8", None, MEMORY)
+    built = build_engines(recipe, tmp_path / "engines", lambda line: None)
+    assert built["built"] == ["target"] and "draft" not in built
+    target = Path(built["target"])
+    repository = render_recipe(recipe, None, target, tmp_path / "run", free=lambda: MEMORY)
+    record = PairRecord.read(repository / LOOP)
+    assert record.engine_dirs == {"target": target.resolve()}
+    assert pair_bytes(record.engine_dirs, record.num_kv_blocks, record.max_batch_size) > 0
+    assert (
+        '"draft_engine_dir" value: { string_value: "" }' in (repository / LOOP / "config.pbtxt").read_text()
+    )
+    write_package(BuiltPair(recipe, None, target), tmp_path / "package")
+    package = read_package(tmp_path / "package", None)
+    assert package.pair.draft_engine is None
+    package.check_rendered(record)
+
+
+def test_a_recipe_without_a_draft_has_no_fixed_length_and_is_of_the_embedded_runtime(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    path = write_recipe(pair[0], None, tmp_path / "alone.yaml", "int8", 64, MEMORY)
+    with pytest.raises(RecipeError, match="has no draft, and TensorRT-LLM needs one"):
+        load_recipe(path, "tensorrt_llm")
+    path.write_text(path.read_text().replace("serving:", "serving:\n  num_draft_tokens: 3", 1))
+    with pytest.raises(RecipeError, match="num_draft_tokens=3 without a draft"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct or amd/PARD-Qwen2.5-0.5B"),
+        ("Qwen2.5-0.5B-Instruct", "such as amd/PARD-Qwen2.5-0.5B"),
+        ("Big-1.5B", "parameters"),
+    ],
+)
+def test_advice_names_published_drafts_of_the_family(name: str, known: str, tmp_path: Path) -> None:
+    target = make_hugging_face(tmp_path / name)
+    recipe = load_recipe(write_recipe(str(target), None, tmp_path / "a.yaml", "int8", 64, MEMORY))
+    assert advice(recipe)[1].endswith(known)

@@ -57,7 +57,7 @@ def test_every_recipe_in_the_repository_is_valid(path: Path) -> None:
         ("prompts", ["a.txt"], "wrong type"),
         ("target.checkpoint", KeyError, "target.checkpoint"),
         ("target.growth.num_layers", KeyError, "target.growth.num_layers"),
-        ("draft", KeyError, "is missing"),
+        ("target", KeyError, "is missing"),
         ("draft", ["x"], "not a mapping"),
         ("name", "a/b", "letters, digits"),
         ("serving.num_draft_tokens", 9, "max_draft_len=8"),

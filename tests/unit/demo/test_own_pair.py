@@ -26,7 +26,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         return 0
 
     monkeypatch.setattr(own_pair, "run_build", build)
-    monkeypatch.setattr(own_pair, "demonstrate", demonstrate)
+    monkeypatch.setattr(own_pair, "demonstrate_one", demonstrate)
     return calls
 
 

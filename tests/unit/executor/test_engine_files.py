@@ -107,7 +107,8 @@ def test_a_manifest_that_leaves_a_file_out_does_not_make_it_trusted(engine: Path
 
 def test_a_repository_of_before_has_to_be_rendered_again(engine: Path) -> None:
     numbers = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_queue_size", "draft_num_kv_blocks")
-    values = {"draft_engine_dir": str(engine), **dict.fromkeys(numbers, "8")}
+    engines = {"draft_engine_dir": str(engine), "target_engine_dir": ""}
+    values = {**engines, **dict.fromkeys(numbers, "8")}
     parameters = ModelParameters("speculative", values)
     with pytest.raises(RepositoryError, match=r"no parameter 'draft_engine_digest'.*'draftproof repository'"):
         InProcessEngines(parameters)

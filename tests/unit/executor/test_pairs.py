@@ -1,8 +1,9 @@
-"""Real pairs with a trained head or with experts: the output is the target's own, whatever was proposed."""
+"""Real pairs of several kinds: the output is the target's own, whatever was proposed."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,17 +42,21 @@ def requests(temperature: float) -> list[GenerationRequest]:
         ("head", "openvino", "openvino", "none"),
         ("mixture", "draftproof", "openvino", "int8"),
         ("gpt_oss", "draftproof", "draftproof", "int8"),
+        ("one pass", "draftproof", "draftproof", "int8"),
+        ("one pass", "openvino", "openvino", "none"),
     ],
 )
 def test_the_output_is_that_of_the_target_alone(
     tmp_path: Path, kind: str, linear: str, attention: str, quantization: str
 ) -> None:
     form = {"linear": linear, "attention": attention, "quantization": quantization}
-    pair = {"draft": "head"} if kind == "head" else {"draft": "self", "target": kind}
-    folders = build_tiny_pair(tmp_path, **pair, **form)
+    targets = {} if kind in ("head", "one pass") else {"target": kind}
+    folders = build_tiny_pair(tmp_path, draft="head" if kind == "head" else "self", **targets, **form)
     for temperature in (0.0, 0.7):
         draft, target, cold = (Executor.load(each, _LIMITS) for each in (*folders, folders[1]))
         asked = requests(temperature)
+        if kind == "one pass":
+            draft.config = replace(draft.config, mask_token_id=5)
 
         async def answered(
             asked: list[GenerationRequest] = asked, draft: Executor = draft, target: Executor = target

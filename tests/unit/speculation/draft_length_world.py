@@ -78,20 +78,22 @@ def play(
     machine: Machine | None = None,
     seed: int = 0,
     sees_gaps: bool = True,
+    in_one_pass: bool = False,
 ) -> Played:
     """Play rounds of requests that never end, with the rule or with a fixed length."""
     machine = machine or Machine()
     draft, target = StepTimes(ROWS, machine.timed_draft_s), StepTimes(ROWS, machine.timed_target_s)
-    lengths = DraftLengths(draft, target, MAX_DRAFT_LEN)
+    lengths = DraftLengths(draft, target, MAX_DRAFT_LEN, in_one_pass=in_one_pass)
     requests: list[DraftLength] = [
         lengths.begin(NO_TOKENS, sees_gaps=sees_gaps) if fixed is None else FixedDraftLength(fixed)
         for _ in range(num_requests)
     ]
     played, position = Played(), 0
+    num_reread = dict.fromkeys(requests, 0)
     for number in range(num_rounds):
         # All ways of drafting get the same random numbers, so that nothing else differs.
         luck = np.random.default_rng((seed, number)).random((num_requests, MAX_DRAFT_LEN, 2)).tolist()
-        rows, num_tokens, seconds = 0, 0, 0.0
+        rows, pass_rows, num_tokens, seconds = 0, 0, 0, 0.0
         num_drafting = [0] * MAX_DRAFT_LEN
         for request, draws in zip(requests, luck, strict=True):
             plan = request.next_round(1_000_000)
@@ -105,12 +107,16 @@ def play(
             request.observe(proposal, np.concatenate((proposal.token_ids[:num_accepted], own)))
             for step in range(len(drafted.token_ids)):
                 num_drafting[step] += 1
+            if len(drafted.token_ids):
+                pass_rows += len(drafted.token_ids) + num_reread[request]
+            num_reread[request] = num_accepted
             rows += 1 + len(proposal.token_ids)
             num_tokens += 1 + num_accepted
         slowdown = 10.0 if number in machine.slow_draft else 1.0
-        for step, count in enumerate(filter(None, num_drafting)):
-            step_s = slowdown * float(np.interp(count, ROWS, machine.draft_s)) + FIRST_S * (step == 0)
-            draft.observe(count, step_s)
+        steps = [pass_rows] if in_one_pass else num_drafting
+        for step, step_rows in enumerate(filter(None, steps)):
+            step_s = slowdown * float(np.interp(step_rows, ROWS, machine.draft_s)) + FIRST_S * (step == 0)
+            draft.observe(step_rows, step_s)
             seconds += step_s
         step_s = float(np.interp(rows, ROWS, machine.target_s)) + OUTSIDE_S
         target.observe(rows, step_s)

@@ -34,13 +34,24 @@ def lengths_of(num_read: int = 0) -> DraftLengths:
 
 
 def of_best_constant(
-    num_requests: int, agreement: float, num_rounds: int, machine: Machine | None = None
+    num_requests: int,
+    agreement: float,
+    num_rounds: int,
+    machine: Machine | None = None,
+    *,
+    in_one_pass: bool = False,
 ) -> tuple[float, float]:
     """Return the rule's speed beside that of the best constant, and beside that of no draft."""
     speeds = {fixed: 0.0 for fixed in (None, 0, 1, 2, 3, 4, 6, 8)}
     for fixed, seed in itertools.product(speeds, SEEDS):
         played = play(
-            num_requests, num_rounds, lambda number: agreement, fixed=fixed, seed=seed, machine=machine
+            num_requests,
+            num_rounds,
+            lambda number: agreement,
+            fixed=fixed,
+            seed=seed,
+            machine=machine,
+            in_one_pass=in_one_pass,
         )
         speeds[fixed] += played.speed() / len(SEEDS)
     ours = speeds.pop(None)
@@ -61,6 +72,35 @@ def test_requests_share_what_a_further_token_costs() -> None:
     machine = Machine(VNNI_TARGET_S, VNNI_DRAFT_S, VNNI_TARGET_S, VNNI_DRAFT_S)
     to_best, _ = of_best_constant(3, 1e9, 200, machine)
     assert to_best >= 0.92, "each by itself would find a second token too dear"
+
+
+@pytest.mark.parametrize("num_requests", [1, 4])
+@pytest.mark.parametrize("agreement", [1e9, 1.0, 0.5])
+def test_no_constant_is_faster_with_a_draft_in_one_pass(num_requests: int, agreement: float) -> None:
+    to_best, to_none = of_best_constant(num_requests, agreement, 80, in_one_pass=True)
+    assert to_best >= 0.95 and to_none >= 0.95
+
+
+def test_a_draft_in_one_pass_drafts_more_tokens_because_they_cost_one_step() -> None:
+    passes, steps = (play(1, 400, in_one_pass=in_one_pass) for in_one_pass in (True, False))
+    assert np.mean(passes.verified[100:]) > np.mean(steps.verified[100:])
+    assert passes.speed(100) > 1.05 * steps.speed(100)
+
+
+def test_without_a_draft_tokens_are_only_looked_up() -> None:
+    lengths = DraftLengths(None, StepTimes(ROWS, TARGET_S), MAX_DRAFT_LEN)
+    text = np.tile(np.arange(20, 60, dtype=np.int32), 3)
+    repeating, plain = lengths.begin(text), lengths.begin(np.arange(50, dtype=np.int32))
+    num_found = 0
+    for number in range(30):
+        ids = text[number % 40 : number % 40 + 1]
+        for request in (repeating, plain):
+            plan = request.next_round(1000)
+            assert plan.max_tokens == 0, "there is no draft model to call"
+            proposal = plan.complete(None)
+            num_found += len(proposal.token_ids)
+            request.observe(proposal, ids if request is repeating else np.array([900 + number], np.int32))
+    assert num_found > 20
 
 
 def test_a_text_that_the_draft_never_knows_costs_next_to_nothing() -> None:
