@@ -31,20 +31,21 @@ from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary
 from build.networks.source import NetworkSource
 from build.networks.weight_only import GROUP_SIZE, apply_quantization
 from build.openvino.engine import FORMAT_VERSION, EngineSettings, openvino_version, write_engine
-from build.operators.library import COMPILER, check_compiler, has_compiler, source_digest
+from build.operators.library import COMPILER, check_operators, has_operators, source_digest
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.recipe import EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.bundle import build_bundle, check_bundle
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
 from build.tensorrt_llm.versions import serves_checkpoints
 from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
 from pipelines.errors import EngineLoadError, RecipeError
 from pipelines.manifest import EngineFiles, sha256_file, sha256_json
+from pipelines.places import CODE, ENGINES
 from pipelines.time_left import TimeLeft
 
 # Folders whose sources decide the numbers in an engine. Hashing them causes an unnecessary build now and
 # then, but a version number that nobody remembers to raise would leave a stale engine in use.
-_BUILD = Path(__file__).resolve().parent
+_BUILD = CODE / "build"
 _COMPILER = ("checkpoints", "gguf", "hugging_face", "networks", "openvino")
 _FOUR_BIT_FORMS = ("awq", "gptq", "compressed-tensors")
 
@@ -152,10 +153,10 @@ class _Job:
     source: EngineSource
     plan: EnginePlan
 
-    def check_compiler(self) -> None:
-        """Check that there is a compiler if this engine cannot do without."""
+    def check_operators(self) -> None:
+        """Check that operators of our own can be had if this engine cannot do without."""
         if self.engine.attention == "draftproof" or self.source.network.config.experts is not None:
-            check_compiler()
+            check_operators()
 
     def build(self, recipe: Recipe, vocab_size: int, report: Callable[[str], None]) -> None:
         engine, source, plan = self.engine, self.source, self.plan
@@ -240,7 +241,7 @@ def _for_this_machine(
     if gains_from_own_products(engine, source.network.config):
         own = dataclasses.replace(engine, linear="draftproof")
         planned = plan_of(own)
-        if planned.is_built() or has_compiler():
+        if planned.is_built() or has_operators():
             return _Job(own, source, planned)
         report(
             "warning: on this processor products of our own are faster than OpenVINO's; they need a compiler "
@@ -251,7 +252,7 @@ def _for_this_machine(
 
 
 def build_engines(
-    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
+    recipe: Recipe, engines: Path = ENGINES, report: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Build those engines of a recipe that do not exist yet, for its runtime.
 
@@ -288,7 +289,7 @@ def build_engines(
     ]
     missing = [job for job in jobs if not job.plan.is_built()]
     for job in missing:
-        job.check_compiler()
+        job.check_operators()
     check_space(
         Need(f"the {job.plan.role}'s engine", engines, engine_memory(job.engine, job.source).weights)
         for job in missing
@@ -325,7 +326,7 @@ def build_engines(
 
 
 def check_engines(
-    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
+    recipe: Recipe, engines: Path = ENGINES, report: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Verify the files of all engines of a recipe, including earlier builds, against their digests.
 

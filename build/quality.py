@@ -32,7 +32,7 @@ from build.openvino.engine import DYNAMIC_QUANTIZATION_GROUP_SIZE
 from build.openvino.operations import Product, openvino_product
 from build.openvino.own_operators import KV_BLOCK_SIZE, OwnAttention, own_product
 from build.openvino.paged_attention import PagedAttention
-from build.operators.library import has_compiler
+from build.operators.library import has_operators
 from build.preflight import EngineSource
 from build.recipe import EngineRecipe, Recipe
 from pipelines.atomic_file import write_whole
@@ -136,7 +136,7 @@ def measure(
         return surprises(network, windows, product, rounding_group, lambda: progress.advance(1))
 
     is_own = engine.linear == "draftproof" or (
-        engine.linear == "auto" and gains_from_own_products(engine, config) and has_compiler()
+        engine.linear == "auto" and gains_from_own_products(engine, config) and has_operators()
     )
     product = own_product if is_own else openvino_product
     exact = surprise("none", "checkpoint", openvino_product, 0)

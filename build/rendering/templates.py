@@ -16,12 +16,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from build.recipe import REPOSITORY_ROOT
 from pipelines.atomic_file import whole_directory
 from pipelines.errors import RepositoryError
+from pipelines.places import CODE
 from pipelines.wire.fields import OUTPUTS, TEXT_INPUTS, declared_inputs, declared_outputs
 
-TEMPLATES = REPOSITORY_ROOT / "model_repository"
+TEMPLATES = CODE / "model_repository"
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 _STRAY = re.compile(r"\$(?!\{)")
