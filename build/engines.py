@@ -12,7 +12,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +39,7 @@ from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
 from build.tensorrt_llm.versions import serves_checkpoints
 from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
 from pipelines.errors import EngineLoadError, RecipeError
-from pipelines.manifest import EngineFiles, sha256_file, sha256_json
+from pipelines.manifest import EngineFiles, read_manifest, sha256_file, sha256_json
 from pipelines.places import CODE, ENGINES
 from pipelines.time_left import TimeLeft
 
@@ -47,6 +47,14 @@ from pipelines.time_left import TimeLeft
 # then, but a version number that nobody remembers to raise would leave a stale engine in use.
 _BUILD = CODE / "build"
 _COMPILER = ("checkpoints", "gguf", "hugging_face", "networks", "openvino")
+_CAUSES = {
+    "section": "settings of the recipe",
+    "compiler_sha256": "Draftproof's compiler",
+    "operators_sha256": "Draftproof's operators",
+    "openvino_version": "OpenVINO",
+    "format_version": "format of engines",
+}
+"""Parts of an engine's identity in words; the others speak for themselves."""
 _FOUR_BIT_FORMS = ("awq", "gptq", "compressed-tensors")
 
 
@@ -251,6 +259,21 @@ def _for_this_machine(
     return _Job(theirs, source, plan_of(theirs))
 
 
+def why_anew(plan: EnginePlan) -> Iterator[str]:
+    """Yield a line that says why the latest engine of a recipe is not the planned one, if there is any.
+
+    Args:
+        plan: An engine that is not built.
+    """
+    engines = [path for path in plan.directory.parent.glob(f"{plan.role}-*") if path.is_dir()]
+    for latest in sorted(engines, key=lambda path: path.stat().st_mtime)[-1:]:
+        built = (read_manifest(latest) or {}).get("identity", {})
+        changed = [key for key in {**built, **plan.identity} if built.get(key) != plan.identity.get(key)]
+        causes = {_CAUSES.get(key, key): None for key in changed}
+        if latest != plan.directory:
+            yield f"{plan.role}: {latest.name} fits no longer, because of changes: {', '.join(causes)}"
+
+
 def build_engines(
     recipe: Recipe, engines: Path = ENGINES, report: Callable[[str], None] = print
 ) -> dict[str, Any]:
@@ -311,6 +334,8 @@ def build_engines(
         with exclusive(folder):  # locked only to build: checking must not write anything
             if plan.is_built():
                 continue  # another process has built it meanwhile
+            for line in why_anew(plan):
+                report(line)
             report(f"{plan.role}: building {plan.directory.name} from {job.engine.checkpoint}")
             before = time.monotonic()
             job.build(recipe, vocab_size, report)
