@@ -38,7 +38,7 @@ docs_candidates = python3.11 python3.12 python3.13 python3.14 python3
 docs_python = $(or $(DOCS_PYTHON),$(shell for p in $(docs_candidates); do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; echo $$p; exit; done))
 # Half a minute of two cores that the first engine need not wait for.
-compile_operators = $(venv) -c 'from build.operators.library import *; has_compiler() and compiled_parts()' 2>/dev/null
+compile_operators = $(venv) -c 'from build.operators.library import *; compiled_parts()' 2>/dev/null
 pip_install = $(venv) -m pip install --quiet --disable-pip-version-check --no-input --only-binary :all:
 locked = --no-deps --require-hashes
 
@@ -153,7 +153,7 @@ licences: .venv/test.stamp ## list the licences of the locked packages in THIRD_
 
 ##@ Package
 .PHONY: wheel
-wheel: .venv/test.stamp ## build client and verify as the wheel draftproof into dist/
+wheel: .venv/test.stamp ## build what pip installs into dist/: draftproof, and draftproof-serve with compiled operators
 	@$(venv) -m tools.wheel $(ARGS)
 
 ##@ Clean

@@ -12,12 +12,11 @@ from tempfile import TemporaryDirectory
 from build.checkpoints.engine_texts import read_engine_texts, write_engine_texts
 from build.engines import build_engines
 from build.hub.pinned import pin_recipe
-from build.recipe import REPOSITORY_ROOT, Recipe
+from build.recipe import Recipe
 from build.tensorrt_llm.memory_plan import MemoryPlan, plan_memory
 from build.tensorrt_llm.pair import read_pair
 from pipelines.errors import RecipeError
-
-ENGINES = REPOSITORY_ROOT / "engines"
+from pipelines.places import CODE, ENGINES
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def check_prompts(recipe: Recipe) -> None:
         write_engine_texts(Path(folder), read_engine_texts(recipe.target.checkpoint_directory()))
         command = [sys.executable, "-m", "pipelines.command_line.chat_prompts", "--target", folder]
         command += ["--prompts", str(recipe.prompts_path)]
-        done = subprocess.run(command, cwd=REPOSITORY_ROOT, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, cwd=CODE, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         problem = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
         raise RecipeError(

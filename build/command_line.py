@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from build.recipe import REPOSITORY_ROOT, RUNTIMES
+from build.recipe import RUNTIMES
+from pipelines.places import ENGINES
 from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
 
 
@@ -37,8 +38,8 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines",
         type=lambda path: Path(path).resolve(),
-        default=REPOSITORY_ROOT / "engines",
-        help="folder that holds the engines (default: engines/ of this repository)",
+        default=ENGINES,
+        help="folder that holds the engines (default: %(default)s)",
     )
 
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from build.recipe import REPOSITORY_ROOT
 from pipelines.atomic_file import write_whole
 from pipelines.manifest import EngineFiles, changed_file, sha256_file
+from pipelines.places import RUN
 
-_KNOWN = REPOSITORY_ROOT / ".run" / "digests.json"
+_KNOWN = RUN / "digests.json"
 
 
 def file_digests(
@@ -33,7 +33,7 @@ def file_digests(
         digests[path] = str(found[name][-1])
         advance(status.st_size)
     if found != known:
-        _KNOWN.parent.mkdir(exist_ok=True)
+        _KNOWN.parent.mkdir(parents=True, exist_ok=True)
         write_whole(_KNOWN, json.dumps({name: each for name, each in found.items() if Path(name).exists()}))
     return digests
 

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,21 +31,30 @@ from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary
 from build.networks.source import NetworkSource
 from build.networks.weight_only import GROUP_SIZE, apply_quantization
 from build.openvino.engine import FORMAT_VERSION, EngineSettings, openvino_version, write_engine
-from build.operators.library import COMPILER, check_compiler, has_compiler, source_digest
+from build.operators.library import COMPILER, check_operators, has_operators, source_digest
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.recipe import EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.bundle import build_bundle, check_bundle
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
 from build.tensorrt_llm.versions import serves_checkpoints
 from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
 from pipelines.errors import EngineLoadError, RecipeError
-from pipelines.manifest import EngineFiles, sha256_file, sha256_json
+from pipelines.manifest import EngineFiles, read_manifest, sha256_file, sha256_json
+from pipelines.places import CODE, ENGINES
 from pipelines.time_left import TimeLeft
 
 # Folders whose sources decide the numbers in an engine. Hashing them causes an unnecessary build now and
 # then, but a version number that nobody remembers to raise would leave a stale engine in use.
-_BUILD = Path(__file__).resolve().parent
+_BUILD = CODE / "build"
 _COMPILER = ("checkpoints", "gguf", "hugging_face", "networks", "openvino")
+_CAUSES = {
+    "section": "settings of the recipe",
+    "compiler_sha256": "Draftproof's compiler",
+    "operators_sha256": "Draftproof's operators",
+    "openvino_version": "OpenVINO",
+    "format_version": "format of engines",
+}
+"""Parts of an engine's identity in words; the others speak for themselves."""
 _FOUR_BIT_FORMS = ("awq", "gptq", "compressed-tensors")
 
 
@@ -152,10 +161,10 @@ class _Job:
     source: EngineSource
     plan: EnginePlan
 
-    def check_compiler(self) -> None:
-        """Check that there is a compiler if this engine cannot do without."""
+    def check_operators(self) -> None:
+        """Check that operators of our own can be had if this engine cannot do without."""
         if self.engine.attention == "draftproof" or self.source.network.config.experts is not None:
-            check_compiler()
+            check_operators()
 
     def build(self, recipe: Recipe, vocab_size: int, report: Callable[[str], None]) -> None:
         engine, source, plan = self.engine, self.source, self.plan
@@ -240,7 +249,7 @@ def _for_this_machine(
     if gains_from_own_products(engine, source.network.config):
         own = dataclasses.replace(engine, linear="draftproof")
         planned = plan_of(own)
-        if planned.is_built() or has_compiler():
+        if planned.is_built() or has_operators():
             return _Job(own, source, planned)
         report(
             "warning: on this processor products of our own are faster than OpenVINO's; they need a compiler "
@@ -250,8 +259,23 @@ def _for_this_machine(
     return _Job(theirs, source, plan_of(theirs))
 
 
+def why_anew(plan: EnginePlan) -> Iterator[str]:
+    """Yield a line that says why the latest engine of a recipe is not the planned one, if there is any.
+
+    Args:
+        plan: An engine that is not built.
+    """
+    engines = [path for path in plan.directory.parent.glob(f"{plan.role}-*") if path.is_dir()]
+    for latest in sorted(engines, key=lambda path: path.stat().st_mtime)[-1:]:
+        built = (read_manifest(latest) or {}).get("identity", {})
+        changed = [key for key in {**built, **plan.identity} if built.get(key) != plan.identity.get(key)]
+        causes = {_CAUSES.get(key, key): None for key in changed}
+        if latest != plan.directory:
+            yield f"{plan.role}: {latest.name} fits no longer, because of changes: {', '.join(causes)}"
+
+
 def build_engines(
-    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
+    recipe: Recipe, engines: Path = ENGINES, report: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Build those engines of a recipe that do not exist yet, for its runtime.
 
@@ -290,7 +314,7 @@ def build_engines(
     ]
     missing = [job for job in jobs if not job.plan.is_built()]
     for job in missing:
-        job.check_compiler()
+        job.check_operators()
     check_space(
         Need(f"the {job.plan.role}'s engine", engines, engine_memory(job.engine, job.source).weights)
         for job in missing
@@ -312,6 +336,8 @@ def build_engines(
         with exclusive(folder):  # locked only to build: checking must not write anything
             if plan.is_built():
                 continue  # another process has built it meanwhile
+            for line in why_anew(plan):
+                report(line)
             report(f"{plan.role}: building {plan.directory.name} from {job.engine.checkpoint}")
             before = time.monotonic()
             job.build(recipe, vocab_size, report)
@@ -327,7 +353,7 @@ def build_engines(
 
 
 def check_engines(
-    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
+    recipe: Recipe, engines: Path = ENGINES, report: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Verify the files of all engines of a recipe, including earlier builds, against their digests.
 

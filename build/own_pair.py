@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from build.built_pair import ENGINES, check_prompts
+from build.built_pair import check_prompts
 from build.checkpoints.engine_texts import read_sampling_defaults
 from build.command_line import print_line, run_command
 from build.fetch import fetch_checkpoints
@@ -26,13 +26,14 @@ from build.hub.pinned import opened
 from build.memory import BLOCK_TOKENS, MemoryPlan, num_parameters
 from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
-from build.operators.library import check_compiler, has_compiler
+from build.operators.library import check_operators, has_operators
 from build.preflight import check_recipe, check_settings, plan_recipe, weights_line
 from build.recipe import GGUF_SUFFIX, EngineRecipe, Recipe, load_recipe, parse_recipe
 from pipelines.atomic_file import write_whole
 from pipelines.available_resources import available_bytes, available_cores, has_avx2_alone
 from pipelines.configuration import load_yaml
 from pipelines.errors import IncompatiblePairError, RecipeError
+from pipelines.places import ENGINES
 
 _LEAST_CONTEXT = 2048
 _CACHE_SHARE = 1 / 3  # of the free memory, for two requests of the whole context
@@ -135,7 +136,7 @@ def write_recipe(
         if config.own_attention_reason is not None:
             report(f"{role}: 'attention: draftproof' is set for {config.own_attention_reason}")
         if config.own_attention_reason is not None or config.experts is not None:
-            check_compiler()
+            check_operators()
     sources = check_settings(recipe)
     plan = plan_recipe(recipe, *sources, free)
     if max_seq_len is None and most > length:
@@ -235,7 +236,7 @@ def _draft_quantization(config: NetworkConfig, quantization: str) -> str:
     """
     if quantization in _UNCHANGED:
         return quantization
-    gains = (has_avx2_alone() and has_compiler()) or config.quant_bits == 4
+    gains = (has_avx2_alone() and has_operators()) or config.quant_bits == 4
     return "int4" if gains else "auto"
 
 

@@ -25,7 +25,7 @@ import yaml
 from build.built_pair import BuiltPair, build_pair
 from build.command_line import add_runtime, optional_path, print_line, recipe_parser, run_command
 from build.files import Need, check_space
-from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe, parse_recipe
+from build.recipe import Recipe, load_recipe, parse_recipe
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines import configuration
 from pipelines.atomic_file import whole_directory
@@ -39,6 +39,7 @@ from pipelines.manifest import (
     sha256_bytes,
     sha256_file,
 )
+from pipelines.places import DATA
 
 LIST = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"
@@ -49,7 +50,7 @@ MEMORY = "memory.json"
 """How the engines share their GPUs; missing on the embedded runtime."""
 
 DRAFT, TARGET = "engines/draft", "engines/target"
-PACKAGES = REPOSITORY_ROOT / "dist" / "packages"
+PACKAGES = DATA / "dist" / "packages"
 
 _LINE = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>[^\\]+)")
 _MOST_NAMED = 5  # files in an error

@@ -25,11 +25,12 @@ from build.networks.linear import Linear
 from build.networks.network import NetworkConfig
 from build.networks.source import NetworkSource, open_network, open_settings
 from build.quantization.quantized_checkpoint import checkpoint_for
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.recipe import EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
 from pipelines.available_resources import available_bytes
 from pipelines.engine_memory import MAX_LOGGED_ROWS
 from pipelines.errors import CheckpointError, IncompatiblePairError, RecipeError
+from pipelines.places import ENGINES, RUN
 
 
 @dataclass(frozen=True)
@@ -215,9 +216,7 @@ def _check_head_settings(recipe: Recipe, config: NetworkConfig) -> None:
         )
 
 
-def check_recipe(
-    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines"
-) -> tuple[EngineSource | None, EngineSource]:
+def check_recipe(recipe: Recipe, engines: Path = ENGINES) -> tuple[EngineSource | None, EngineSource]:
     """Check both checkpoints of a recipe, and that they form a pair.
 
     Args:
@@ -353,7 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--run",
         type=Path,
-        default=REPOSITORY_ROOT / ".run",
+        default=RUN,
         help="folder for <recipe>/preflight.json (default: .run)",
     )
     options = parser.parse_args(arguments)

@@ -38,7 +38,7 @@ from build.quantization.quantized_checkpoint import (
     plan_checkpoint,
 )
 from build.quantization.source import DECODER_TYPES, CheckpointSource, read_checkpoint_source
-from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
+from build.recipe import Recipe, load_recipe
 from build.tensorrt_llm.check import refuse
 from build.tensorrt_llm.pair import read_pair
 from build.tensorrt_llm.rules.networks import PRECISION_RULES, VOCABULARY_RULES
@@ -46,6 +46,7 @@ from build.tensorrt_llm.rules.placement import PLACEMENT_RULES
 from build.tensorrt_llm.rules.rule import findings
 from pipelines.atomic_file import put_in_place, scratch_beside
 from pipelines.errors import CheckpointError
+from pipelines.places import CODE, ENGINES
 
 ROLES = ("draft", "target")
 _WORKER = "build.quantization.modelopt_worker"
@@ -55,9 +56,7 @@ _PACKAGES = ("nvidia-modelopt", "torch", "transformers", "numpy")
 _Report = Callable[[str], None]
 
 
-def quantize_recipe(
-    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: _Report = print
-) -> dict[str, Path]:
+def quantize_recipe(recipe: Recipe, engines: Path = ENGINES, report: _Report = print) -> dict[str, Path]:
     """Quantize the checkpoints of a recipe, unless the results exist already.
 
     Args:
@@ -208,7 +207,7 @@ def _run_worker(plan: QuantizedCheckpoint, job: dict[str, Any], work: Path, repo
         log_path.open("w", encoding="utf-8") as log,
         subprocess.Popen(
             command,
-            cwd=REPOSITORY_ROOT,
+            cwd=CODE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -21,12 +21,12 @@ from build.hub.checkpoint_id import HubCheckpoint
 from build.tensorrt_llm.settings import GPUS, TensorRtLlm, TensorRtLlmEngine, Text
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError, RecipeError
+from pipelines.places import CACHE, CODE, located
 from pipelines.speculation.sampling.params import check_ranges
 from pipelines.wire.request import CompletionRequest
 
-REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
-RECIPES = Path(__file__).resolve().parent / "recipes"
-TRANSLATED = Path(os.environ.get("DRAFTPROOF_CACHE") or REPOSITORY_ROOT / ".cache") / "gguf"
+RECIPES = CODE / "build" / "recipes"
+TRANSLATED = Path(os.environ.get("DRAFTPROOF_CACHE") or CACHE) / "gguf"
 GGUF_SUFFIX = ".gguf"
 
 Runtime = Literal["embedded", "tensorrt_llm"]
@@ -71,7 +71,7 @@ class EngineRecipe:
     """Settings for building one of the two engines.
 
     Attributes:
-        checkpoint: Directory or GGUF file, relative to the repository root unless absolute; or on the Hugging
+        checkpoint: Directory or GGUF file, absolute or relative to the checkout or home; or on the Hugging
             Face hub ``hf://ORGANIZATION/NAME@REVISION``, or ``hf://ORGANIZATION/NAME:FILE@REVISION`` for a
             GGUF file, by its name or quantization. A draft may be a trained head (EAGLE-3).
         quantization: ``auto``: the integers that a checkpoint has, of 8 bits at most, unchanged, and ``int8``
@@ -123,7 +123,7 @@ class EngineRecipe:
             CheckpointError: It has to be downloaded first, or the GGUF file cannot be used.
         """
         on_hub = HubCheckpoint.parse(self.checkpoint)
-        path = REPOSITORY_ROOT / self.checkpoint if on_hub is None else on_hub.directory
+        path = located(self.checkpoint) if on_hub is None else on_hub.directory
         if path.suffix != GGUF_SUFFIX:
             return path
         from build.gguf.translate import translate  # which needs recipes itself

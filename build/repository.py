@@ -18,7 +18,7 @@ from build.built_pair import build_pair
 from build.command_line import add_public_key, add_runtime, print_line, recipe_parser, run_command
 from build.digests import known_engine
 from build.package import read_package
-from build.recipe import REPOSITORY_ROOT, DefaultSampling, Recipe, load_recipe
+from build.recipe import DefaultSampling, Recipe, load_recipe
 from build.rendering.kv_blocks import returned_bytes, with_kv_blocks
 from build.rendering.rendered_pair import RenderedPair
 from build.rendering.templates import TEMPLATES, render_repository
@@ -27,9 +27,8 @@ from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import RecipeError, RepositoryError, ServerStartError
+from pipelines.places import CODE, RUN
 from pipelines.socket_path import is_listening
-
-RUN = REPOSITORY_ROOT / ".run"
 
 
 def render_recipe(
@@ -152,7 +151,7 @@ def _check_not_in_use(run_directory: Path, package: PackageOrigin) -> None:
     if _rendered_from(run_directory) == package.sha256:
         return
     try:
-        socket = REPOSITORY_ROOT / PairRecord.read(run_directory / "model_repository" / LOOP).socket
+        socket = CODE / PairRecord.read(run_directory / "model_repository" / LOOP).socket
     except RepositoryError:  # there is none, or one of another version
         return
     if is_listening(socket):

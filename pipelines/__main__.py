@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,45 +52,54 @@ PROGRAMS = {**USUAL, **FURTHER}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program that the first argument names on the others; returns its exit code."""
-    name, *others = _parsed(sys.argv[1:] if arguments is None else list(arguments))
+    name, *others = parsed(sys.argv[1:] if arguments is None else list(arguments))
     module = PROGRAMS[name][0]
     given = [name, *others] if module == _DEPLOY else others
     # Imported when it is asked for: some programs need packages that others do without.
     return run_program(lambda: int(importlib.import_module(module).main(given)))
 
 
-def _parsed(arguments: list[str]) -> list[str]:
+class _ShowVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from pipelines.version import Sources
+
+        print(Sources.find().line())
+        parser.exit()
+
+
+def parsed(arguments: list[str]) -> list[str]:
+    """Return the name of a program and its arguments; the option ``--home`` before them is carried out."""
     parser = argparse.ArgumentParser(
         prog="draftproof",
-        usage="draftproof COMMAND [options]",
+        usage="draftproof [--home DIRECTORY] COMMAND [options]",
         description="Speculative decoding in Triton. 'draftproof COMMAND --help' lists a command's options.",
         epilog=f"commands:\n{_list_of(USUAL)}\n\nfurther commands:\n{_list_of(FURTHER)}\n\n"
         "exit codes: 0 passed or done; 1 failed; 2 wrong usage; 3 inconclusive; 130 interrupted.\n"
         "make reports each failure as 2: use the command itself in scripts.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"draftproof {_version()}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show version, commit and OpenVINO")
+    parser.add_argument(
+        "--home",
+        metavar="DIRECTORY",
+        default=os.environ.get("DRAFTPROOF_HOME"),
+        help="folder for engines, logs and caches (default: $DRAFTPROOF_HOME, else the checkout; of an "
+        "installed package, what the XDG directories say)",
+    )
     parser.add_argument("command", choices=PROGRAMS, metavar="COMMAND", help="one of those below")
+    parser.add_argument("others", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     if not arguments:
         parser.print_help(sys.stderr)
         sys.exit(2)
-    parser.parse_args(arguments[:1])
-    return arguments
+    options = parser.parse_args(arguments)
+    if options.home:  # before anything imports pipelines.places, here or in a program that this one starts
+        os.environ["DRAFTPROOF_HOME"] = str(Path(options.home).absolute())
+    return [options.command, *options.others]
 
 
 def _list_of(programs: dict[str, tuple[str, str]]) -> str:
     width = max(map(len, PROGRAMS)) + 2
     return "\n".join(f"  {name:{width}}{text}" for name, (_, text) in programs.items())
-
-
-def _version() -> str:
-    """Return the version in ``pyproject.toml``: the checkout is not installed as a package."""
-    try:
-        text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    except OSError:  # an image without it
-        return "unknown"
-    found = re.search(r'^version = "(.+)"$', text, re.MULTILINE)
-    return found[1] if found else "unknown"
 
 
 if __name__ == "__main__":

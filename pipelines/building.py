@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipelines.places import CODE
 from pipelines.program import ProgramFailedError, stopped_by_signals
 
-REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE_S = 10.0  # some launchers make programs ignore SIGINT
 
 
@@ -52,7 +52,7 @@ def run_build(module: str, arguments: Sequence[str], report: Callable[[str], Non
     with (
         stopped_by_signals(),
         subprocess.Popen(
-            command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command, cwd=CODE, stdout=subprocess.PIPE, text=True, start_new_session=True
         ) as process,
     ):
         assert process.stdout is not None

@@ -26,8 +26,9 @@ from build.networks.growth import grow
 from build.networks.weight_only import apply_quantization
 from build.preflight import read_source
 from build.quantization.quantized_checkpoint import checkpoint_for
-from build.recipe import GGUF_SUFFIX, REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.recipe import GGUF_SUFFIX, EngineRecipe, Recipe, load_recipe
 from pipelines.manifest import sha256_file, sha256_json
+from pipelines.places import ENGINES, RUN, located
 
 _ROLES = ("target", "draft")
 
@@ -52,14 +53,14 @@ def _write_role(
     write_settings(folder, network.config, checkpoint / "tokenizer.json", end_ids)
     written = {"openvino": f"{directory.name}/{folder.name}"}
     if engine.checkpoint.endswith(GGUF_SUFFIX):
-        written["gguf"] = str(REPOSITORY_ROOT / engine.checkpoint)  # the file itself
+        written["gguf"] = str(located(engine.checkpoint))  # the file itself
     return written
 
 
 def build_peer_models(
     recipe: Recipe,
     output: Path,
-    engines: Path = REPOSITORY_ROOT / "engines",
+    engines: Path = ENGINES,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Convert a recipe's pair for other engines, unless that is done already.
@@ -121,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work() -> dict[str, Any]:
         recipe = load_recipe(options.recipe)
-        output = options.output or REPOSITORY_ROOT / ".run" / "peers" / recipe.name
+        output = options.output or RUN / "peers" / recipe.name
         return build_peer_models(recipe, output.resolve(), report=print_line)
 
     return run_command(work)

@@ -1,6 +1,7 @@
 """Compile the operators to a library, which an engine carries as one of its files.
 
-It needs g++ and the headers that OpenVINO's package brings. An engine that is served needs neither.
+It needs g++ and the headers that OpenVINO's package brings. An engine that is served needs neither, and the
+package ``draftproof-serve`` brings the library.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from build.files import exclusive
 from pipelines.atomic_file import whole_file
 from pipelines.errors import EngineBuildError
 from pipelines.manifest import sha256_file, sha256_json
+from pipelines.places import CACHE
 
 COMPILER = "g++"
 _SOURCES = Path(__file__).resolve().parent
-CACHE = _SOURCES.parents[1] / ".cache" / "operators"
+OBJECTS = CACHE / "operators"
+SHIPPED = _SOURCES / "operators-{}-{}.so".format(*ov.__version__.split("-"))
+"""Comes with a package, compiled for the OpenVINO that it requires; a checkout has none."""
+
 _PACKAGE = Path(ov.__file__).resolve().parent
 # Products and sums are fused only where the source says so: then all processors round alike.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
@@ -46,18 +51,18 @@ def source_digest() -> str:
     return sha256_json({str(path.relative_to(_SOURCES)): sha256_file(path) for path in sources})
 
 
-def has_compiler() -> bool:
-    """Return whether there is a compiler."""
-    return shutil.which(COMPILER) is not None
+def has_operators() -> bool:
+    """Return whether there is the library, or a compiler for it."""
+    return SHIPPED.exists() or shutil.which(COMPILER) is not None
 
 
-def check_compiler() -> None:
-    """Check that there is a compiler.
+def check_operators() -> None:
+    """Check that there is the library, or a compiler for it.
 
     Raises:
-        EngineBuildError: There is none.
+        EngineBuildError: There is neither.
     """
-    if not has_compiler():
+    if not has_operators():
         raise EngineBuildError(
             f"operators of our own cannot be compiled: {COMPILER} is not on the PATH",
             f"install it (Debian: apt install {COMPILER}), or set 'attention' and 'linear' to 'openvino' in "
@@ -67,11 +72,13 @@ def check_compiler() -> None:
 
 @functools.cache
 def compiled_library() -> bytes:
-    """Return the library, linked from its parts.
+    """Return the library: the one that came with a package, else one that is linked from its parts.
 
     Raises:
         EngineBuildError: There is no compiler, or it failed.
     """
+    if SHIPPED.exists():
+        return SHIPPED.read_bytes()
     parts = compiled_parts().values()
     with tempfile.TemporaryDirectory(prefix="draftproof-operators-") as folder:
         library = Path(folder, "operators.so")
@@ -89,9 +96,9 @@ def compiled_parts() -> dict[str, Path]:
     Raises:
         EngineBuildError: There is no compiler, or it failed.
     """
-    check_compiler()
+    check_operators()
     version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=False).stdout
-    folder = CACHE / sha256_json([source_digest(), version, ov.__version__])[:16]
+    folder = OBJECTS / sha256_json([source_digest(), version, ov.__version__])[:16]
     parts = {part: folder / f"{part}.o" for part in _PARTS}
     with exclusive(folder), ThreadPoolExecutor(len(_PARTS)) as pool:
         missing = {part: path for part, path in parts.items() if not path.exists()}

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from build.recipe import REPOSITORY_ROOT
 from build.tensorrt_llm.settings import Calibration
 from pipelines.errors import CheckpointError
+from pipelines.places import located
 
 # Upper bound, so that a section of text is not tokenized further than needed.
 _MOST_CHARACTERS_PER_TOKEN = 16
@@ -45,7 +45,7 @@ class CalibrationText:
 
 def text_path(calibration: Calibration) -> Path | None:
     """Return the path of the recipe's text; None for the built-in one."""
-    return None if calibration.text is None else REPOSITORY_ROOT / calibration.text
+    return None if calibration.text is None else located(calibration.text)
 
 
 def _read(path: Path | None) -> tuple[str, str]:

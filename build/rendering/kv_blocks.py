@@ -8,11 +8,11 @@ from pathlib import Path
 
 from build.command_line import print_line
 from build.memory import NO_ENGINE, SERVER_BYTES, EngineMemory, plan_memory
-from build.recipe import REPOSITORY_ROOT
 from build.rendering.rendered_pair import RenderedPair
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import pair_bytes
 from pipelines.errors import RepositoryError
+from pipelines.places import CODE
 from pipelines.socket_path import is_listening
 
 
@@ -68,6 +68,6 @@ def returned_bytes(rendered: Path) -> int:
         served = PairRecord.read(rendered)
     except RepositoryError:  # there is none, or one of another version
         return 0
-    if not is_listening(REPOSITORY_ROOT / served.socket):
+    if not is_listening(CODE / served.socket):
         return 0
     return SERVER_BYTES + pair_bytes(served.engine_dirs, served.num_kv_blocks, served.max_batch_size)

@@ -11,12 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from build.recipe import REPOSITORY_ROOT, Recipe
+from build.recipe import Recipe
 from build.rendering.tensorrt_llm_repository import engine_values
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import RepositoryError
 from pipelines.manifest import EngineFiles, engine_digest, sha256_json
+from pipelines.places import CODE, DATA
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class RenderedPair:
         """
         serving, fixed = self.recipe.serving, self.recipe.serving.num_draft_tokens
         # Relative to the server's working directory, because the path of a socket has at most 107 bytes.
-        is_inside = self.run.is_relative_to(REPOSITORY_ROOT)
-        sockets = self.run.relative_to(REPOSITORY_ROOT) if is_inside else self.run
+        is_inside = self.run.is_relative_to(CODE)
+        sockets = self.run.relative_to(CODE) if is_inside else self.run
         shared = {
             "draft_engine_dir": str(self.draft.directory) if self.draft else "",
             "draft_engine_digest": engine_digest(self.draft.manifest) if self.draft else "",
@@ -111,9 +112,7 @@ class RenderedPair:
         return {
             **shared,
             "engine_access": "in_process",
-            "prompt_cache_dir": str(
-                REPOSITORY_ROOT / (serving.prompt_cache_dir or self.run / "prompt_cache")
-            ),
+            "prompt_cache_dir": str(DATA / (serving.prompt_cache_dir or self.run / "prompt_cache")),
             "prompt_cache_bytes": "" if gigabytes is None else str(int(gigabytes * 1e9)),
             "draft_num_kv_blocks": str(self.num_kv_blocks.get("draft", 0)),
             "target_num_kv_blocks": str(self.num_kv_blocks["target"]),

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-from build.recipe import REPOSITORY_ROOT
 from pipelines.atomic_file import whole_directory
 from pipelines.errors import RepositoryError
+from pipelines.places import CODE
 from pipelines.wire.fields import OUTPUTS, TEXT_INPUTS, declared_inputs, declared_outputs
 
-TEMPLATES = REPOSITORY_ROOT / "model_repository"
+TEMPLATES = CODE / "model_repository"
 
 _DECLARED = re.compile(r"^@(inputs|outputs|input_maps|output_maps) (\w+)$", re.MULTILINE)
 _PYTHON_BACKEND = re.compile(r'^backend: "python"$', re.MULTILINE)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipelines.command_line.options import add_server_options, whole_number, whole_numbers
+from pipelines.places import DATA
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+RESULTS = DATA / "results"
 LEAST_REPETITIONS = 3  # fewer cannot estimate the noise
 
 
@@ -81,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=LEAST_REPETITIONS,
         help="repetitions of each arm (%(default)s)",
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result (results/)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as the last line, JSON")
     return parser
 

@@ -8,8 +8,9 @@ from pipelines import configuration
 from pipelines.command_line.general_prompts import given_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import RecipeError
+from pipelines.places import CODE
 
-_RECIPES = Path(__file__).resolve().parents[2] / "build" / "recipes"
+_RECIPES = CODE / "build" / "recipes"
 
 
 def choose_prompts(given: Path | None, recipe: str) -> Prompts:

@@ -15,11 +15,11 @@ from typing import Any
 
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import InvalidRequestError
+from pipelines.places import CODE
 
 _SUFFIXES = (".jsonl", ".txt")
 _SEPARATOR = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _TEXT_KEYS = ("prompt", "text", "messages")
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_prompts(path: Path) -> Prompts:
@@ -129,7 +129,7 @@ def _prompt_of(line: str, file: Path, number: int) -> Prompt:
 def _shown(path: Path) -> str:
     """Return a path for reports, relative to the repository if it is inside."""
     absolute = path.resolve()
-    return str(absolute.relative_to(_ROOT) if absolute.is_relative_to(_ROOT) else path)
+    return str(absolute.relative_to(CODE) if absolute.is_relative_to(CODE) else path)
 
 
 def _unreadable(error: OSError) -> InvalidRequestError:

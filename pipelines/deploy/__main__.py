@@ -22,11 +22,11 @@ from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoin
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.server import Server, beside, find_server, lock_run_directory, run_directory
 from pipelines.deploy.triton.command import ServerCommand, gateway_command
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import RUNTIMES
 from pipelines.deploy.triton.models import rendered_parameters
 from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.errors import InvalidRequestError, ServerStartError
+from pipelines.places import CODE
 from pipelines.program import run_program
 
 ADAPTIVE = "adaptive"
@@ -264,7 +264,7 @@ def _endpoint(options: argparse.Namespace) -> Endpoint:
 
 def _become(command: ServerCommand) -> int:
     """Replace this process by the server, so that signals and the exit code need no forwarding."""
-    os.chdir(REPOSITORY_ROOT)  # Triton's Python models are imported from there
+    os.chdir(CODE)  # Triton's Python models are imported from there
     os.execve(command.arguments[0], command.arguments, command.environment)
 
 

@@ -14,8 +14,9 @@ from pipelines.available_resources import available_bytes, has_avx2_alone, proce
 from pipelines.deploy.check import Check
 from pipelines.deploy.gpu_doctor import gpu_checks
 from pipelines.deploy.ports import Ports
-from pipelines.deploy.triton.install import REPOSITORY_ROOT, TritonInstall, shared_python
+from pipelines.deploy.triton.install import TritonInstall, shared_python
 from pipelines.errors import DraftproofError
+from pipelines.places import DATA
 
 MIN_MEMORY_BYTES = 4 * 2**30  # `demo` with three engines; demo-large needs about three times as much
 MIN_DISK_BYTES = 2 * 2**30  # engines of `demo` and the virtual environment
@@ -114,7 +115,8 @@ def _shared_memory() -> Check:
 
 
 def _disk() -> Check:
-    free = shutil.disk_usage(REPOSITORY_ROOT).free
+    folder = next(folder for folder in (DATA, *DATA.parents) if folder.exists())
+    free = shutil.disk_usage(folder).free
     value = f"{free / 2**30:.1f} GiB free"
     if free >= MIN_DISK_BYTES:
         return Check("Disk", value)

@@ -28,14 +28,12 @@ from pipelines.atomic_file import write_whole
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Endpoint, Ports
 from pipelines.deploy.triton.command import check_installed, gateway_command
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.place import prefix_of, read_key, remove_shared_memory
 from pipelines.errors import RecipeError, ServerStartError, ServerUnavailableError
+from pipelines.places import CODE, RUN
 from pipelines.process import ProcessIdentity, processes_with
-
-RUN = REPOSITORY_ROOT / ".run"
 
 KILL_AFTER_S = DRAIN_S + EXIT_TIMEOUT_S + 15.0
 _POLL_S = 0.05
@@ -157,7 +155,7 @@ class Server:
         with _private_log(directory / "server.log") as log:
             child = subprocess.Popen(
                 command.arguments,
-                cwd=REPOSITORY_ROOT,
+                cwd=CODE,
                 env=command.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -199,7 +197,7 @@ class Server:
 
     @classmethod
     def all_running(cls, run: Path = RUN) -> list[Server]:
-        """Return the servers of this checkout that are alive."""
+        """Return the servers of this checkout or home that are alive."""
         found = (cls.running(path.parent) for path in sorted(run.glob("*/server.json")))
         return [server for server in found if server is not None]
 

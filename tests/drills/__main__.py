@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.harness import conditions_line, markdown
 from pipelines.atomic_file import write_whole
 from pipelines.bench.reporting.conditions import conditions
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.places import RUN
 from pipelines.program import EXIT_CODES, stopped_by_signals
 
 FORMAT = 1
@@ -37,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drills = import_module(f"tests.drills.{SETS[options.set]}")
     about = conditions("tests.drills", sys.argv[1:], recipe=options.recipe)
     began_s = time.monotonic()
-    (REPOSITORY_ROOT / ".run").mkdir(exist_ok=True)
+    RUN.mkdir(exist_ok=True)
     results: list[dict[str, Any]] = []
     with (
         stopped_by_signals(),
-        tempfile.TemporaryDirectory(prefix="drill-", dir=REPOSITORY_ROOT / ".run") as folder,
+        tempfile.TemporaryDirectory(prefix="drill-", dir=RUN) as folder,
     ):
         for result in drills.run(options, Path(folder), about):
             results.append(result)

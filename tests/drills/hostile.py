@@ -12,7 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.client import Generation
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.places import CODE
 from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Address, Attack
 from tests.drills.asking import asking, outcome_of
 from tests.drills.outcome import BUSY, Drill, Outcome, is_calm
@@ -81,7 +81,7 @@ def _beside_a_fuzzer(place: Place) -> Outcome:
     pauses: dict[bool, list[float]] = {False: [], True: []}
     command = [sys.executable, "-m", "tests.attacks.fuzz", str(place.ports.http), str(place.ports.grpc)]
     command += [str(_SEED), str(_FUZZED_AT_MOST_S)]
-    with subprocess.Popen(command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, text=True) as fuzzer:
+    with subprocess.Popen(command, cwd=CODE, stdout=subprocess.PIPE, text=True) as fuzzer:
         time.sleep(_STARTS_WITHIN_S)
         for number in range(_ROUNDS):
             is_fuzzing = bool(number % 2)

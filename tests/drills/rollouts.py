@@ -27,7 +27,7 @@ from pipelines.canary.controller.state import Store
 from pipelines.canary.report.record import PROMOTING, RolloutRecord, judgement
 from pipelines.canary.run_files import arms_file, state_file
 from pipelines.deploy.server import beside
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.places import CODE
 from pipelines.router.arms import read_table
 from tests.drills.openai_clients import Asked, Crowd
 from tests.drills.setting import PLAN, Setting, demo_questions, drill_limits
@@ -172,7 +172,7 @@ def _roll_out(orders: Path, killed_in: tuple[str, ...]) -> list[str]:
     killed: list[str] = []
     command = [sys.executable, "-m", "tests.drills.controller", str(orders)]
     while True:
-        with subprocess.Popen(command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, text=True) as controller:
+        with subprocess.Popen(command, cwd=CODE, stdout=subprocess.PIPE, text=True) as controller:
             assert controller.stdout is not None
             try:
                 for line in controller.stdout:

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from build.recipe import REPOSITORY_ROOT, load_recipe
+from build.recipe import load_recipe
 from build.tensorrt_llm.memory_plan import plan_memory
 from build.tensorrt_llm.pair import read_pair
 from pipelines.client import Client, CompletionRequest
@@ -25,6 +25,7 @@ from pipelines.command_line.running_server import known_key
 from pipelines.deploy.gpu_doctor import READY, gpu_checks
 from pipelines.deploy.server import run_directory
 from pipelines.errors import DraftproofError
+from pipelines.places import ENGINES
 from pipelines.program import EXIT_CODES, run_program
 
 _GREEDY = CompletionRequest("def main(", max_tokens=48, num_draft_tokens=4)
@@ -56,7 +57,7 @@ def memory(recipe: str, url: str) -> Finding:
     query = [program, "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
     said = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
     used = {int(index): int(mib) for index, mib in (line.split(",") for line in said.splitlines())}
-    plan = plan_memory(read_pair(load_recipe(recipe, "tensorrt_llm"), REPOSITORY_ROOT / "engines"))
+    plan = plan_memory(read_pair(load_recipe(recipe, "tensorrt_llm"), ENGINES))
     planned = {
         device: sum(
             engine.static_bytes + engine.max_tokens_in_paged_kv_cache * engine.kv_bytes_per_token

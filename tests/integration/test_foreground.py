@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from build.recipe import REPOSITORY_ROOT
 from pipelines.client import CompletionRequest
 from pipelines.deploy.ports import Endpoint, Ports
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.command import gateway_command
 from pipelines.deploy.triton.place import prefix_of
 from pipelines.process import ProcessIdentity, processes_with
+from tests.conftest import REPOSITORY_ROOT
 from tests.integration.conftest import grpc_client, wait_until
 
 pytestmark = pytest.mark.triton

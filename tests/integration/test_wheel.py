@@ -11,11 +11,11 @@ from pipelines.client import CompletionRequest
 from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client
 from tests.support.empty_environment import empty_environment, run_in
-from tools.wheel.__main__ import build_wheel
+from tools.wheel.__main__ import build_small
 
 pytestmark = [pytest.mark.triton, pytest.mark.long]
 
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 PROGRAM = """
 import json, sys
@@ -44,7 +44,7 @@ print(json.dumps([answers, refused, "target_engine_dir" in engines]))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("dist"))
+    return build_small(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.errors import ServerStartError
+from pipelines.places import CODE
 
 _STARTS_WITHIN_S = 120.0  # on a busy machine
 
@@ -58,8 +58,8 @@ def started_front_door(folder: Path, servers: Sequence[str], port: int = 0) -> I
                 *(sys.executable, "-m", "pipelines.upstreams", "--settings", str(file)),
                 *("--port", str(port)),
             ],
-            cwd=REPOSITORY_ROOT,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY_ROOT)},
+            cwd=CODE,
+            env={**os.environ, "PYTHONPATH": str(CODE)},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

@@ -32,7 +32,7 @@ else:
 
 def test_a_line_is_shown_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_program.py").write_text(SLOW)
-    monkeypatch.setattr(building, "REPOSITORY_ROOT", tmp_path)
+    monkeypatch.setattr(building, "CODE", tmp_path)
     lines: list[str] = []
 
     def report(line: str) -> None:
@@ -57,7 +57,7 @@ from pipelines import building
 from pipelines.program import run_program
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which some launchers ignore
-building.REPOSITORY_ROOT = pathlib.Path(sys.argv[1])
+building.CODE = pathlib.Path(sys.argv[1])
 sys.exit(run_program(lambda: building.run_build("with_a_child", [], print)))
 """
 

@@ -61,10 +61,23 @@ def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         command.main(["--version"])
     assert ended.value.code == 0
-    assert (
-        f'version = "{capsys.readouterr().out.split()[1]}"'
-        in (REPOSITORY_ROOT / "pyproject.toml").read_text()
+    version, *others = capsys.readouterr().out.strip().split(", ")
+    project = (REPOSITORY_ROOT / "pyproject.toml").read_text()
+    assert f'version = "{version.removeprefix("draftproof ")}"' in project
+    assert [part.split()[0] for part in others] == ["commit", "OpenVINO"]
+
+
+def test_a_home_takes_what_is_written(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pipelines.__main__ import parsed\n"
+        "assert parsed(['--home', sys.argv[1], 'stop', '--recipe', 'x']) == ['stop', '--recipe', 'x']\n"
+        "from pipelines.places import CACHE, CODE, DATA, RUN, located\n"
+        "print(DATA, RUN, CACHE, located('checkpoints/none'), located('build') == CODE / 'build')"
     )
+    done = _run(sys.executable, "-c", program, "new", cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY_ROOT)})
+    home = tmp_path / "new"
+    expected = home, home / ".run", home / ".cache", home / "checkpoints/none", True
+    assert done.stdout.split() == list(map(str, expected)), done.stderr
 
 
 @pytest.mark.parametrize("name", command.PROGRAMS)
@@ -89,7 +102,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
     with pytest.raises(SystemExit) as ended:
         command.main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: draftproof COMMAND")
+    assert capsys.readouterr().err.startswith("usage: draftproof [--home DIRECTORY] COMMAND")
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 1), ({}, 1), ({"verdict": "inconclusive"}, 3)])

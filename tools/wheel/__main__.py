@@ -1,144 +1,154 @@
-"""Build the wheel ``draftproof``: ``python -m tools.wheel``, or ``make wheel``.
+"""Build the two packages: ``python -m tools.wheel``, or ``make wheel``.
 
-The names ``build`` and ``pipelines`` belong to this repository and are too general for somebody else's
-site-packages. So the modules of the client, and those that compare OpenAI-compatible servers, are copied and
-renamed: ``pipelines.client`` becomes ``draftproof``, ``pipelines.errors`` becomes ``draftproof.errors``. The
-version is the one in ``pyproject.toml``.
+``draftproof``, a wheel and its sources, has the command, the client and ``verify``, and runs anywhere.
+``draftproof-serve``, which its extra ``serve`` requires, is the checkout without tests and tools, for Linux
+on x86-64, with compiled operators.
+docs/decisions/engines.md says why there are two. Their version is the one in ``pyproject.toml``.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.errors import DraftproofError
+from pipelines.places import CODE
 from pipelines.program import EXIT_PASS, run_program
-
-ROOT = Path(__file__).resolve().parents[2]
-PIPELINES = ROOT / "pipelines"
-CLIENT = PIPELINES / "client"
+from pipelines.version import Sources
+from tools.wheel.small import write_small, write_stamp
 
 _HERE = Path(__file__).resolve().parent
-ADDED = _HERE / "added"
-DATA = (  # files that are no modules; project.toml names their folders
-    "validation/verify.html",
-    "command_line/general_prompts.json",
-)
-_PIP = ("pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
+_BUILD = """
+import sys
+from setuptools import build_meta
+folder, *steps = sys.argv[1:]  # setuptools writes its own there
+for step in steps:
+    name = getattr(build_meta, step)(folder)
+print(name)
+"""
+_SERVED = ("build", "pipelines", "model_repository", "engines/demo_pair")
+# Needs files that are not in the package: a trained head of 35 MB.
+_LEFT_OUT = ("build/recipes/qwen2-5-coder-head.yaml",)
+_GLIBC = 35  # glibc 2.35, which nvidia-pytriton needs
+_GLIBCXX = (3, 4, 30)  # libstdc++ of the distributions that have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.wheel", description="Build the client's wheel.")
-    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the wheel (dist/)")
-    options = parser.parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m tools.wheel", description="Build both packages.")
+    parser.add_argument("--output", type=Path, default=CODE / "dist", help="folder for them (dist/)")
+    output = parser.parse_args(arguments).output
 
     def work() -> int:
-        print(build_wheel(options.output))
+        for build in (build_small, build_serve):
+            print(build(output), flush=True)
         return EXIT_PASS
 
     return run_program(work)
 
 
-def build_wheel(output: Path) -> Path:
-    """Build the wheel with this environment's setuptools.
+def build_small(output: Path) -> Path:
+    """Build ``draftproof`` and return its wheel.
 
     Args:
-        output: Folder that gets the wheel.
-
-    Returns:
-        The wheel.
+        output: Folder that gets the wheel and the sources.
 
     Raises:
-        DraftproofError: pip could not build it.
+        DraftproofError: setuptools could not build it.
     """
-    version = project_version()
+    return _built(output, write_small, "build_sdist", "build_wheel")
+
+
+def build_serve(output: Path) -> Path:
+    """Build ``draftproof-serve`` and return its wheel; see ``build_small``.
+
+    Raises:
+        DraftproofError: setuptools could not build it, or operators that were compiled here would not load on
+            every machine that nvidia-pytriton runs on.
+        EngineBuildError: The operators cannot be compiled.
+    """
+    return _built(output, _write_serve, "build_wheel")
+
+
+def _built(output: Path, write: Callable[[Path, Sources], None], *steps: str) -> Path:
+    sources, output = Sources.find(), output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="draftproof-wheel-") as scratch:
-        write_sources(Path(scratch), version)
-        command = [sys.executable, "-m", *_PIP, "--no-build-isolation", "--wheel-dir", str(output), scratch]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        write(Path(scratch), sources)
+        shutil.copy(CODE / "LICENSE", scratch)
+        done = subprocess.run(
+            [sys.executable, "-c", _BUILD, str(output), *steps],
+            cwd=scratch,
+            env={**os.environ, "SOURCE_DATE_EPOCH": _committed_at()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode != 0:
         raise DraftproofError(
-            f"the wheel could not be built: {' '.join(done.stderr.split())}",
+            f"the package could not be built: {' '.join(done.stderr.split())}",
             "run 'make wheel', which installs the packages of requirements/test.txt",
         )
-    return output / f"draftproof-{version}-py3-none-any.whl"
+    return output / done.stdout.split()[-1]
 
 
-def project_version() -> str:
-    """Return the version in ``pyproject.toml``."""
-    found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
-    assert found is not None, "pyproject.toml has a version"
+def _committed_at() -> str:
+    """Return the time for all files of the packages, so that a commit always gives the same ones."""
+    command = ["git", "log", "-1", "--format=%ct"]
+    done = subprocess.run(command, cwd=CODE, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "315532800"  # 1980, where the times of a zip begin
+
+
+def _write_serve(folder: Path, sources: Sources) -> None:
+    """Write the project ``draftproof-serve``."""
+    package = folder / "draftproof_serve"
+    shutil.copytree(_HERE / "serve", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in _SERVED:
+        shutil.copytree(CODE / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in _LEFT_OUT:
+        (package / name).unlink()
+    write_stamp(package / "pipelines", sources)
+    _write_operators(package / "build" / "operators")
+    shutil.copy(CODE / "THIRD_PARTY_NOTICES.md", folder)
+    shutil.copy(_HERE / "README.md", folder)
+    project = (_HERE / "serve.toml").read_text(encoding="utf-8").replace("@VERSION@", sources.version)
+    project = project.replace("@DEPENDENCIES@\n", required_by_servers())
+    (folder / "pyproject.toml").write_text(project, encoding="utf-8")
+    # Its Python is for every version, and its compiled part for one platform; setuptools knows no such wheel.
+    tag = f"[bdist_wheel]\nplat_name = manylinux_2_{_GLIBC}_x86_64\n"
+    (folder / "setup.cfg").write_text(tag, encoding="utf-8")
+
+
+def required_by_servers() -> str:
+    """Return the lines of the extra ``run`` in ``pyproject.toml``."""
+    text = (CODE / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r"^run = \[\n(.+?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, "pyproject.toml has the extra run"
     return found[1]
 
 
-def write_sources(folder: Path, version: str) -> None:
-    """Write the project that becomes the wheel."""
-    package = folder / "draftproof"
-    for source, name in _sources().items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text(encoding="utf-8").replace("pipelines.client", "draftproof")
-        (package / name).write_text(text.replace("pipelines", "draftproof"), encoding="utf-8")
-    (package / "py.typed").touch()
-    for file in DATA:
-        (package / file).parent.mkdir(exist_ok=True)
-        shutil.copy(PIPELINES / file, package / file)
-    shutil.copy(ROOT / "LICENSE", folder)
-    shutil.copy(_HERE / "README.md", folder)
-    project = (_HERE / "project.toml").read_text(encoding="utf-8")
-    (folder / "pyproject.toml").write_text(project.replace("@VERSION@", version), encoding="utf-8")
+def _write_operators(folder: Path) -> None:
+    # OpenVINO is not imported for the small package.
+    from build.operators.library import SHIPPED, compiled_library
 
-
-def _sources() -> dict[Path, Path]:
-    """Return each file of the wheel and its name there."""
-    client = {path for path in CLIENT.rglob("*.py") if path.name != "__main__.py"}
-    needed = client | _imported_by("pipelines.validation.openai.command")
-    needed -= {PIPELINES / "__init__.py"}  # the client's is the package's
-    names = {path: path.relative_to(CLIENT if path.is_relative_to(CLIENT) else PIPELINES) for path in needed}
-    return names | {path: Path(path.name) for path in ADDED.glob("*.py") if path.name != "__init__.py"}
-
-
-def _imported_by(name: str) -> set[Path]:
-    """Return the files of a module and of all that it imports from ``pipelines``.
-
-    Args:
-        name: Dotted name of the module.
-    """
-    found: set[Path] = set()
-    waiting = [name]
-    while waiting:
-        file = _file(waiting.pop())
-        if file is not None and file not in found:
-            found.add(file)
-            waiting += _names(file)
-    return found
-
-
-def _names(file: Path) -> Iterator[str]:
-    """Yield the dotted names in a file's imports, and those of the packages around them."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        imported: list[str] = []
-        if isinstance(node, ast.Import):
-            imported = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            imported = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in imported:
-            parts = name.split(".")
-            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
-
-
-def _file(name: str) -> Path | None:
-    """Return the file of a module of ``pipelines``; None if a name is none."""
-    path = ROOT.joinpath(*name.split("."))
-    files = (path.with_suffix(".py"), path / "__init__.py")
-    return next((file for file in files if file.is_file()), None) if name.startswith("pipelines") else None
+    library = compiled_library()
+    symbols = re.findall(rb"GLIBC(XX)?_([\d.]+)", library)
+    for kind, version in symbols:
+        number = tuple(map(int, version.split(b".")))
+        if number > (_GLIBCXX if kind else (2, _GLIBC)):
+            raise DraftproofError(
+                f"the operators need GLIBC{kind.decode()} {version.decode()}, and machines with glibc "
+                f"2.{_GLIBC} may lack it",
+                "build the packages where g++ is 12 or older, such as Debian 12 or Ubuntu 22.04",
+            )
+    (folder / SHIPPED.name).write_bytes(library)
 
 
 if __name__ == "__main__":

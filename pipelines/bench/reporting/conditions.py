@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
 import re
 import shlex
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[3]
+from pipelines.version import Sources, version_of
+
 _PACKAGES = ("draftproof", "openvino", "numpy", "nvidia-pytriton", "tritonclient", "httpx", "tokenizers")
 _FLAGS = re.compile(r"^(avx|amx|fma$|f16c$)")  # flags that determine kernels
 
@@ -27,11 +26,12 @@ def conditions(program: str, arguments: Sequence[str], **more: Any) -> dict[str,
         arguments: Its command line, which may contain paths.
         more: Conditions that only the caller knows, such as ``recipe`` or ``triton_version``.
     """
+    sources = Sources.find()
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["python", "-m", program, *arguments]),
-        "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_sha": sources.commit,
+        "git_dirty": sources.is_changed,
         "cpu": _cpu_info("model name"),
         "cpu_flags": sorted(flag for flag in _cpu_info("flags").split() if _FLAGS.match(flag)),
         "num_cores": len(os.sched_getaffinity(0)),  # cores that this process may use
@@ -39,7 +39,7 @@ def conditions(program: str, arguments: Sequence[str], **more: Any) -> dict[str,
         "load_average_1min": round(os.getloadavg()[0], 2),
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: _version_of(name) for name in _PACKAGES},
+        "packages": {name: version_of(name) for name in _PACKAGES},
         **more,
     }
 
@@ -96,22 +96,3 @@ def _cpu_info(key: str) -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
-
-
-def _git(*arguments: str) -> str:
-    if not (_ROOT / ".git").exists():  # installed, perhaps below the repository of somebody else
-        return ""
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -26,12 +26,12 @@ from pipelines.canary.run_files import RouterFiles
 from pipelines.deploy.pair_source import PairSource
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server, beside, find_server
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.engine_memory import pair_bytes
 from pipelines.errors import CanaryError
 from pipelines.manifest import read_manifest
+from pipelines.places import CODE
 from pipelines.socket_path import is_listening
 
 _POLL_S = 0.1
@@ -61,7 +61,7 @@ def render(source: PairSource, run_directory: Path, options: Sequence[str] = ())
     """
     command = [sys.executable, "-m", "build.repository", *source.arguments]
     command += ["--run-directory", str(run_directory), *options]
-    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=CODE, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         why = said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"
@@ -157,7 +157,7 @@ class OwnServers(RouterFiles):
         Returns:
             Unix time in nanoseconds at which the process made its socket; every process makes a new one.
         """
-        path = REPOSITORY_ROOT / socket
+        path = CODE / socket
         try:
             made_at_ns = path.stat().st_mtime_ns
         except OSError:
@@ -186,7 +186,7 @@ def compared(candidate: PairRecord, stable: PairRecord) -> PhaseResult:
         if of_both[0] is None or of_both[0] != of_both[1]:
             remedy = "build the target from a checkpoint with those of the pair in service"
             return _refused(f"its target has {what}", of_both, remedy)
-    if not is_listening(REPOSITORY_ROOT / candidate.socket):  # else an earlier controller has started it
+    if not is_listening(CODE / candidate.socket):  # else an earlier controller has started it
         needed = pair_bytes(candidate.engine_dirs, candidate.num_kv_blocks, candidate.max_batch_size)
         evidence["bytes"] = {"needed": needed, "available": available_bytes()}
         if needed > evidence["bytes"]["available"]:

@@ -23,8 +23,7 @@ from typing import ClassVar
 
 from pipelines.atomic_file import whole_file
 from pipelines.errors import ServerStartError
-
-REPOSITORY_ROOT = Path(__file__).resolve().parents[3]
+from pipelines.places import CODE
 
 _PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -117,7 +116,7 @@ class TritonInstall:
             **os.environ,
             "LD_LIBRARY_PATH": ":".join(libraries),
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-            "PYTHONPATH": str(REPOSITORY_ROOT),
+            "PYTHONPATH": str(CODE),
         }
 
 

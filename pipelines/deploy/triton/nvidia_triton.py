@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.deploy.gpus import INSTEAD
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import loading_options
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
+from pipelines.places import CODE
 from pipelines.process import processes_with
 
 ROOT = Path("/opt/tritonserver")
@@ -72,7 +72,7 @@ def triton_command(
         )
     # By default Open MPI binds a single rank to one core, and with it the server and all its models, and has
     # a slot for each core. The backend spawns a rank for each GPU of each engine, which may be more.
-    command = [mpirun, "-n", "1", "--bind-to", "none", "--oversubscribe", "--wdir", str(REPOSITORY_ROOT)]
+    command = [mpirun, "-n", "1", "--bind-to", "none", "--oversubscribe", "--wdir", str(CODE)]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
     # The time until SIGTERM reaches the server, and again until SIGKILL. The default of 1 s would abort the
@@ -105,7 +105,7 @@ def variables() -> dict[str, str]:
         "TRTLLM_KVCACHE_TRANSFER_BUFFER_SIZE": "0B",
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-        "PYTHONPATH": str(REPOSITORY_ROOT),
+        "PYTHONPATH": str(CODE),
     }
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipelines.atomic_file import whole_file
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.errors import ServerStartError
+from pipelines.places import CODE
 from pipelines.socket_path import check_socket_path
 
 KEY_FILE = "key"
@@ -51,8 +51,8 @@ class TritonPlace:
             ServerStartError: The path of a socket is too long, or the directory is not writable.
         """
         sockets = run_directory / "triton"
-        if sockets.is_relative_to(REPOSITORY_ROOT):
-            sockets = sockets.relative_to(REPOSITORY_ROOT)
+        if sockets.is_relative_to(CODE):
+            sockets = sockets.relative_to(CODE)
         prefix = f"{prefix_of(run_directory)}{secrets.token_hex(4)}_"
         place = cls(sockets, "", prefix)
         longest = max((place.grpc.removeprefix("unix:"), place.metrics), key=len)
@@ -99,7 +99,7 @@ class TritonPlace:
 
     def clear(self) -> None:
         """Remove the sockets and the shared memory that an ended Triton left, and create the folder."""
-        folder = REPOSITORY_ROOT / self.sockets
+        folder = CODE / self.sockets
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         for socket in folder.iterdir():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
-from backports import zstd
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 from pipelines.errors import InvalidRequestError
 from pipelines.time_limit import within

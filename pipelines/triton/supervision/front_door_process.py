@@ -19,8 +19,8 @@ import aiohttp
 
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import Endpoint, near
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.place import TritonPlace
+from pipelines.places import CODE
 from pipelines.time_limit import within
 from pipelines.triton.supervision.guard import guarding
 
@@ -121,7 +121,7 @@ class FrontDoorProcess:
                 *(sys.executable, "-m", "pipelines.front_door", str(self._directory)),
                 *("--fd", str(number), *self._options),
             ],
-            cwd=REPOSITORY_ROOT,
+            cwd=CODE,
             env=self._environment,
             stdin=subprocess.PIPE,  # its end tells the process that the gateway has ended
             pass_fds=(number,),

@@ -15,8 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from pipelines.deploy.triton.install import REPOSITORY_ROOT, TritonInstall
+from pipelines.deploy.triton.install import TritonInstall
 from pipelines.deploy.triton.place import remove_shared_memory
+from pipelines.places import CODE
 from pipelines.process import ProcessIdentity, processes_with
 
 _TIMEOUT_S = 5.0
@@ -48,14 +49,14 @@ def kill_processes(shared_memory_prefix: str) -> list[ProcessIdentity]:
 
 def guarding(shared_memory_prefix: str) -> dict[str, str]:
     """Return the environment of a process that is to call ``end_with_the_gateway``."""
-    return {**os.environ, _VARIABLE: shared_memory_prefix, "PYTHONPATH": str(REPOSITORY_ROOT)}
+    return {**os.environ, _VARIABLE: shared_memory_prefix, "PYTHONPATH": str(CODE)}
 
 
 def start_guard(shared_memory_prefix: str) -> subprocess.Popen[bytes]:
     """Start a guard in a session of its own; it ends when its standard input is closed."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__],
-        cwd=REPOSITORY_ROOT,
+        cwd=CODE,
         env=guarding(shared_memory_prefix),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pipelines.deploy.ports import Endpoint
 from pipelines.deploy.triton.command import ServerCommand, triton_command
-from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.nvidia_triton import process_to_end
 from pipelines.deploy.triton.place import TritonPlace
+from pipelines.places import CODE
 from pipelines.process import ProcessIdentity
 from pipelines.time_limit import within
 from pipelines.triton.supervision.guard import find_model_processes, kill_processes
@@ -52,7 +52,7 @@ class TritonProcess:
         self._place, self._program, self._noise = place, command.arguments[0], command.noise
         self._process = subprocess.Popen(
             command.arguments,
-            cwd=REPOSITORY_ROOT,  # its Python models are imported from there
+            cwd=CODE,  # its Python models are imported from there
             env=command.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -97,6 +97,20 @@ def test_only_what_changed_is_built_again(tmp_path: Path, raw: dict[str, Any]) -
     assert other_weights["built"] == ["draft"] and other_weights["draft"] != first["draft"]
 
 
+def test_a_build_says_why_the_engine_before_does_not_do(
+    tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    first = build_engines(recipe_of(tmp_path, raw), tmp_path / "engines", lines.append)
+    assert not any("fits no longer" in line for line in lines)
+    monkeypatch.setattr(engines, "openvino_version", lambda: "2031.1")
+    raw["draft"]["kv_cache"] = {"dtype": "float32"}
+    build_engines(recipe_of(tmp_path, raw), tmp_path / "engines", lines.append)
+    why = "fits no longer, because of changes:"
+    assert f"target: {Path(first['target']).name} {why} OpenVINO" in lines
+    assert f"draft: {Path(first['draft']).name} {why} settings of the recipe, OpenVINO" in lines
+
+
 def test_a_machine_that_only_builds_may_have_little_memory(
     tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

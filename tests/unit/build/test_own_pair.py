@@ -102,7 +102,7 @@ def test_a_head_that_is_short_already_is_not_shortened(
     rows: int, written: int | None, pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("build.own_pair.has_avx2_alone", lambda: True)
-    monkeypatch.setattr("build.own_pair.has_compiler", lambda: True)
+    monkeypatch.setattr("build.own_pair.has_operators", lambda: True)
     monkeypatch.setattr("build.own_pair._DRAFT_TOKENS", rows)
     lines = list[str]()
     path = write_recipe(*pair, tmp_path / "mine.yaml", "auto", 64, MEMORY, lines.append)
@@ -192,7 +192,7 @@ def test_a_draft_has_4_bits_where_they_gain_and_weights_that_have_them_keep_them
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("build.own_pair.has_avx2_alone", lambda: gains)
-    monkeypatch.setattr("build.own_pair.has_compiler", lambda: True)
+    monkeypatch.setattr("build.own_pair.has_operators", lambda: True)
     settings = {"quant_method": "awq", "bits": 4, "group_size": 128}
     quantize_checkpoint(Path(pair[0]), settings, pack_awq, "lm_head")
     recipe = load_recipe(write_recipe(*pair, tmp_path / "mine.yaml", quantization, 512, MEMORY))

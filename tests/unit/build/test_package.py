@@ -17,12 +17,13 @@ import pytest
 from build import repository
 from build.built_pair import BuiltPair
 from build.package import LIST, RECIPE, SIGNATURE, read_package, recipe_document, write_package
-from build.recipe import RECIPES, REPOSITORY_ROOT, load_recipe, parse_recipe
+from build.recipe import RECIPES, load_recipe, parse_recipe
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import PackageError
 from pipelines.manifest import sha256_bytes
+from tests.conftest import REPOSITORY_ROOT
 from tests.integration.conftest import tiny_recipe
 from tests.stand_in_tensorrt_llm import repository as tensorrt_llm
 from tests.support.tiny_engines import build_tiny_pair

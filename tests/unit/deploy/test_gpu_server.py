@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from build.recipe import REPOSITORY_ROOT
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import ServerStartError
 from pipelines.process import ProcessIdentity
+from tests.conftest import REPOSITORY_ROOT
 from tests.support.gpu_recipes import gpu_recipe, rendered
 from tests.support.processes import started
 from tests.support.stand_in_gpu_machine import H100, GpuMachine

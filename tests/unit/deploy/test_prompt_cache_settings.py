@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from build.recipe import REPOSITORY_ROOT, load_recipe, parse_recipe
+from build.recipe import load_recipe, parse_recipe
 from build.rendering.rendered_pair import RenderedPair
 from build.repository import with_prompt_cache
 from pipelines.configuration import load_yaml
 from pipelines.errors import RecipeError
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.in_process_engines import opened_block_files
+from tests.conftest import REPOSITORY_ROOT
 
 
 def rendered(run: Path, folder: str = "", gigabytes: str = "", **of_recipe: Any) -> RenderedPair:

@@ -21,11 +21,13 @@ from tools import size
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "program": {"errors"},
-    "__main__": {"program"},  # the command imports the requested program by its name
+    "__main__": {"program", "version"},  # the command imports the requested program by its name
     "manifest": {"errors"},
     "configuration": {"errors"},
     "socket_path": {"errors"},
     "atomic_file": set(),
+    "places": set(),
+    "version": {"places"},
     "process": set(),
     "asyncio_thread": set(),
     "available_resources": set(),
@@ -47,15 +49,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("speculation", "text", "wire"),
     },
     "client": {"errors", "program", "wire"},
-    "building": {"errors", "program"},  # runs programs of build
+    "building": {"errors", "program", "places"},  # runs programs of build
     "deploy": {
         *("errors", "program", "building", "atomic_file", "configuration", "manifest", "socket_path"),
-        *("available_resources", "text", "speculation", "process"),
+        *("available_resources", "text", "speculation", "process", "places"),
     },
     "triton": {
         *("errors", "program", "asyncio_thread", "available_resources", "manifest", "kserve_stream"),
         *("atomic_file", "time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
-        *("process", "web_application"),
+        *("process", "web_application", "places"),
     },
     "front_door": {
         *("socket_path", "wire", "web_application"),
@@ -63,10 +65,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("router", "time_limit"),
         "triton",  # ends what a killed gateway leaves
     },
-    "command_line": {"errors", "program", "configuration", "client", "deploy", "text", "building"},
+    "command_line": {
+        *("errors", "program", "configuration", "client", "deploy", "text", "building", "places"),
+    },
     "bench": {
         *("errors", "program", "manifest", "client", "text", "command_line", "atomic_file", "configuration"),
         *("building", "executor", "speculation", "time_left", "available_resources", "engine_memory"),
+        *("places", "version"),
     },
     "validation": {
         *("errors", "program", "client", "command_line", "bench", "atomic_file", "deploy"),
@@ -75,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "canary": {
         *("errors", "program", "manifest", "deploy", "router", "bench"),
         *("atomic_file", "available_resources", "configuration", "engine_memory"),
-        *("socket_path", "web_application"),
+        *("socket_path", "web_application", "places"),
     },
     "upstreams": {
         *(
@@ -196,6 +201,7 @@ def test_build_imports_of_pipelines_only_what_both_halves_share() -> None:
                 "configuration",
                 "deploy.triton.launch",
                 "deploy.triton.pair_record",
+                "places",
                 "socket_path",
                 "speculation.sampling.params",  # the ranges that requests have, too
                 "time_left",

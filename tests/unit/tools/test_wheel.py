@@ -1,4 +1,4 @@
-"""Tests of the wheel ``draftproof``: client, ``verify`` and pytest plugin, with types and license."""
+"""Tests of the wheel ``draftproof``: client, programs and pytest plugin, with types and license."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ from pathlib import Path
 import pytest
 
 from pipelines import client
+from pipelines.errors import DraftproofError
 from pipelines.validation.openai.baseline import write_baseline
+from pipelines.version import Sources
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.recorded_baseline import BASELINE
-from tools.wheel.__main__ import DATA, PIPELINES, main, project_version
+from tools.wheel import __main__ as program
+from tools.wheel.__main__ import build_small, required_by_servers
+from tools.wheel.small import PIPELINES, data_of, sources_of_package
 
-VERIFY = {"jinja2", "pydantic", "scipy"}
-OF_EXTRA = ("draftproof.validation", "draftproof.bench")
+VERSION = Sources.find().version
+OF_UPSTREAMS = {
+    "aiohttp",
+    "backports.zstd",
+    "llguidance",
+    "prometheus-client",
+    "pyyaml",
+    "tokenizers",
+    "uvloop",
+}
+BY_NAME = {"aiohttp", "backports", "llguidance", "prometheus_client", "yaml", "tokenizers", "uvloop"}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    assert main(["--output", str(folder)]) == 0
-    (built,) = folder.iterdir()
-    return built
+    return build_small(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +48,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_but_one_package_enters_site_packages(installed: Path) -> None:
-    about = f"draftproof-{project_version()}.dist-info"
+    about = f"draftproof-{VERSION}.dist-info"
     assert {path.name for path in installed.iterdir()} == {"draftproof", about}
     assert (installed / about / "top_level.txt").read_text(encoding="utf-8") == "draftproof\n"
     sources = list((installed / "draftproof").rglob("*.py"))
@@ -46,42 +56,47 @@ def test_nothing_but_one_package_enters_site_packages(installed: Path) -> None:
     for source in sources:
         text = source.read_text(encoding="utf-8")
         assert not re.search(r"\bpipelines\b|^(from|import) build\b", text, re.MULTILINE), source
-    for name in DATA:
+    assert Path("front_door/playground/index.html") in data_of(sources_of_package())
+    for name in data_of(sources_of_package()):
         assert (installed / "draftproof" / name).read_bytes() == (PIPELINES / name).read_bytes()
 
 
 def test_its_metadata_are_those_of_the_project(wheel: Path, installed: Path) -> None:
-    about = installed / f"draftproof-{project_version()}.dist-info"
+    about = installed / f"draftproof-{VERSION}.dist-info"
     metadata = email.message_from_string((about / "METADATA").read_text(encoding="utf-8"))
-    assert wheel.name == f"draftproof-{project_version()}-py3-none-any.whl"
-    assert (metadata["Name"], metadata["Version"]) == ("draftproof", project_version())
+    assert wheel.name == f"draftproof-{VERSION}-py3-none-any.whl"
+    assert (metadata["Name"], metadata["Version"]) == ("draftproof", VERSION)
     assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.10")
     assert (about / "licenses" / "LICENSE").read_bytes() == (REPOSITORY_ROOT / "LICENSE").read_bytes()
     assert "Apache License" in (REPOSITORY_ROOT / "LICENSE").read_text(encoding="utf-8")
     parts = [each.partition("; ") for each in metadata.get_all("Requires-Dist") or ()]
-    extras = {re.split(r"[\[>]", name)[0]: extra for name, _, extra in parts}
-    assert {name for name, extra in extras.items() if not extra} == {"httpx", "tritonclient"}
-    assert {name for name, extra in extras.items() if extra == 'extra == "verify"'} == VERIFY
+    extras = {re.split(r"[\[<>]", name)[0]: extra for name, _, extra in parts}
+    always = {name for name, extra in extras.items() if not extra}
+    assert always == {"httpx", "jinja2", "pydantic", "scipy", "tritonclient"}
+    assert {name for name, extra in extras.items() if 'extra == "upstreams"' in extra} == OF_UPSTREAMS
+    (serve,) = (name for name, _, extra in parts if 'extra == "serve"' in extra)
+    assert serve == f"draftproof-serve=={VERSION}"
     project = (REPOSITORY_ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert all(f'"{name}' in project for name, *_ in parts), "the checkout tests other versions"
+    tested = [name for name, *_ in parts if name != serve and "," not in name]
+    assert all(f'"{name}' in project for name in tested), "the checkout tests other versions"
 
 
-@pytest.mark.parametrize("with_extra", [False, True], ids=["without extras", "verify"])
+@pytest.mark.parametrize("has_extra", [False, True], ids=["without extras", "upstreams"])
 def test_it_imports_with_nothing_but_what_it_requires(
-    with_extra: bool, installed: Path, tmp_path: Path
+    has_extra: bool, installed: Path, tmp_path: Path
 ) -> None:
-    modules = sorted(
+    every = sorted(
         ".".join(path.relative_to(installed).with_suffix("").parts).removesuffix(".__init__")
         for path in (installed / "draftproof").rglob("*.py")
     )
-    kept = [name for name in modules if with_extra or not name.startswith(OF_EXTRA)]
+    verify = ["draftproof.command", "draftproof.pytest_plugin", "draftproof.validation.openai.command"]
+    missing = {"openvino", "torch", "pytriton", "draftproof_serve"} | (set() if has_extra else BY_NAME)
     program = (
         f"import sys, importlib; sys.path.insert(0, {str(installed)!r})\n"
-        f"for name in {kept!r}: importlib.import_module(name)\n"
+        f"sys.modules.update(dict.fromkeys({sorted(missing)!r}))\n"
+        f"for name in {every if has_extra else verify!r}: importlib.import_module(name)\n"
         "import draftproof; print(*sorted(draftproof.__all__))\n"
-        "theirs = {'aiohttp', 'openvino', 'tokenizers', 'torch', 'yaml'}\n"
-        f"theirs |= {set() if with_extra else VERIFY}\n"
-        "assert not ({'pipelines', 'build'} | theirs) & set(sys.modules)\n"
+        "assert not {'pipelines', 'build'} & set(sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120
@@ -90,21 +105,62 @@ def test_it_imports_with_nothing_but_what_it_requires(
     assert done.stdout.split() == sorted(client.__all__)
 
 
-def run_installed(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+def run_installed(
+    installed: Path, folder: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1", **variables}
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )
 
 
-def test_the_command_says_which_extra_is_missing(installed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "version", "said"),
+    [
+        ("upstreams", (3, 12), "pip install 'draftproof[upstreams]'"),
+        ("serve", (3, 12), "pip install 'draftproof[serve]'"),
+        ("serve", (3, 13), "uv python install 3.12"),
+    ],
+)
+def test_the_command_says_what_to_install(
+    command: str, version: tuple[int, int], said: str, installed: Path, tmp_path: Path
+) -> None:
     program = (
-        "import sys; sys.modules['scipy'] = None; sys.argv = ['draftproof', 'verify', '--help']\n"
-        "from draftproof.command import main; sys.exit(main())"
+        f"import sys; sys.modules['yaml'] = None; sys.argv = ['draftproof', {command!r}, '--help']\n"
+        "from draftproof.command import main\n"
+        f"sys.version_info = (*{version!r}, 0, 'final', 0); sys.exit(main())"
     )
     done = run_installed(installed, tmp_path, "-c", program)
-    assert done.returncode == 1 and "pip install 'draftproof[verify]'" in done.stderr
+    assert done.returncode == 1 and said in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_it_knows_its_version_and_writes_where_xdg_says(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.argv = ['draftproof', '--version']\n"
+        "from draftproof.places import CACHE, DATA, RUN; print(DATA, RUN, CACHE, flush=True)\n"
+        "from draftproof.command import main; sys.exit(main())"
+    )
+    home = tmp_path / "home"
+    done = run_installed(installed, tmp_path, "-c", program, HOME=str(home), XDG_CACHE_HOME=str(tmp_path))
+    places, version = done.stdout.splitlines()
+    expected = (home / ".local/share", home / ".local/state", tmp_path)
+    assert places == " ".join(f"{folder}/draftproof" for folder in expected)
+    assert version.startswith(f"draftproof {VERSION}, commit {Sources.find().commit[:12]}")
+
+
+def test_the_server_requires_what_the_checkout_does() -> None:
+    lines = required_by_servers().splitlines()
+    assert any(line.startswith('    "openvino==') for line in lines)
+    assert all(line.startswith('    "') for line in lines)
+
+
+def test_operators_that_many_machines_cannot_load_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("build.operators.library.compiled_library", lambda: b"GLIBC_2.14 GLIBC_2.38")
+    with pytest.raises(DraftproofError, match=r"the operators need GLIBC 2\.38"):
+        program._write_operators(tmp_path)
 
 
 def test_a_test_without_a_verdict_fails_without_a_traceback(installed: Path, tmp_path: Path) -> None:

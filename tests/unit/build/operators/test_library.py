@@ -61,7 +61,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     compiler.write_text("#!/bin/sh\necho 'kernel.cpp:1: error: no such flag' >&2; exit 1\n", encoding="utf-8")
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(library, "CACHE", tmp_path)
+    monkeypatch.setattr(library, "OBJECTS", tmp_path)
     with pytest.raises(EngineBuildError) as caught:
         compile_anew()
     assert (
@@ -74,7 +74,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_library_is_the_same_wherever_it_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "CACHE", tmp_path)
+    monkeypatch.setattr(library, "OBJECTS", tmp_path)
     assert compile_anew() == compiled_library()
 
 
