@@ -39,7 +39,8 @@ class Part:
 # Ceilings with about 3 % of room. The commit that raises one says what its lines buy.
 PARTS = (
     Part("speculation", 1_560, ("pipelines/speculation/",)),
-    Part("executor", 2_440, ("pipelines/executor/",)),
+    # More than before buys drafts in one pass.
+    Part("executor", 2_520, ("pipelines/executor/",)),
     Part("text", 1_435, ("pipelines/text/",)),
     Part("wire", 700, ("pipelines/wire/",)),
     Part("router", 3_230, ("pipelines/router/", "pipelines/upstreams/")),
@@ -79,7 +80,7 @@ PARTS = (
     Part("web pages", 670, ("pipelines/", "docs/"), (".html", ".js", ".css")),
 )
 
-TEST_LINES = 66_000
+TEST_LINES = 69_000
 """The most lines of tests, with blank lines and comments."""
 
 
