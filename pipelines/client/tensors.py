@@ -25,11 +25,13 @@ class Input:
         name: Its name.
         datatype: KServe's name of its type.
         values: Its n values.
+        is_list: Whether it may have any number of values, and not just one.
     """
 
     name: str
     datatype: str
     values: Sequence[Any] | npt.NDArray[np.int32]
+    is_list: bool = False
 
 
 def inputs_of(request: CompletionRequest, *, streaming: bool) -> list[Input]:
@@ -50,7 +52,7 @@ def inputs_of(request: CompletionRequest, *, streaming: bool) -> list[Input]:
 
     def add_list(name: str, datatype: str, values: Any) -> None:
         if len(values):
-            found.append(Input(name, datatype, values))
+            found.append(Input(name, datatype, values, is_list=True))
 
     if request.prompt or not len(request.prompt_ids):
         found.append(Input("text_input", "BYTES", [request.prompt]))

@@ -133,11 +133,12 @@ def post(server: Server, path: str, body: Any) -> httpx.Response:
 
 
 def events_of(server: Server, path: str, body: dict[str, Any]) -> list[Any]:
-    """Return the data of all events of a stream; the last is ``[DONE]``."""
+    """Return the data of all events of a stream; some streams end with ``[DONE]``."""
     response = post(server, path, {**body, "stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["Content-Type"].startswith("text/event-stream")
     *events, rest = response.content.decode().split("\n\n")
     assert rest == ""
-    data = [event.removeprefix("data: ") for event in events]
+    lines = [event.splitlines()[-1] for event in events]  # behind a line with its type, if it has one
+    data = [line.removeprefix("data: ") for line in lines]
     return [each if each == "[DONE]" else json.loads(each) for each in data]

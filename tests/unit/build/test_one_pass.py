@@ -89,7 +89,7 @@ def test_a_draft_in_one_pass_is_quantized_and_gets_a_short_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("build.own_pair.has_avx2_alone", lambda: True)
-    monkeypatch.setattr("build.own_pair.has_compiler", lambda: True)
+    monkeypatch.setattr("build.own_pair.has_operators", lambda: True)
     monkeypatch.setattr("build.own_pair._DRAFT_TOKENS", 50)
     target, lines = make_hugging_face(tmp_path / "target", "qwen2"), list[str]()
     path = write_recipe(

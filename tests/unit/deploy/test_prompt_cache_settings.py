@@ -28,7 +28,9 @@ def rendered(run: Path, folder: str = "", gigabytes: str = "", **of_recipe: Any)
         path=lambda name: Path(name),
         sha256=lambda name: "0",
     )
-    return RenderedPair(with_prompt_cache(recipe, folder, gigabytes), engine, engine, run)
+    num_kv_blocks = {"draft": 8, "target": 8}
+    cached = with_prompt_cache(recipe, folder, gigabytes)
+    return RenderedPair(cached, engine, engine, run, num_kv_blocks=num_kv_blocks)
 
 
 @pytest.mark.parametrize(
