@@ -46,13 +46,8 @@ _TIMEOUT_S_PER_TOKEN_AND_BYTE = 5e-11
 """Time that each token of a step adds for each byte of the weights, as on a single busy core."""
 
 _SMALL_STEPS = {
-    "draft": (
-        (1, 1),
-        (2, 1),
-        (2, 2),
-        (3, 3),
-        (4, 4),
-    ),  # it reads two tokens after a round whose draft was accepted as a whole
+    # It reads two tokens after a round whose draft was accepted as a whole.
+    "draft": ((1, 1), (2, 1), (2, 2), (3, 3), (4, 4)),
     "head": ((1, 1),),
     "target": tuple((rows, rows) for rows in range(1, 10)),
 }
