@@ -85,6 +85,8 @@ def _try_all(options: argparse.Namespace, checkpoints: Sequence[str], output: Pa
         trials.append(Trial("no draft", file, demonstrate(str(file))))
         for number, draft in enumerate(drafts, start=1):
             name, file = _last_name(draft), Path(folder) / f"{number}.yaml"
+            if any(each.name == name for each in trials):
+                name = f"{name} ({number})"
             _say(f"\nDraft {number} of {len(drafts)}: {name}")
             try:
                 _write_recipe(options, [target, draft], file)

@@ -86,9 +86,13 @@ def test_the_recipe_is_that_of_the_fastest_and_a_draft_that_fails_is_left_out(
     assert list(document["tried"]) == ["no draft", "slow", "fast"]
 
 
-def test_no_draft_is_taken_if_none_is_faster(told: Told) -> None:
-    assert own_pair.main(["big", "slow", "slow"]) == 0
+def test_no_draft_is_taken_if_none_is_faster_and_drafts_of_one_name_are_told_apart(
+    told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert own_pair.main(["big", "a/slow", "b/slow", "--json"]) == 0
     assert Path("big.yaml").read_text() == "draft: none"
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(document["tried"]) == ["no draft", "slow", "slow (2)"]
 
 
 def test_without_a_draft_it_says_what_would_help(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
