@@ -254,9 +254,15 @@ class Engine:
             inputs = pack([tokens], self.config.kv_block_size)
             expected = _run(self, inputs, self.rules).copy()
             self._small_networks[shape] = network
-            if not np.array_equal(_run(self, inputs, self.rules), expected):
-                _LOG.warning("OpenVINO computes other bits with fixed shapes: %s; they stay unused", shape)
-                del self._small_networks[shape]
+            is_same = False
+            try:
+                is_same = np.array_equal(_run(self, inputs, self.rules), expected)
+            finally:
+                if not is_same:
+                    _LOG.warning(
+                        "OpenVINO computes other bits with fixed shapes: %s; they stay unused", shape
+                    )
+                    del self._small_networks[shape]
 
     @property
     def is_busy(self) -> bool:

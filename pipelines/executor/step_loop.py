@@ -62,8 +62,16 @@ class StepLoop(AsyncioThread):
             while any([executor.engine.compile_small_network() for executor in self._executors]):
                 if self._is_stopped:
                     return
+                self._loop.call_soon_threadsafe(self._work.set)  # an idle loop adopts them at once
         except RuntimeError as error:  # of OpenVINO
             _LOG.warning("small steps stay slower than they could be: %s", error)
+
+    def _adopt_small_networks(self) -> None:
+        try:
+            for executor in self._executors:
+                executor.engine.adopt_small_networks()
+        except (RuntimeError, TimeoutError):
+            _LOG.exception("a network for small steps could not be tried and stays unused")
 
     @property
     def is_blocked(self) -> bool:
@@ -76,6 +84,7 @@ class StepLoop(AsyncioThread):
             executor = self._next()
             if executor is None:
                 self._work.clear()
+                self._adopt_small_networks()
                 await self._work.wait()
                 continue
             # The last executor makes one step where the others make several: it never has a "first" step.
@@ -100,7 +109,7 @@ class StepLoop(AsyncioThread):
         return next(ready, busy[0] if busy else None)
 
     async def _step(self, executor: Executor, *, is_first: bool) -> None:
-        executor.engine.adopt_small_networks()
+        self._adopt_small_networks()
         started_s = time.perf_counter()
         self._is_stepping = True
         try:

@@ -291,6 +291,39 @@ def test_a_defect_in_the_choice_of_one_request_fails_it_alone(
     assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
 
 
+class CompilingEngine(RecordingEngine):
+    """An engine with three small networks, of which it adopts each in turn; the last one cannot be tried."""
+
+    num_compiled = num_adopted = 0
+
+    def compile_small_network(self) -> bool:
+        if self.num_compiled == 3:
+            return False
+        self.num_compiled += 1
+        return True
+
+    def adopt_small_networks(self) -> None:
+        while self.num_adopted < self.num_compiled:
+            self.num_adopted += 1
+            if self.num_adopted == 3:
+                raise TimeoutError("a step took more than 120.0 s")
+
+
+def test_an_idle_loop_adopts_small_networks_and_an_error_fails_no_request() -> None:
+    engine = CompilingEngine(NUM_BLOCKS)
+    target, asked = make_executor(engine), request([1, 2, 3])
+
+    async def scenario() -> Output:
+        for _ in range(10_000):
+            if engine.num_adopted == 3:
+                break
+            await asyncio.sleep(0.001)  # no request wakes the loop
+        assert engine.num_adopted == 3
+        return await target.complete(asked)
+
+    assert run([target], scenario).token_ids.tolist() == alone(asked)
+
+
 def test_a_defect_of_a_grammar_that_looks_ahead_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_ahead(*_: Any) -> int:
         raise PanicException("a defect")
