@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import pytest
@@ -20,7 +19,6 @@ from pipelines.errors import (
 )
 from pipelines.router.arms import Arm
 from pipelines.router.breaker import Outcome
-from pipelines.router.failover import answer_over
 from tests.unit.router.scripted_arms import (
     ALL,
     BUSY,
@@ -181,15 +179,6 @@ def test_an_arm_that_ends_without_a_word_has_failed() -> None:
     assert "stable" in received.error.message and received.error.remedy
 
 
-@pytest.mark.parametrize("after", [[DOWN], [9.0], [CANCELLED_FROM_WITHIN], [says(3)]])
-def test_what_an_arm_does_after_its_last_chunk_is_of_no_concern(after: list[Step]) -> None:
-    arms = ScriptedArms({"candidate": [says(1), ends(2), *after], "stable": [ends(1, 2)]})
-    received = answer(arms)
-    assert received.is_whole and received.times_s == [0.0, 0.0]
-    assert arms.outcomes == [("candidate", "answered")]
-    assert arms.closed == [("candidate", 0.0)]
-
-
 def test_if_no_arm_answers_the_client_hears_of_the_last_one_or_that_it_may_try_again() -> None:
     last = EngineFailedError("control is down")
     arms = ScriptedArms({"candidate": [OSError()], "stable": [DOWN], "control": [last]})
@@ -236,11 +225,6 @@ def test_if_no_arm_can_resume_the_client_gets_the_failure_that_broke_its_answer(
     received = answer(arms)
     assert received.ids == [1, 2] and received.error is DOWN
     assert arms.given == [("stable", (1, 2)), ("control", (1, 2))]
-
-
-def test_the_failure_of_the_arm_that_gave_the_tokens_is_what_the_client_hears_of() -> None:
-    arms = ScriptedArms({"candidate": [BUSY], "stable": [says(1), DOWN], "control": [OSError()]})
-    assert answer(arms).error is DOWN
 
 
 def test_without_streaming_a_failure_after_some_tokens_is_like_one_before_them() -> None:
@@ -304,15 +288,3 @@ def test_every_arm_is_closed_when_an_answer_was_read_to_its_end() -> None:
     received = answer(SlowToClose({"candidate": [FOR_EVER_S], "stable": [says(1), ends(2)]}))
     assert received.times_s == [SLOW_S, SLOW_S]  # the client does not wait for that
     assert sorted(closed) == ["candidate", "stable"]
-
-
-def test_an_answer_that_is_closed_halfway_cancels_its_arm() -> None:
-    arms = ScriptedArms({"stable": [says(1), says(2), FOR_EVER_S]})
-
-    async def take_one() -> None:
-        async with aclosing(answer_over(["stable"], arms, arms.begin, SLOW_S)) as chunks:
-            async for _ in chunks:
-                break
-
-    run(take_one())
-    assert arms.outcomes == [("stable", "cancelled")] and len(arms.closed) == 1
