@@ -86,10 +86,7 @@ def post_or_raise(server: Server, body: dict[str, Any], model: str) -> None:
 
 @pytest.mark.parametrize(
     ("transport", "model"),
-    [
-        ("grpc", "generate"),
-        pytest.param("http", "generate_target", marks=pytest.mark.long),
-    ],
+    [("grpc", "generate"), pytest.param("http", "generate_target", marks=pytest.mark.long)],
 )
 def test_bad_parameters_are_refused_before_taking_a_place(server: Server, transport: str, model: str) -> None:
     def send(**values: Any) -> None:

@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 
 from pipelines.client import Client, CompletionRequest
-from pipelines.errors import (
-    InvalidRequestError,
-)
-from tests.integration.conftest import (
-    grpc_client,
-    http_client,
-    read_gauge,
-    target_alone,
-    wait_until,
-)
+from pipelines.errors import InvalidRequestError
+from tests.integration.conftest import grpc_client, http_client, read_gauge, target_alone, wait_until
 from tests.stand_in_tensorrt_llm.repository import MAX_DRAFT_LEN, MAX_SEQ_LEN
 from tests.stand_in_tensorrt_llm.served import Served
 
@@ -33,10 +25,7 @@ def client(request: pytest.FixtureRequest, nvidia: Served) -> Any:
         yield connected
 
 
-@pytest.mark.parametrize(
-    "num_draft_tokens",
-    [None, 0, 1, 4, MAX_DRAFT_LEN],
-)
+@pytest.mark.parametrize("num_draft_tokens", [None, 0, 1, 4, MAX_DRAFT_LEN])
 def test_greedy_answers_are_the_targets_own(client: Client, num_draft_tokens: int | None) -> None:
     drafted = accepted = 0
     reasons = set()

@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 
 from pipelines.errors import CanaryError
-from pipelines.router.arms import (
-    ArmTable,
-    Bands,
-    LiveArms,
-    ShadowSetting,
-    read_table,
-    write_table,
-)
+from pipelines.router.arms import ArmTable, Bands, LiveArms, ShadowSetting, read_table, write_table
 
 TABLE = ArmTable(
     generation=7,

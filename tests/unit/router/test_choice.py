@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
 from pipelines.router.arms import Arm
-from pipelines.router.choice import (
-    choose,
-    chosen_by_client,
-    fallback_order,
-    point,
-    skipped_arms,
-)
+from pipelines.router.choice import choose, chosen_by_client, fallback_order, point, skipped_arms
 
 KEYS = [f"session-{number}" for number in range(20_000)]
 STEPS = (0.0, 0.01, 0.1, 0.5, 1.0)

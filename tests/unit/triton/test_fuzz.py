@@ -16,12 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import (
-    InvalidRequestError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    from_wire,
-)
+from pipelines.errors import InvalidRequestError, RequestCancelledError, RequestTimeoutError, from_wire
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
 from pipelines.triton.backend.gauges import TokenTimes
