@@ -168,6 +168,21 @@ def test_a_disk_that_is_slower_than_computing_is_left_alone(
     assert sum("slower than computing" in record.message for record in caplog.records) == 1
 
 
+def test_a_moment_without_news_from_the_disk_costs_no_long_prompt(tmp_path: Path) -> None:
+    Server(tmp_path).answer(PROMPT)
+    server = Server(tmp_path)
+    stored, read = server.executor.stored_blocks, server.files.read
+    assert stored is not None
+    stored._computing_s = lambda begin, end: 0.44 * (end - begin) / BLOCK_SIZE
+
+    def halting(name: str, num_bytes: int, depth: int = 0) -> memoryview | None:
+        time.sleep(0.8 if depth == 1 else 0.0)
+        return read(name, num_bytes, depth)
+
+    server.files.read = halting  # type: ignore[method-assign]
+    assert server.answer(PROMPT).num_cached == 6 * BLOCK_SIZE
+
+
 def test_a_step_that_was_given_up_keeps_blocks_from_being_read_into(tmp_path: Path) -> None:
     Server(tmp_path).answer(PROMPT)
     server = Server(tmp_path)
