@@ -1,4 +1,4 @@
-"""Tests of the recipe of two directories: its checks, and what is written again, and prompts that it cannot use."""
+"""Tests of the recipe of two directories: its checks, what is written again, and prompts that do not fit."""
 
 from __future__ import annotations
 
