@@ -61,8 +61,8 @@ class StepLoop(AsyncioThread):
     def _compile_small_networks(self) -> None:
         """Compile one network of each engine after another; two at once would spoil each other.
 
-        OpenVINO compiles with threads of its own, of the usual priority, and the first request of a new server
-        waited for them when it read its prompt from disk.
+        OpenVINO compiles with threads of its own, which have the usual priority and would slow down the first
+        requests of a new server.
         """
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
         try:
