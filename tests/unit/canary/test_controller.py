@@ -48,6 +48,11 @@ class Scenario:
     at_most: int = 4000
 
 
+def aborted(phase: str) -> Scenario:
+    ends = (phase, "rolling_back", "aborted")
+    return Scenario({}, "an operator aborted it", ends, "inconclusive", {phase: "abort"})
+
+
 SCENARIOS = {
     "good": Scenario({}, "every metric is within its limit", UP, "pass"),
     "diverging": Scenario({"fault": diverging(0.05)}, "fail: answers (tokens of ", at_most=800),
@@ -81,13 +86,7 @@ SCENARIOS = {
         "inconclusive",
         plan={"idle_s": 20.0, "shadow": replace(PLAN.shadow, share=1e-9)},
     ),
-    "aborted in step/2": Scenario(
-        {},
-        "an operator aborted it",
-        ("step/2", "rolling_back", "aborted"),
-        "inconclusive",
-        {"step/2": "abort"},
-    ),
+    **{f"aborted in {phase}": aborted(phase) for phase in ("loading", "shadow", "step/2", "promoting")},
     "not unloaded": Scenario({"fault": less_accepted(0.5), "broken": ("unload",)}, "could not be ended"),
     "settled at the second try": Scenario(
         {"broken": ("settle",)}, "every metric is within its limit", UP, "pass"
