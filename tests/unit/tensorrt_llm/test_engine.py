@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ import yaml
 
 from build.engines import build_engines, main
 from build.recipe import Recipe, load_recipe
-from pipelines.errors import DraftproofError, EngineBuildError
+from pipelines.errors import CheckpointError, DraftproofError, EngineBuildError
 from pipelines.manifest import checked_engine
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.checkpoints import make_checkpoint, mapping_of
@@ -141,6 +142,19 @@ def start_slow_build(tmp_path: Path, raw: dict[str, Any], started: Path) -> subp
     return process
 
 
+def test_killed_with_its_builder_in_the_middle(
+    machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
+) -> None:
+    machine.install("1.2.1")
+    process = start_slow_build(tmp_path, raw, tmp_path / "started")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=120)
+    (leftover,) = left_behind(tmp_path)
+    assert leftover.startswith(".draft-")  # no step looks for such a name
+    assert build(tmp_path, raw)["built"] == ["draft", "target"]
+    assert leftover not in left_behind(tmp_path)
+
+
 def test_a_builder_that_survives_us_keeps_the_next_one_out(
     machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
 ) -> None:
@@ -155,6 +169,16 @@ def test_a_builder_that_survives_us_keeps_the_next_one_out(
         started.unlink()
         fcntl.flock(lock, fcntl.LOCK_EX)
     assert build(tmp_path, raw)["built"] == ["draft", "target"]
+
+
+def test_ctrl_c_ends_the_builder_too(machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]) -> None:
+    machine.install("1.2.1")
+    process = start_slow_build(tmp_path, raw, tmp_path / "started")
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=120)
+    assert left_behind(tmp_path) == []
+    with (tmp_path / "engines" / "tiny" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +199,15 @@ def test_without_a_builder(
     with pytest.raises(EngineBuildError, match=message):
         build(tmp_path, raw)
     assert left_behind(tmp_path) == []
+
+
+def test_a_checkpoint_lacking_ranks(machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]) -> None:
+    machine.install("1.2.1")
+    config = tmp_path / "target" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "mapping": mapping_of(2)}))
+    raw["target"]["tensorrt_llm"] = {"tp_size": 2}
+    with pytest.raises(CheckpointError, match=r"rank1\.safetensors does not exist"):
+        build(tmp_path, raw)
 
 
 def test_changed_weights_or_flags_make_another_engine(

@@ -1,4 +1,4 @@
-"""Tests of the LLM API's files: spelled as the version does, and the scripts start."""
+"""Tests of the LLM API's files: their keys exist, spelled as the version does, and the scripts start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import yaml
 from build.recipe import load_recipe
 from build.tensorrt_llm.llm_api import decoding_type, write_llm_api
 from pipelines.errors import RecipeError
-from tests.unit.tensorrt_llm.test_preflight import broken_pair
+from tests.support.llm_arguments import DRAFTS, LLM_ARGUMENTS, SERVE_OPTIONS, TRITON_CONFIG, violations
+from tests.unit.tensorrt_llm.test_preflight import GPU_RECIPES, broken_pair, with_models
 
 EVERYTHING = {"tp_size": 2, "kv_cache_dtype": "fp8", "kv_cache_free_gpu_mem_fraction": 0.8}
 
@@ -26,10 +27,11 @@ def documents(tmp_path: Path, version: str = "1.3.0", **recipe: Any) -> tuple[di
     return yaml.safe_load(paths["model"].read_text()), yaml.safe_load(paths["settings"].read_text())
 
 
-@pytest.mark.parametrize("release", ["1.3", "1.4"])
-def test_both_files_hold_the_pair(release: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", LLM_ARGUMENTS)
+def test_both_files_hold_the_pair_in_keys_that_exist(release: str, tmp_path: Path) -> None:
     model, serve = documents(tmp_path, f"{release}.1", target={"tensorrt_llm": EVERYTHING})
-    assert model.pop("triton_config") == {"max_batch_size": 0, "decoupled": True}
+    assert violations(model.pop("triton_config"), TRITON_CONFIG) == []
+    assert violations(model, LLM_ARGUMENTS[release]) == []
     assert serve == {name: value for name, value in model.items() if name not in ("model", "backend")}
     assert model["model"] == str(tmp_path / "target")
     assert model["backend"] == "pytorch"
@@ -81,6 +83,7 @@ def test_the_form_of_a_draft_follows_from_its_configuration(
     kind: str, config: dict[str, Any], top_k: int, special: dict[str, Any], tmp_path: Path
 ) -> None:
     settings = settings_of_draft(tmp_path, "1.4.0rc1", config, top_k)
+    assert violations(settings, {**LLM_ARGUMENTS["1.4"], "speculative_config": DRAFTS[kind]}) == []
     assert settings["disable_overlap_scheduler"] is (kind == "Draft_Target")
     assert settings["speculative_config"] == {
         "decoding_type": kind,
@@ -124,6 +127,14 @@ def test_the_published_schema_accepts_every_form(config: dict[str, Any], top_k: 
     validator.validate(settings_of_draft(tmp_path, "1.4.0rc1", config, top_k))
 
 
+@pytest.mark.parametrize("name", GPU_RECIPES)
+def test_every_recipe_is_rendered_for_both_generations(name: str, tmp_path: Path) -> None:
+    recipe = with_models(load_recipe(name), tmp_path)
+    for release, table in LLM_ARGUMENTS.items():
+        paths = write_llm_api(recipe, f"{release}.0", tmp_path / "run")
+        assert violations(yaml.safe_load(paths["settings"].read_text()), table) == []
+
+
 @pytest.mark.parametrize(
     ("version", "spelling"),
     [("1.3.0rc3", "DraftTarget"), ("1.3.0rc17", "Draft_Target"), ("1.4.0rc1", "Draft_Target")],
@@ -155,6 +166,7 @@ def test_trtllm_serve_is_started_with_options_that_it_has(tmp_path: Path) -> Non
     program, model, *options, more = words_of(paths["serve"])
     assert (program, model, more) == ("trtllm-serve", str(tmp_path / "target"), "$@")
     given = dict(zip(options[::2], options[1::2], strict=True))
+    assert set(given) <= set(SERVE_OPTIONS)
     assert given == {"--host": "127.0.0.1", "--extra_llm_api_options": str(paths["settings"])}
 
 
