@@ -67,7 +67,14 @@ def render_recipe(
     """
     destination = run / (name or recipe.name) / "model_repository"
     draft = None if draft_engine is None else known_engine(draft_engine)
-    pair = RenderedPair(recipe, draft, known_engine(target_engine), destination.parent.resolve(), memory)
+    pair = RenderedPair(
+        recipe,
+        draft,
+        known_engine(target_engine),
+        destination.parent.resolve(),
+        memory,
+        served_model_name=served_model_name,
+    )
     loop = destination / LOOP
     pair = with_kv_blocks(pair, loop, lambda: free() + returned_bytes(loop))
     render_repository(TEMPLATES, recipe.runtime, pair.values, destination)

@@ -10,15 +10,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
 
-from pipelines.front_door.observing.metrics import DESCRIPTIONS, RequestMetrics
-from pipelines.router.arms import ArmTable, Bands, LiveArms
+from pipelines.front_door.observing.metrics import RequestMetrics
+from pipelines.router.arms import ArmTable, Bands
+from pipelines.router.metrics import ArmMetrics
 from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.upstreams.fleet.fleet import Fleet
 from pipelines.upstreams.metrics import UpstreamMetrics
 
 _PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 _SOURCE_OF_MODELS = _PIPELINES / "triton" / "backend" / "gauges.py"
-_COUNTERS = ("vllm:spec_decode", "vllm:generation_tokens", "vllm:prefix_cache")
 
 
 def metrics() -> str:
@@ -27,7 +27,9 @@ def metrics() -> str:
     lines += [f"| `{name}` | models | {words} |" for name, words in _of_models()]
     lines += [f"| `{name}` | gateway | {words} |" for name, words in _of_gateway()]
     lines += [f"| `{name}` | front door | {words} |" for name, words in _of_front_door()]
-    lines += [f"| `{name}` | upstreams | {words} |" for name, words in _of_upstreams()]
+    for name, words in _of_upstreams():
+        publishers = "upstreams" if "_upstreams_" in name else "front door, upstreams"
+        lines.append(f"| `{name}` | {publishers} | {words} |")
     return "\n".join(lines)
 
 
@@ -49,21 +51,18 @@ def _of_gateway() -> list[tuple[str, str]]:
 
 
 def _of_front_door() -> list[tuple[str, str]]:
-    """Ask its registry, and read the dictionary of the metrics that it translates."""
+    """Ask its registry, and a fleet without servers."""
     registry = CollectorRegistry()
     RequestMetrics(registry, "", 1)
     fleet: Any = SimpleNamespace(servers={}, num_resumed=0)
-    own = {family.name: family for family in (*registry.collect(), *Fleet.collect(fleet))}
-    counters = {name for name, family in own.items() if family.type == "counter"}
-    counters |= {name for name in DESCRIPTIONS if name.startswith(_COUNTERS)}
-    words = {**DESCRIPTIONS, **{name: family.documentation for name, family in own.items()}}
-    return sorted((f"{name}_total" if name in counters else name, each) for name, each in words.items())
+    return _named((*registry.collect(), *Fleet.collect(fleet)))
 
 
 def _of_upstreams() -> list[tuple[str, str]]:
     """Ask its registry, for a rollout of which nothing is known."""
     registry = CollectorRegistry()
-    UpstreamMetrics(LiveArms(None, ArmTable.without_rollout("server", Bands(2, 3))), str, registry)
+    table = ArmTable.without_rollout("server", Bands(2, 3))
+    UpstreamMetrics(ArmMetrics(lambda: table, lambda arm: False, int), str, registry)
     return _named(registry.collect())
 
 

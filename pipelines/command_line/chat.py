@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
@@ -84,7 +84,7 @@ def _converse(options: argparse.Namespace, url: str) -> int:
     return EXIT_PASS
 
 
-def _answer(http: httpx.Client, asked: dict[str, object]) -> Iterator[Delta]:
+def _answer(http: httpx.Client, asked: dict[str, object]) -> Generator[Delta, None, None]:
     """Stream an answer.
 
     Raises:

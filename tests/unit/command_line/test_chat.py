@@ -14,6 +14,7 @@ from pipelines.command_line import chat as command
 
 RUNS = [{"source": "target", "text": "a"}, {"source": "draft_model", "text": "b"}]
 USER, SYSTEM = "user", {"role": "system", "content": "short"}
+CLIENT = httpx.Client
 BUSY = httpx.Response(503, json={"error": {"message": "busy"}})
 
 
@@ -61,10 +62,8 @@ def converse(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise EOFError
             return line
 
-        client = httpx.Client
-
         def connect(**given: Any) -> httpx.Client:
-            return client(transport=server, **given)
+            return CLIENT(transport=server, **given)
 
         monkeypatch.setattr("builtins.input", typed)
         monkeypatch.setattr(command.sys, "stdin", Terminal() if terminal else io.StringIO(lines))

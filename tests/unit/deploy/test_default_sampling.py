@@ -22,7 +22,7 @@ from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.front_door.served_model import ServedModel
 from tests.support.tiny_engines import DEMO_TOKENIZER
 
-FILES = ServedFiles("m", "0" * 64, 512, 24, 0, 32, DEMO_TOKENIZER.read_text(), None, {})
+FILES = ServedFiles("m", "0" * 64, 512, 24, 0, DEMO_TOKENIZER.read_text(), None, {})
 QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
 CHECKPOINT = {"temperature": 0.6, "repetition_penalty": 1.05}
 

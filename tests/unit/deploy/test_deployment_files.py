@@ -323,7 +323,8 @@ def published() -> set[str]:
     registry = CollectorRegistry()
     registry.register(GatewayMetrics(supervised(), OpenCalls(), front_door))
     of_gateway = re.findall(r"^# TYPE (\S+) ", generate_latest(registry).decode(), re.MULTILINE)
-    return {*gauges._DESCRIPTIONS, "draftproof_ttft_seconds_count", *of_gateway}
+    front = {"vllm:time_to_first_token_seconds_count", "draftproof_arm_out"}
+    return {*gauges._DESCRIPTIONS, *front, *of_gateway}
 
 
 def test_alerts_name_metrics_that_the_server_has_and_sum_over_no_servers_or_pairs() -> None:
