@@ -36,34 +36,23 @@ class ArmMetrics(Collector):
         self, table: Callable[[], ArmTable], is_out: Callable[[Arm], bool], num_lost: Callable[[], int]
     ) -> None:
         self._table, self._is_out, self._num_lost = table, is_out, num_lost
-        self._requests = Counter(
-            "draftproof_arm_requests",
-            "Requests by arm and outcome: answered, error, or left if no arm is to blame",
-            ("arm", "outcome"),
-            registry=None,
-        )
-        self._fallbacks = Counter(
-            "draftproof_arm_fallbacks",
-            "Requests that another arm answered, by the arm they left",
-            ("arm",),
-            registry=None,
-        )
-        self._faults = Counter(
-            "draftproof_arm_faults", "What an arm did instead of an answer", ("arm", "fault"), registry=None
-        )
-        self._replays = Counter(
-            "draftproof_arm_replays",
-            "Replays, by arm and outcome: equal, different, error, or not compared",
-            ("arm", "outcome"),
-            registry=None,
-        )
-        self._ttft_s, self._e2e_s = (
-            Histogram(f"draftproof_arm_{name}_seconds", words, ("arm",), buckets=_BUCKETS, registry=None)
-            for name, words in (
-                ("ttft", "Time to first token of streams in a rollout, by arm"),
-                ("e2e_latency", "Time from a request's arrival to the end of its answer, by arm"),
+
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"draftproof_arm_{name}", words, ("arm", *labels), registry=None)
+
+        def seconds(name: str, words: str) -> Histogram:
+            return Histogram(
+                f"draftproof_arm_{name}_seconds", words, ("arm",), buckets=_BUCKETS, registry=None
             )
-        )
+
+        outcomes = "answered, error, or left if no arm is to blame"
+        self._requests = counter("requests", f"Requests by arm and outcome: {outcomes}", "outcome")
+        self._fallbacks = counter("fallbacks", "Requests that another arm answered, by the arm they left")
+        self._faults = counter("faults", "What an arm did instead of an answer", "fault")
+        outcomes = "equal, different, error, or not compared"
+        self._replays = counter("replays", f"Replays by arm and outcome: {outcomes}", "outcome")
+        self._ttft_s = seconds("ttft", "Time to first token of streams in a rollout")
+        self._e2e_s = seconds("e2e_latency", "Time from a request's arrival to the end of its answer")
 
     def count(self, observation: Observation, ended: Ended) -> None:
         """Count a request or a replay that has ended."""
@@ -97,19 +86,19 @@ class ArmMetrics(Collector):
         ):
             yield from counted.collect()
         table = self._table()
+        words, labels = "Share of the requests that is routed to an arm", ("arm", "server")
         weight = GaugeMetricFamily(
-            "draftproof_arm_weight",
-            "Share of the requests that is routed to an arm, and its server or socket",
-            labels=("arm", "server"),
+            "draftproof_arm_weight", f"{words}, and its server or socket", labels=labels
         )
         for arm, share in table.weights(unix_time_s()).items():
             weight.add_metric((arm, table.sockets[arm]), share)
-        out = GaugeMetricFamily(
-            "draftproof_arm_out", "1 while an arm is avoided because it failed", labels=("arm",)
-        )
+        words = "1 while an arm is avoided because it failed"
+        out = GaugeMetricFamily("draftproof_arm_out", words, labels=("arm",))
         for arm in table.sockets:
             out.add_metric((arm,), self._is_out(arm))
-        yield from (weight, out)
-        yield CounterMetricFamily(
-            "draftproof_observations_dropped", "Observations that could not be written", self._num_lost()
+        words = "Observations that could not be written"
+        yield from (
+            weight,
+            out,
+            CounterMetricFamily("draftproof_observations_dropped", words, self._num_lost()),
         )
