@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +75,7 @@ def render_recipe(
     pair = with_kv_blocks(pair, loop, lambda: free() + returned_bytes(loop))
     render_repository(TEMPLATES, recipe.runtime, pair.values, destination)
     pair.record.write(loop)
-    launch = launch_of(recipe, package)
-    replace(launch, served_model_name=served_model_name).write(destination.parent)
+    launch_of(recipe, package).write(destination.parent)
     return destination
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 
-from pipelines.front_door.observing.metrics import RequestMetrics
+from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.router.arms import ArmTable, Bands
 from pipelines.router.metrics import ArmMetrics
 from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.upstreams.fleet.fleet import Fleet
-from pipelines.upstreams.metrics import UpstreamMetrics
+from pipelines.upstreams.metrics import RolloutPhase
 
 _PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 _SOURCE_OF_MODELS = _PIPELINES / "triton" / "backend" / "gauges.py"
@@ -27,9 +27,7 @@ def metrics() -> str:
     lines += [f"| `{name}` | models | {words} |" for name, words in _of_models()]
     lines += [f"| `{name}` | gateway | {words} |" for name, words in _of_gateway()]
     lines += [f"| `{name}` | front door | {words} |" for name, words in _of_front_door()]
-    for name, words in _of_upstreams():
-        publishers = "upstreams" if "_upstreams_" in name else "front door, upstreams"
-        lines.append(f"| `{name}` | {publishers} | {words} |")
+    lines += [f"| `{name}` | front door, upstreams | {words} |" for name, words in _of_arms()]
     return "\n".join(lines)
 
 
@@ -52,18 +50,16 @@ def _of_gateway() -> list[tuple[str, str]]:
 
 def _of_front_door() -> list[tuple[str, str]]:
     """Ask its registry, and a fleet without servers."""
-    registry = CollectorRegistry()
-    RequestMetrics(registry, "", 1)
+    model: Any = SimpleNamespace(name="", max_seq_len=1)
     fleet: Any = SimpleNamespace(servers={}, num_resumed=0)
-    return _named((*registry.collect(), *Fleet.collect(fleet)))
+    return _named((*MetricsPage(model)._registry.collect(), *Fleet.collect(fleet)))
 
 
-def _of_upstreams() -> list[tuple[str, str]]:
-    """Ask its registry, for a rollout of which nothing is known."""
-    registry = CollectorRegistry()
+def _of_arms() -> list[tuple[str, str]]:
+    """Ask their collector, and that of a rollout of which nothing is known."""
     table = ArmTable.without_rollout("server", Bands(2, 3))
-    UpstreamMetrics(ArmMetrics(lambda: table, lambda arm: False, int), str, registry)
-    return _named(registry.collect())
+    arms = ArmMetrics(lambda: table, lambda arm: False, int)
+    return _named((*arms.collect(), *RolloutPhase(str).collect()))
 
 
 def _named(families: Iterable[Metric]) -> list[tuple[str, str]]:

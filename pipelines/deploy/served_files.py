@@ -80,7 +80,7 @@ class ServedFiles:
             launch = Launch.read(directory)
             tokenizer = read_checked(Path(parameters["tokenizer_file"]), parameters["tokenizer_sha256"])
             return cls(
-                name=launch.served_model_name or pair.name,
+                name=rendered_parameters(directory, LOOP)["served_model_name"],
                 target_digest=pair.target_digest,
                 max_seq_len=int(parameters["max_seq_len"]),
                 max_requests=int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),

@@ -109,7 +109,7 @@ async def serve(
         ServerStartError: The API keys or the certificate cannot be read.
     """
     log = RequestLog(settings, model) if settings.request_log else None
-    observers = [metrics.requests.observe, *([log.observe] if log else [])]
+    observers = [metrics.observe, *([log.observe] if log else [])]
     door = FrontDoor(model, router, settings, metrics, observers, server_key, checks_model=checks_model)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.close)

@@ -15,7 +15,7 @@ from pipelines.errors import ServerStartError
 
 Runtime = Literal["embedded", "tensorrt_llm"]
 RUNTIMES = get_args(Runtime)
-FORMAT = 7
+FORMAT = 8
 """Version of the rendered repository's format."""
 
 _REMEDY = "run 'draftproof repository'"
@@ -45,7 +45,6 @@ class Launch:
         gpu_device_ids: GPUs that the engines run on, ascending; () on the embedded runtime.
         package: The package that holds the engines; None if they are the checkout's.
         default_sampling: Who set those of requests that send none, which is the recipe -> values by name.
-        served_model_name: Name that clients send as ``model``; "" for that of the recipe.
     """
 
     runtime: Runtime = "embedded"
@@ -53,7 +52,6 @@ class Launch:
     gpu_device_ids: tuple[NonNegativeInt, ...] = ()
     package: PackageOrigin | None = None
     default_sampling: dict[str, dict[str, int | float]] = field(default_factory=dict)
-    served_model_name: str = ""
 
     @classmethod
     def read(cls, directory: Path) -> Launch:

@@ -60,9 +60,6 @@ class RequestMetrics:
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(name, text, LABELS, buckets=buckets, registry=registry).labels(**of_model)
 
-        self._responses = counter(
-            "draftproof_front_door_responses", "Responses, by path and status", "path", "status"
-        )
         success = counter("vllm:request_success", "Answers, by how they ended", *LABELS, "finished_reason")
         self._success = {each: success.labels(**of_model, finished_reason=each) for each in get_args(Ending)}
         self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of the prompts", *LABELS).labels(
@@ -84,8 +81,7 @@ class RequestMetrics:
         )
 
     def observe(self, exchange: Exchange) -> None:
-        """Count a request that has ended."""
-        self._responses.labels(exchange.path or "other", str(exchange.status)).inc()
+        """Count the answers to a request that has ended."""
         for answer in exchange.answers:
             self._success[exchange.ending(answer)].inc()
             self._prompt_tokens.inc(len(answer.request.prompt_ids))
@@ -107,20 +103,31 @@ _HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 class MetricsPage:
     """The metrics of a front door, and of its server.
 
-    Attributes:
-        requests: Metrics of the requests that arrive here.
-
     Args:
-        model: The served model.
+        model: The served model; None where requests are passed on.
         address: ``host:port`` of the gateway's metrics; None without a server.
     """
 
-    def __init__(self, model: ServedModel, address: str | None) -> None:
+    def __init__(self, model: ServedModel | None = None, address: str | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # further series that nobody reads
         self._registry = CollectorRegistry()
-        self.requests = RequestMetrics(self._registry, model.name, model.max_seq_len)
+        self._responses = Counter(
+            "draftproof_front_door_responses",
+            "Responses, by path and status",
+            ("path", "status"),
+            registry=self._registry,
+        )
+        self._requests = (
+            None if model is None else RequestMetrics(self._registry, model.name, model.max_seq_len)
+        )
         self._url = f"http://{address}/metrics" if address else None
         self._session: aiohttp.ClientSession | None = None
+
+    def observe(self, exchange: Exchange) -> None:
+        """Count a request that has ended."""
+        self._responses.labels(exchange.path or "other", str(exchange.status)).inc()
+        if self._requests is not None:
+            self._requests.observe(exchange)
 
     def publish(self, collector: Collector) -> None:
         """Publish further metrics."""

@@ -67,7 +67,7 @@ async def serve(
         ports, host = endpoint.ports, endpoint.address
         hosts = FrontDoorSettings.read(endpoint.front_door).hosts
         try:
-            await _listen(fronts, HttpServer(relay).application(hosts), host, ports.http)
+            await listen(fronts, HttpServer(relay).application(hosts), host, ports.http)
             bracketed = f"[{host}]" if ":" in host else host
             grpc_server = await GrpcServer(relay, directory).start(f"{bracketed}:{ports.grpc}")
             fronts.push_async_callback(grpc_server.stop, SHUTDOWN_S)
@@ -75,7 +75,7 @@ async def serve(
             if ports.openai:
                 front_door = FrontDoorProcess(directory, endpoint, place, stopping)
                 fronts.push_async_callback(front_door.close)
-            await _listen(fronts, metrics.application(relay, front_door, hosts), host, ports.metrics)
+            await listen(fronts, metrics.application(relay, front_door, hosts), host, ports.metrics)
         except (OSError, RuntimeError) as error:
             raise ServerStartError(
                 f"a port cannot be listened on: {host}, {ports}: {error}",
@@ -84,7 +84,7 @@ async def serve(
         await supervisor.run(front_door)
 
 
-async def _listen(
+async def listen(
     fronts: contextlib.AsyncExitStack, application: web.Application, host: str, port: int
 ) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
