@@ -87,6 +87,7 @@ async def serve(
 async def listen(
     fronts: contextlib.AsyncExitStack, application: web.Application, host: str, port: int
 ) -> None:
+    """Serve an application at an address until the stack closes."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     await fronts.enter_async_context(served(application, listening))
