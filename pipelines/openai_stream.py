@@ -93,6 +93,7 @@ class Delta:
         token_ids: Tokens; None if the server does not tell them.
         prompt_ids: Tokens of the prompt; likewise.
         log_probs: Log probabilities of the tokens; empty if the server does not tell them.
+        token_sources: Source and text of each run of tokens, as our servers tell them; likewise.
         finish_reason: Why the choice ended; "" while it goes on.
     """
 
@@ -105,6 +106,7 @@ class Delta:
     token_ids: Sequence[int] | None = None
     prompt_ids: Sequence[int] | None = None
     log_probs: Sequence[TokenLogProbs] = ()
+    token_sources: Sequence[tuple[str, str]] = ()
     finish_reason: str = ""
 
     @property
@@ -305,6 +307,9 @@ def _delta(choice: Mapping[str, Any], prompt_ids: Sequence[Any] | None) -> Delta
         token_ids=_ids(choice.get("token_ids")),
         prompt_ids=_ids(choice.get("prompt_token_ids") or prompt_ids),
         log_probs=_log_probs(choice.get("logprobs") or {}),
+        token_sources=[
+            (_text(run["source"]), _text(run["text"])) for run in choice.get("token_sources") or ()
+        ],
         finish_reason=_text(choice.get("finish_reason")),
     )
 

@@ -1,4 +1,4 @@
-"""Makes every HTTP application of ours, with one guard against web pages of other sites.
+"""Makes and serves every HTTP application of ours, with one guard against web pages of other sites.
 
 A browser sends ``Origin`` or ``Sec-Fetch-Site`` with most requests of web pages. A page can also let its own
 name lead to this machine (DNS rebinding): its questions then come from its own origin, and plain ones without
@@ -8,16 +8,27 @@ sends it; what comes without one is a program.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import logging
 import re
-from collections.abc import Awaitable, Callable, Collection
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from pipelines.errors import ForbiddenError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+SHUTDOWN_S = 2.0
+"""Time for sending final errors."""
+
+BACKLOG = 4096
+"""Connections of a burst that wait to be accepted."""
 
 _FETCH_SITE = "Sec-Fetch-Site"
 _OWN_SITES = ("none", "same-origin")
@@ -50,6 +61,48 @@ def guarded_application(
     application = web.Application(middlewares=[*outside, guard.admit], client_max_size=max_body_bytes)
     application.on_response_prepare.append(guard.add_headers)
     return application
+
+
+@contextlib.asynccontextmanager
+async def served(
+    application: web.Application,
+    listening: socket.socket,
+    *,
+    tls: ssl.SSLContext | None = None,
+    idle_s: float = 75.0,
+) -> AsyncIterator[None]:
+    """Serve an application during a block; a client that leaves cancels its request.
+
+    Args:
+        application: The application.
+        listening: The listening socket, which is closed at the end.
+        tls: Certificate; None for plain HTTP.
+        idle_s: Longest time of a connection without a request, also at its beginning.
+    """
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=True,
+        auto_decompress=False,  # aiohttp would decompress to any size before the request is refused
+        keepalive_timeout=idle_s,
+        shutdown_timeout=SHUTDOWN_S,
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listening, ssl_context=tls, backlog=BACKLOG).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def log_no_faults_of_clients() -> None:
+    """Keep errors that clients cause, such as invalid HTTP or disconnects, from filling the log."""
+    logging.getLogger("aiohttp.server").addFilter(_is_of_the_server)
+
+
+def _is_of_the_server(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
 
 
 class _Guard:

@@ -31,6 +31,7 @@ class RenderedPair:
         run: Run directory of the server, absolute.
         memory: How the engines share their GPUs; required on TensorRT-LLM.
         num_kv_blocks: Blocks of the KV caches by role; required on the embedded runtime.
+        served_model_name: Name that clients send as ``model``; "" for the recipe's.
     """
 
     recipe: Recipe
@@ -39,6 +40,7 @@ class RenderedPair:
     run: Path
     memory: MemoryPlan | None = None
     num_kv_blocks: Mapping[str, int] = field(default_factory=dict)
+    served_model_name: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -97,6 +99,7 @@ class RenderedPair:
             "num_draft_tokens": "adaptive" if fixed is None else str(fixed),
             "draft_length_file": str(self.run / "draft_length.json"),
             "arms_file": str(self.run / "arms.json"),
+            "served_model_name": self.served_model_name or self.recipe.name,
             "observations_file": str(self.run / "observations.sqlite"),
         }
         if self.recipe.runtime == "tensorrt_llm":

@@ -8,17 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 
-from pipelines.front_door.observing.metrics import DESCRIPTIONS, RequestMetrics
-from pipelines.router.arms import ArmTable, Bands, LiveArms
+from pipelines.front_door.observing.metrics import MetricsPage
+from pipelines.router.arms import ArmTable, Bands
+from pipelines.router.metrics import ArmMetrics
 from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.upstreams.fleet.fleet import Fleet
-from pipelines.upstreams.metrics import UpstreamMetrics
+from pipelines.upstreams.metrics import RolloutPhase
 
 _PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 _SOURCE_OF_MODELS = _PIPELINES / "triton" / "backend" / "gauges.py"
-_COUNTERS = ("vllm:spec_decode", "vllm:generation_tokens", "vllm:prefix_cache")
 
 
 def metrics() -> str:
@@ -27,7 +27,7 @@ def metrics() -> str:
     lines += [f"| `{name}` | models | {words} |" for name, words in _of_models()]
     lines += [f"| `{name}` | gateway | {words} |" for name, words in _of_gateway()]
     lines += [f"| `{name}` | front door | {words} |" for name, words in _of_front_door()]
-    lines += [f"| `{name}` | upstreams | {words} |" for name, words in _of_upstreams()]
+    lines += [f"| `{name}` | front door, upstreams | {words} |" for name, words in _of_arms()]
     return "\n".join(lines)
 
 
@@ -49,22 +49,17 @@ def _of_gateway() -> list[tuple[str, str]]:
 
 
 def _of_front_door() -> list[tuple[str, str]]:
-    """Ask its registry, and read the dictionary of the metrics that it translates."""
-    registry = CollectorRegistry()
-    RequestMetrics(registry, "", 1)
+    """Ask its registry, and a fleet without servers."""
+    model: Any = SimpleNamespace(name="", max_seq_len=1)
     fleet: Any = SimpleNamespace(servers={}, num_resumed=0)
-    own = {family.name: family for family in (*registry.collect(), *Fleet.collect(fleet))}
-    counters = {name for name, family in own.items() if family.type == "counter"}
-    counters |= {name for name in DESCRIPTIONS if name.startswith(_COUNTERS)}
-    words = {**DESCRIPTIONS, **{name: family.documentation for name, family in own.items()}}
-    return sorted((f"{name}_total" if name in counters else name, each) for name, each in words.items())
+    return _named((*MetricsPage(model)._registry.collect(), *Fleet.collect(fleet)))
 
 
-def _of_upstreams() -> list[tuple[str, str]]:
-    """Ask its registry, for a rollout of which nothing is known."""
-    registry = CollectorRegistry()
-    UpstreamMetrics(LiveArms(None, ArmTable.without_rollout("server", Bands(2, 3))), str, registry)
-    return _named(registry.collect())
+def _of_arms() -> list[tuple[str, str]]:
+    """Ask their collector, and that of a rollout of which nothing is known."""
+    table = ArmTable.without_rollout("server", Bands(2, 3))
+    arms = ArmMetrics(lambda: table, lambda arm: False, int)
+    return _named((*arms.collect(), *RolloutPhase(str).collect()))
 
 
 def _named(families: Iterable[Metric]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ shows the body of an error, which has the reason, unless it is a 5xx. Both accep
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +17,7 @@ from aiohttp.typedefs import Handler
 
 from pipelines.canary.report.record import Judgement, RolloutRecord, judgement
 from pipelines.errors import DraftproofError, ForbiddenError, InvalidRequestError
-from pipelines.web_application import guarded_application
+from pipelines.web_application import guarded_application, served
 
 MAX_BODY_BYTES = 2**20  # a webhook of Flagger has less than 1 KiB
 
@@ -49,14 +50,10 @@ async def serve(
         listening: Called with the port once it accepts connections.
         hosts: Names by which it is asked besides its addresses, such as that of a service in Kubernetes.
     """
-    runner = web.AppRunner(gates_application(read, hosts), access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-        listening(runner.addresses[0][1])
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    async with served(gates_application(read, hosts), listener):
+        listening(listener.getsockname()[1])
         await asyncio.Event().wait()
-    finally:
-        await runner.cleanup()
 
 
 def gates_application(read: Callable[[], RolloutRecord], hosts: Collection[str] = ()) -> web.Application:

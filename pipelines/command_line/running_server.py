@@ -14,7 +14,7 @@ from pipelines.client.connection import FILE_VARIABLE
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server, run_directory
 from pipelines.deploy.triton.place import KEY_FILE
-from pipelines.errors import DraftproofError, ServerUnavailableError
+from pipelines.errors import DraftproofError, ServerStartError, ServerUnavailableError
 from pipelines.program import stopped_by_signals
 
 
@@ -40,20 +40,38 @@ def running_server(url: str, recipe: str) -> Iterator[str]:
                 )
         yield url
         return
+    with local_server(recipe) as server, known_key(server.directory):
+        yield f"grpc://{HOST}:{server.ports.grpc}"
+
+
+@contextmanager
+def local_server(recipe: str, *, with_openai: bool = False) -> Iterator[Server]:
+    """Yield the server of a recipe that runs on this machine, or one that runs during the block.
+
+    Args:
+        recipe: The recipe; engines and repository of a new server are built if they do not exist.
+        with_openai: Whether it must answer OpenAI's API.
+
+    Raises:
+        ServerStartError: The server did not become ready, or does not answer OpenAI's API.
+    """
     directory = run_directory(recipe)
     served = Server.running(directory)
     if served is not None:
         print(f"using the running server of recipe {recipe}", file=sys.stderr)
+        if with_openai and not served.ports.openai:
+            raise ServerStartError(
+                f"the server of {recipe} does not answer OpenAI's API", "serve it with --openai-port"
+            )
         served.wait_ready()
-        with known_key(directory):
-            yield _address(served)
+        yield served
         return
     build_recipe("build.repository", recipe, report=lambda line: print(line, file=sys.stderr, flush=True))
-    with stopped_by_signals(), Server.start(directory, Ports.free()) as server:
+    ports = Ports.free(with_openai=with_openai)
+    with stopped_by_signals(), Server.start(directory, ports) as server:
         print(f"starting a server; log {server.log}", file=sys.stderr, flush=True)
         server.wait_ready()
-        with known_key(directory):
-            yield _address(server)
+        yield server
 
 
 @contextmanager
@@ -68,10 +86,6 @@ def known_key(directory: Path) -> Iterator[None]:
             del os.environ[FILE_VARIABLE]
         else:
             os.environ[FILE_VARIABLE] = before
-
-
-def _address(server: Server) -> str:
-    return f"grpc://{HOST}:{server.ports.grpc}"
 
 
 def engine_directories(client: Client) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import configuration
-from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.models import rendered_parameters
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
 from pipelines.errors import RepositoryError
 
@@ -79,7 +79,7 @@ class ServerIdentity:
         engine = Path(pair.target_engine_dir) / "engine.json"
         wanted = json.loads(engine.read_text(encoding="utf-8"))["num_threads"] if engine.is_file() else 0
         return cls(
-            pair=Launch.read(directory).served_model_name or pair.name,
+            pair=rendered_parameters(directory, LOOP)["served_model_name"],
             target_digest=pair.target_digest,
             runtime=pair.runtime,
             processor=processor_type(),

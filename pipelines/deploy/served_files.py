@@ -21,7 +21,7 @@ from pipelines.manifest import read_checked
 METHOD = "/draftproof.FrontDoor/Describe"
 """gRPC method without arguments, which returns ``ServedFiles.to_wire``."""
 
-_FORMAT = 2
+_FORMAT = 3
 _BUILT_IN = {  # OpenAI's defaults
     "temperature": 1.0,
     "top_p": 1.0,
@@ -44,11 +44,10 @@ class ServedFiles:
         max_seq_len: Most tokens of prompt and answer together.
         max_requests: Most requests that the server answers or keeps waiting at a time.
         created_s: Unix time at which the repository was rendered.
-        kv_block_size: Positions in a KV block; None for an engine that does not say, as TensorRT-LLM's.
         tokenizer: ``tokenizer.json`` of the target.
         chat: Its chat template; None if it has none.
         sampling: Who chose sampling parameters of requests that send none, the one that counts first:
-            ``serve``, ``recipe`` and ``checkpoint`` -> their values by name.
+            ``recipe`` and ``checkpoint`` -> their values by name.
     """
 
     name: str
@@ -56,7 +55,6 @@ class ServedFiles:
     max_seq_len: int
     max_requests: int
     created_s: int
-    kv_block_size: int | None
     tokenizer: str
     chat: str | None
     sampling: dict[str, dict[str, int | float]]
@@ -78,17 +76,15 @@ class ServedFiles:
         pair = PairRecord.read(repository / LOOP, ServerStartError)
         try:
             engine = Path(pair.target_engine_dir)
-            manifest = json.loads(_text(engine / "engine.json") or "{}")
             recommended = json.loads(_text(engine / _SAMPLING) or "{}")
             launch = Launch.read(directory)
             tokenizer = read_checked(Path(parameters["tokenizer_file"]), parameters["tokenizer_sha256"])
             return cls(
-                name=launch.served_model_name or pair.name,
+                name=rendered_parameters(directory, LOOP)["served_model_name"],
                 target_digest=pair.target_digest,
                 max_seq_len=int(parameters["max_seq_len"]),
                 max_requests=int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
                 created_s=int((repository / ROUTER / "config.pbtxt").stat().st_mtime),
-                kv_block_size=manifest.get("kv_block_size"),
                 tokenizer=tokenizer.decode(),
                 chat=_text(engine / _CHAT),
                 sampling=launch.default_sampling | ({"checkpoint": recommended} if recommended else {}),

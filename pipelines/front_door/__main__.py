@@ -60,7 +60,7 @@ async def _serve(
     model = await asyncio.to_thread(lambda: ServedModel.of(ServedFiles.read(directory)))
     metrics = MetricsPage(model, metrics_address)
     router = OwnServer(model, rendered_parameters(directory, ROUTER), settings.timeout_s)
-    metrics.publish(router)
+    metrics.publish(router.metrics)
     found = socket.socket(fileno=listening)
     await serve(model, router, metrics, settings, found, stopping, drain_s, read_key(directory))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, 
 from pipelines.front_door.guarding import HEALTH, RequestsInProgress, needs_key, openai_application
 from pipelines.front_door.observing.exchange import EXCHANGE, Exchange
 from pipelines.front_door.observing.metrics import MetricsPage
-from pipelines.front_door.openapi import Operation, openapi_document
 from pipelines.front_door.requests.body import receive_body
 from pipelines.front_door.requests.fields import read_body
 from pipelines.front_door.served_model import ServedModel
@@ -51,20 +49,21 @@ _CODEX_INSTRUCTIONS = (  # Codex takes a list only with some; its own for unknow
     "Make the smallest change that does what the user asks, run the tests, and say briefly what you did."
 )
 
-OPEN_PATHS = (HEALTH, "/openapi.json", *_PLAYGROUND_FILES)
+OPEN_PATHS = (HEALTH, *_PLAYGROUND_FILES)
 """Paths that need no API key."""
 
 Endpoint = Callable[[web.Request, Any, ServedModel, RouterCalls], Awaitable[web.StreamResponse]]
 
-POSTS: tuple[tuple[Operation, Endpoint], ...] = (
-    (Operation("/v1/completions", "Continue a text or tokens", CompletionBody), answer_completion),
-    (Operation("/v1/chat/completions", "Answer a conversation", ChatBody), answer_chat),
-    (Operation("/v1/responses", "Answer a conversation, as items", ResponsesBody), answer_response),
-    (Operation("/v1/messages", "Answer a conversation, as blocks", MessagesBody), answer_message),
-    (Operation("/v1/messages/count_tokens", "Count a conversation's tokens", CountBody), count_tokens),
-    (Operation("/tokenize", "Return the tokens of a text or a conversation", TokenizeBody), tokenize),
-    (Operation("/detokenize", "Return the text of tokens", DetokenizeBody), detokenize),
-)
+POSTS: dict[str, tuple[type[Any], Endpoint]] = {
+    "/v1/completions": (CompletionBody, answer_completion),
+    "/v1/chat/completions": (ChatBody, answer_chat),
+    "/v1/responses": (ResponsesBody, answer_response),
+    "/v1/messages": (MessagesBody, answer_message),
+    "/v1/messages/count_tokens": (CountBody, count_tokens),
+    "/tokenize": (TokenizeBody, tokenize),
+    "/detokenize": (DetokenizeBody, detokenize),
+}
+"""Path -> the dataclass that reads its body, and what answers."""
 
 
 class FrontDoor:
@@ -117,25 +116,18 @@ class FrontDoor:
         application = openai_application(self._settings, *self._observers, open_paths=OPEN_PATHS)
         application.middlewares.append(self._admit)
         application[KEPT] = self._kept
-        for operation, handler in self._others():
-            add = application.router.add_get if operation.method == "GET" else application.router.add_delete
-            add(operation.path, handler)
+        router = application.router
+        router.add_get(HEALTH, self._health)
+        router.add_get("/metrics", self._metrics.answer)
+        router.add_get("/v1/models", self._models)
+        router.add_get("/v1/models/{model}", self._model_named)
+        router.add_get(_RESPONSE, self._kept.show)
+        router.add_delete(_RESPONSE, self._kept.delete)
         for path in _PLAYGROUND_FILES:
-            application.router.add_get(path, _show_playground)
-        for operation, endpoint in POSTS:
-            application.router.add_post(operation.path, self._post(operation, endpoint))
+            router.add_get(path, _show_playground)
+        for path, (kind, endpoint) in POSTS.items():
+            router.add_post(path, self._post(kind, endpoint))
         return application
-
-    def _others(self) -> tuple[tuple[Operation, Handler], ...]:
-        return (
-            (Operation(HEALTH, "Return 200 if requests are answered, else 503"), self._health),
-            (Operation("/metrics", "Return the server's metrics"), self._metrics.answer),
-            (Operation("/openapi.json", "Return this document"), self._openapi),
-            (Operation("/v1/models", "List the served model"), self._models),
-            (Operation("/v1/models/{model}", "Describe the served model"), self._model_named),
-            (Operation(_RESPONSE, "Return a response that is kept"), self._kept.show),
-            (Operation(_RESPONSE, "Forget a response", method="DELETE"), self._kept.delete),
-        )
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -144,10 +136,7 @@ class FrontDoor:
             request[EXCHANGE].key_name = request[CLIENT].key.name
         return await handler(request)
 
-    def _post(self, operation: Operation, endpoint: Endpoint) -> Handler:
-        kind = operation.body
-        assert kind is not None
-
+    def _post(self, kind: type[Any], endpoint: Endpoint) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
             with self.in_progress.one_more(), request[CLIENT].request():
                 content = await receive_body(request, self._settings.body_timeout_s)
@@ -165,14 +154,6 @@ class FrontDoor:
     async def _health(self, request: web.Request) -> web.Response:
         is_ready = not self.in_progress.is_draining and await self._router.is_ready()
         return web.Response(status=200 if is_ready else 503)
-
-    async def _openapi(self, request: web.Request) -> web.Response:
-        return json_response(self._openapi_document)
-
-    @cached_property
-    def _openapi_document(self) -> dict[str, Any]:
-        operations = [operation for operation, _ in (*self._others(), *POSTS)]
-        return openapi_document(operations, needs_key=bool(self._settings.keys))
 
     async def _models(self, request: web.Request) -> web.Response:
         if "client_version" in request.query:

@@ -142,7 +142,7 @@ def response_to(error: Exception, request: web.Request, settings: FrontDoorSetti
     # From aiohttp: the path is unknown, the body too large and so on.
     methods = error.headers.get(hdrs.ALLOW, "")
     what, remedy = {
-        404: ("this path is unknown", "send it to one that GET /openapi.json lists"),
+        404: ("this path is unknown", "send it to one that docs/reference/openai.md lists"),
         405: ("this path does not have this method", f"use {methods}"),
         408: (f"the body did not arrive within {settings.body_timeout_s:g} s", "send it faster"),
         413: (f"the body is larger than {settings.max_body_bytes} bytes", "send a smaller one"),

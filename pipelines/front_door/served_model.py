@@ -102,7 +102,6 @@ class ServedModel:
         tokenizer: Tokenizer of the target.
         defaults: Sampling parameters of requests that name none.
         chat: Renders conversations; None if the model has no chat template.
-        kv_block_size: Positions in a KV block; None if unknown.
         sampling: The same sampling parameters by name, each with who chose it.
     """
 
@@ -114,7 +113,6 @@ class ServedModel:
     tokenizer: PromptTokenizer
     defaults: CompletionRequest
     chat: ChatRenderers | None
-    kv_block_size: int | None = None
     sampling: Mapping[str, tuple[float, str]] = field(default_factory=dict)
 
     @classmethod
@@ -140,7 +138,6 @@ class ServedModel:
             ),
             sampling=files.default_sampling,
             tokenizer=tokenizer,
-            kv_block_size=files.kv_block_size,
         )
 
     def style(self, *, with_tools: bool) -> MessageStyle:

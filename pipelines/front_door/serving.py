@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from pipelines.atomic_file import version_of
 from pipelines.deploy.front_door import FrontDoorSettings, Tls
@@ -22,6 +21,7 @@ from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.observing.exchange import RequestLog
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.served_model import ServedModel
+from pipelines.web_application import SHUTDOWN_S, log_no_faults_of_clients, served
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,16 +72,12 @@ class TlsContext:
         return tuple(version_of(Path(name)) for name in (self._files.certificate, self._files.key))
 
 
-_BACKLOG = 4096  # as many as the socket lets wait; aiohttp would lower it
-_SHUTDOWN_S = 2.0  # for sending final errors
-
-
 def log_to_standard_output() -> None:
     """Write warnings and errors, but none that clients cause."""
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout
     )
-    logging.getLogger("aiohttp.server").addFilter(_is_of_the_server)
+    log_no_faults_of_clients()
 
 
 async def serve(
@@ -113,7 +109,7 @@ async def serve(
         ServerStartError: The API keys or the certificate cannot be read.
     """
     log = RequestLog(settings, model) if settings.request_log else None
-    observers = [metrics.requests.observe, *([log.observe] if log else [])]
+    observers = [metrics.observe, *([log.observe] if log else [])]
     door = FrontDoor(model, router, settings, metrics, observers, server_key, checks_model=checks_model)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.close)
@@ -124,7 +120,7 @@ async def serve(
             stack.callback(model.chat.close)
         await stack.enter_async_context(listen(door.application(), settings, listening))
         await stopping.wait()
-        await door.in_progress.drain(drain_s + _SHUTDOWN_S)
+        await door.in_progress.drain(drain_s + SHUTDOWN_S)
 
 
 @contextlib.asynccontextmanager
@@ -143,25 +139,9 @@ async def listen(
     """
     tls = TlsContext(settings.tls) if settings.tls else None
     context, watching = (tls.context, asyncio.create_task(tls.watch())) if tls else (None, None)
-    runner = web.AppRunner(
-        application,
-        access_log=None,
-        handler_cancellation=True,  # a client that leaves cancels its request
-        auto_decompress=False,  # aiohttp would decompress to any size before the request is refused
-        keepalive_timeout=settings.header_timeout_s,  # counts from the beginning of a connection too
-        shutdown_timeout=_SHUTDOWN_S,
-    )
-    await runner.setup()
     try:
-        await web.SockSite(runner, listening, ssl_context=context, backlog=_BACKLOG).start()
-        yield
+        async with served(application, listening, tls=context, idle_s=settings.header_timeout_s):
+            yield
     finally:
-        await runner.cleanup()
         if watching is not None:
             watching.cancel()
-
-
-def _is_of_the_server(record: logging.LogRecord) -> bool:
-    """Filter out errors caused by clients, such as invalid HTTP or disconnects, which would fill the log."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -18,13 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.errors import InvalidRequestError, RequestTimeoutError
-from pipelines.router.arms import Arm, ArmTable, Bands, LiveArms
+from pipelines.router.arms import ArmTable, Bands, LiveArms
 from pipelines.router.engine_answer import prompt_id
 from pipelines.router.engine_call import EngineCall
-from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog
 from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
-from pipelines.router.routing import Ended, Routing
+from pipelines.router.routing import Routing
 from pipelines.router.suspects import Suspects
 from pipelines.time_limit import within
 from pipelines.wire.chunk import Chunk
@@ -38,9 +36,6 @@ class Router:
 
     Attributes:
         routing: The arms, their breakers and observations.
-        num_requests: Requests by arm and outcome: "answered", "error", or "left" if no arm is to blame: the
-            client disconnected, its deadline passed, the request was refused, or every queue was full.
-        num_fallbacks: Requests that another arm answered, by the arm they were routed to.
         vocabulary: Bytes of the target's tokens.
         log: The log of observations.
 
@@ -51,14 +46,12 @@ class Router:
     """
 
     def __init__(self, preprocessing: Preprocessing, arms: LiveArms, log: ObservationLog) -> None:
-        self.num_requests: Counter[tuple[Arm, Ended]] = Counter()
-        self.num_fallbacks: Counter[Arm] = Counter()
         self.vocabulary = preprocessing.vocabulary
         self.log = log
         self._preprocess = preprocessing
         self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._suspects = Suspects()
-        self.routing: Routing[Chunk] = Routing(arms, log, self._count)
+        self.routing: Routing[Chunk] = Routing(arms, log)
 
     @classmethod
     def of(
@@ -190,11 +183,6 @@ class Router:
                     yield with_news_only(whole, num_drafted)
                 if whole.counts is not None:
                     num_drafted = whole.counts.total_draft_tokens
-
-    def _count(self, observation: Observation, ended: Ended) -> None:
-        if not observation.is_replay:
-            self.num_requests[observation.arm, ended] += 1
-            self.num_fallbacks.update(observation.fallback_from)
 
 
 def with_news_only(chunk: Chunk, num_drafted: int) -> Chunk:

@@ -13,20 +13,17 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, Literal, Protocol
+from typing import Any, Generic, Protocol
 
 from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
 from pipelines.router.breaker import FAILURES, Breaker, Outcome
 from pipelines.router.choice import choose, chosen_by_client, fallback_order, skipped_arms
 from pipelines.router.failover import Call, Chunk, answer_over
+from pipelines.router.metrics import ArmMetrics, Ended
 from pipelines.router.observation import Observation, unix_time_s
 from pipelines.router.observation_log import ObservationLog
 from pipelines.router.shadow import Replayed, ShadowTraffic
-
-Ended = Literal["answered", "error", "left"]
-"""How a request ended: "left" if no arm is to blame, because the client disconnected, its deadline passed, or
-the request was refused."""
 
 
 class RoutedCall(Call[Arm, Chunk], Replayed, Protocol[Chunk]):
@@ -67,22 +64,23 @@ class Routed:
 class Routing(Generic[Chunk]):
     """Arms, their breakers, and the observations of their answers. Runs on a single event loop.
 
+    Attributes:
+        metrics: What operators see of the arms.
+        shadow: Replays requests on the candidate.
+
     Args:
         arms: The table of arms.
         log: Receives an observation of each answer during a rollout.
-        ended: Receives the observation of each request and replay that ended, also without a rollout.
     """
 
-    def __init__(
-        self, arms: LiveArms, log: ObservationLog, ended: Callable[[Observation, Ended], None]
-    ) -> None:
+    def __init__(self, arms: LiveArms, log: ObservationLog) -> None:
+        self.metrics = ArmMetrics(arms.read, self.is_out, lambda: log.num_dropped)
         self._arms = arms
         self._log = log
-        self._has_ended = ended
         self._numbers = itertools.count()
         self._arrived_at_s: dict[int, float] = {}  # of what is in flight, in the order of arrival
         self._breakers: dict[str, Breaker] = {}
-        self._shadow = ShadowTraffic(arms, self._open, self._note)
+        self.shadow = ShadowTraffic(arms, self._open, self._note)
 
     @property
     def table(self) -> ArmTable:
@@ -94,11 +92,6 @@ class Routing(Generic[Chunk]):
         """Number of requests in flight, including replays."""
         return len(self._arrived_at_s)
 
-    @property
-    def replays(self) -> tuple[int, int]:
-        """Numbers of replays started and dropped."""
-        return self._shadow.num_begun, self._shadow.num_dropped
-
     def is_out(self, arm: Arm) -> bool:
         """Whether the breaker of an arm is open."""
         breaker = self._breakers.get(self.table.sockets.get(arm, ""))
@@ -106,7 +99,7 @@ class Routing(Generic[Chunk]):
 
     async def close(self) -> None:
         """Stop all replays."""
-        await self._shadow.close()
+        await self.shadow.close()
 
     def begin(
         self, table: ArmTable, request_id: str, key: str, *, session_id: str, named: str, prompt_id: str
@@ -212,7 +205,7 @@ class Routing(Generic[Chunk]):
         )
         routed.observation = call.observed(observation)
         if arm == routed.arm == "stable":
-            self._shadow.offer(call, routed.observation, routed.table)
+            self.shadow.offer(call, routed.observation, routed.table)
 
     def _note(self, number: int, observation: Observation, is_judged: bool) -> None:
         del self._arrived_at_s[number]
@@ -220,6 +213,6 @@ class Routing(Generic[Chunk]):
         ended: Ended = "left"
         if is_judged:
             ended = "error" if observation.failure else "answered"
-        self._has_ended(observation, ended)
+        self.metrics.count(observation, ended)
         if is_judged and observation.canary_id:  # otherwise there is no rollout to judge
             self._log.put(replace(observation, oldest_open_at_s=oldest_open_at_s))

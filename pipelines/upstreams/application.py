@@ -17,11 +17,11 @@ from pipelines.front_door.access.clients import KeyRing
 from pipelines.front_door.delivery import deliver
 from pipelines.front_door.errors import error_response
 from pipelines.front_door.guarding import HEALTH, RequestsInProgress, needs_key, openai_application
+from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.requests.body import beside_the_loop, receive_body
 from pipelines.router.arms import Arm
 from pipelines.router.routing import Routing
 from pipelines.upstreams.call import UpstreamCall
-from pipelines.upstreams.metrics import UpstreamMetrics
 from pipelines.upstreams.reading import Piece
 from pipelines.upstreams.request import RESPONSES, ForwardedRequest
 from pipelines.upstreams.upstream import Upstream, head_of, name_of
@@ -59,7 +59,7 @@ class Application:
         routing: Routing[Piece],
         servers: Mapping[str, Upstream],
         settings: FrontDoorSettings,
-        metrics: UpstreamMetrics,
+        metrics: MetricsPage,
         server_key: str = "",
     ) -> None:
         self.in_progress = RequestsInProgress()
@@ -71,10 +71,10 @@ class Application:
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
-        application = openai_application(self._settings, self._metrics.count_response, open_paths=(HEALTH,))
+        application = openai_application(self._settings, self._metrics.observe, open_paths=(HEALTH,))
         application.middlewares.append(self._admit)
         application.router.add_get(HEALTH, self._health)
-        application.router.add_get("/metrics", self._publish)
+        application.router.add_get("/metrics", self._metrics.answer)
         application.router.add_get("/v1/models", self._models)
         for path in PATHS:
             application.router.add_post(path, self._answer)
@@ -114,9 +114,6 @@ class Application:
             response = await self._forward(request)
             await deliver(request, response)  # a drain waits for it
             return response
-
-    async def _publish(self, request: web.Request) -> web.Response:
-        return await self._metrics.answer()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         arm = request.headers.get(ARM, "")

@@ -22,12 +22,13 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, HOST
 from pipelines.deploy.triton.place import new_key
 from pipelines.front_door.guarding import HEALTH
+from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.serving import listen
 from pipelines.router.observation_log import ObservationLog
 from pipelines.router.routing import Routing
 from pipelines.upstreams.application import Application
 from pipelines.upstreams.fleet.door import serve_fleet
-from pipelines.upstreams.metrics import UpstreamMetrics
+from pipelines.upstreams.metrics import RolloutPhase
 from pipelines.upstreams.reading import Piece
 from pipelines.upstreams.rollout import CandidateRollout
 from pipelines.upstreams.settings import UpstreamsSettings, endpoint_of
@@ -129,8 +130,10 @@ class Service:
                 stack.push_async_callback(upstream.close)
             log = ObservationLog(observations_file(self._run))
             stack.callback(log.close)
-            metrics = UpstreamMetrics(self._rollout.arms, self._rollout.phase)
-            routing: Routing[Piece] = Routing(self._rollout.arms, log, metrics.count)
+            routing: Routing[Piece] = Routing(self._rollout.arms, log)
+            metrics = MetricsPage()
+            metrics.publish(routing.metrics)
+            metrics.publish(RolloutPhase(self._rollout.phase))
             stack.push_async_callback(routing.close)
             application = Application(routing, upstreams, self._front_door, metrics, new_key(self._run))
             await stack.enter_async_context(listen(application.application(), self._front_door, listening))

@@ -131,9 +131,8 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
         with urllib.request.urlopen(url, timeout=120) as response:
             return response.read().decode()
 
-    assert wait_until(lambda: 'draftproof_itl_seconds_count{model="speculative"}' in text())
-    assert read_gauge(server, "draftproof_ttft_seconds_count", model="speculative") >= 1
-    assert read_gauge(server, "draftproof_ttft_seconds_count", model="target") >= 1
+    assert wait_until(lambda: "vllm:request_time_per_output_token_seconds_count{" in text())
+    assert read_gauge(server, "vllm:time_to_first_token_seconds_count") >= 2
     assert read_gauge(server, "draftproof_draft_available") == 1
     assert 0 <= read_gauge(server, "draftproof_expected_draft_tokens") <= MAX_DRAFT_LEN
     assert 0 <= read_gauge(server, "draftproof_recent_acceptance_rate") <= 1
@@ -148,8 +147,8 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
         rounds = by_length()
         num_verified = sum(length * count for length, count in enumerate(rounds))
         return (sum(rounds[1:]), num_verified) == (
-            read_gauge(server, "spec_decode_num_drafts_total"),
-            read_gauge(server, "spec_decode_num_draft_tokens_total"),
+            read_gauge(server, "vllm:spec_decode_num_drafts_total"),
+            read_gauge(server, "vllm:spec_decode_num_draft_tokens_total"),
         )
 
     assert wait_until(counts_agree)

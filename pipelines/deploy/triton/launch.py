@@ -15,7 +15,7 @@ from pipelines.errors import ServerStartError
 
 Runtime = Literal["embedded", "tensorrt_llm"]
 RUNTIMES = get_args(Runtime)
-FORMAT = 7
+FORMAT = 8
 """Version of the rendered repository's format."""
 
 _REMEDY = "run 'draftproof repository'"
@@ -44,9 +44,7 @@ class Launch:
         container: Image with NVIDIA's Triton in which it runs; "" on the embedded runtime.
         gpu_device_ids: GPUs that the engines run on, ascending; () on the embedded runtime.
         package: The package that holds the engines; None if they are the checkout's.
-        default_sampling: Who chose sampling parameters of requests that send none, ``serve`` (an option)
-            before ``recipe`` -> their values by name.
-        served_model_name: Name that clients send as ``model``; "" for that of the recipe.
+        default_sampling: Who set those of requests that send none, which is the recipe -> values by name.
     """
 
     runtime: Runtime = "embedded"
@@ -54,7 +52,6 @@ class Launch:
     gpu_device_ids: tuple[NonNegativeInt, ...] = ()
     package: PackageOrigin | None = None
     default_sampling: dict[str, dict[str, int | float]] = field(default_factory=dict)
-    served_model_name: str = ""
 
     @classmethod
     def read(cls, directory: Path) -> Launch:

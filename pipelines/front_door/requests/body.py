@@ -20,13 +20,12 @@ from pipelines.time_limit import within
 
 _QUICK_BYTES = 16 << 10  # take less than a millisecond; larger bodies are read on another thread
 _MAX_VALUES = 100_000  # objects, lists and keys; each holds the interpreter up for microseconds
-ENCODINGS = ("gzip", "deflate", "zstd")
+ENCODINGS = ("gzip", "zstd")
 """Compressions of bodies that are taken, one at a time."""
 
 _ZSTD_OPTIONS: dict[int, int] = {
     zstd.DecompressionParameter.window_log_max: 23
 }  # RFC 9659: 8 MiB, reserved at once
-_ZLIB_HEADS = (b"\x08", b"\x18", b"\x28", b"\x38", b"\x48", b"\x58", b"\x68", b"\x78")
 
 _Result = TypeVar("_Result")
 
@@ -77,8 +76,7 @@ def decompressed(content: bytes, encoding: str, limit: int) -> bytes:
         if encoding == "zstd":
             stream = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
         else:
-            is_bare = encoding == "deflate" and content[:1] not in _ZLIB_HEADS
-            stream = zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32)
+            stream = zlib.decompressobj(zlib.MAX_WBITS | 16)  # of gzip
         found = stream.decompress(content, limit + 1)
     except (zlib.error, zstd.ZstdError) as error:
         raise _damaged(encoding, str(error)) from None

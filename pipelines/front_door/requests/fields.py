@@ -28,7 +28,7 @@ from pipelines.front_door.requests.sampling import SamplingFields
 from pipelines.text.guide_trials import GuideTrials
 from pipelines.text.guides import MAX_GUIDE_BYTES
 
-_REMEDY = "send a JSON object with the fields that GET /openapi.json lists"
+_REMEDY = "send a JSON object with the fields that docs/reference/openai.md lists"
 
 _IDLE_TOOL_KEYS = frozenset(
     {"cache_control", "defer_loading", "allowed_callers", "output_schema", "async", "eager_input_streaming"}
@@ -115,7 +115,7 @@ def parse_body(kind: type[_Body], content: bytes) -> _Body:
         found = f"{type(document).__name__}: {str(document)[:80]}"
         raise InvalidRequestError(f"the body is not a JSON object: {found}", _REMEDY)
     given = {name: value for name, value in document.items() if value is not None}
-    remedy = "correct it; GET /openapi.json lists the fields"
+    remedy = "correct it; docs/reference/openai.md lists the fields"
     if not issubclass(kind, SamplingFields):
         return configuration.parse(kind, given, InvalidRequestError, remedy)
     settled, warnings = settle(given, {field.name for field in dataclasses.fields(kind)})

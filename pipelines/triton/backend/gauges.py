@@ -1,7 +1,9 @@
 """Publishes metrics on Triton's metrics port: KV blocks, requests and the counters of speculation.
 
 Setting a value costs a round trip to Triton, so a thread reads the figures five times a second and publishes
-only those that changed. The front door publishes some of them under vLLM's names.
+only those that changed. What vLLM publishes too has its names and labels, which dashboards and the endpoint
+pickers of Kubernetes gateways read: ``vllm/v1/metrics/loggers.py`` and ``vllm/v1/spec_decode/metrics.py`` of
+vLLM 0.32.0, and ``docs/proposals/003-model-server-protocol`` of the Gateway API's inference extension.
 """
 
 from __future__ import annotations
@@ -34,8 +36,6 @@ _DESCRIPTIONS = {
     "draftproof_kv_blocks": "KV cache blocks in total",
     "draftproof_requests_running": "Requests being processed",
     "draftproof_requests_waiting": "Requests in the queue",
-    "draftproof_ttft_seconds": "Time from accepting a request to its first tokens",
-    "draftproof_itl_seconds": "Time per output token after the first, per request",
     "draftproof_draft_length_total": "Rounds, by the number of draft tokens verified",
     "draftproof_output_tokens_total": "Output tokens, by source",
     "draftproof_draft_failures_total": "Failed calls of the draft",
@@ -44,8 +44,6 @@ _DESCRIPTIONS = {
     "draftproof_expected_draft_tokens": "Draft tokens that the latest round was to have for each request",
     "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of about the last minute",
     "draftproof_max_queue_size": "Capacity of the queue; the server refuses requests beyond it",
-    "draftproof_prefix_cache_queries_total": "Tokens of prompts that were looked up in the KV cache",
-    "draftproof_prefix_cache_hits_total": "Tokens of prompts that were in the KV cache",
     "draftproof_prompt_tokens_total": "Tokens of prompts, by where their keys and values came from",
     "draftproof_prompt_cache_bytes": "Bytes of the prompt cache on disk",
     "draftproof_prompt_cache_saved_seconds_total": "Time to compute what was read from it, less that to read",
@@ -55,14 +53,20 @@ _DESCRIPTIONS = {
     "draftproof_process_resident_memory_bytes": "Resident memory of the model's process, in steps of 1 MiB",
     "draftproof_process_cpu_seconds_total": "CPU time of the model's process, in steps of 10 ms",
     "draftproof_control_cpu_seconds_total": "Part of it in steps for the target alone, in steps of 10 ms",
-    "draftproof_router_requests_open": "Requests to the text model being processed",
     "draftproof_router_arm_out": "1 while the text model avoids an arm because it failed",
-    "draftproof_router_fallbacks_total": "Requests to it that another arm answered, by the arm they left",
-    "draftproof_router_requests_total": "Requests to the text model, by arm and outcome",
-    "spec_decode_num_drafts_total": "Rounds that verified draft tokens",
-    "spec_decode_num_draft_tokens_total": "Draft tokens verified",
-    "spec_decode_num_accepted_tokens_total": "Draft tokens accepted",
-    "spec_decode_num_accepted_tokens_per_pos_total": "Draft tokens accepted, by position in the draft",
+    "vllm:cache_config_info": "Size of the target's KV cache, as labels; always 1",
+    "vllm:generation_tokens_total": "Output tokens",
+    "vllm:kv_cache_usage_perc": "Used share of the KV blocks, of draft or target, whichever is fuller",
+    "vllm:num_requests_running": "Requests being processed",
+    "vllm:num_requests_waiting": "Requests in the queue",
+    "vllm:prefix_cache_queries_total": "Tokens of prompts that were looked up in the target's KV cache",
+    "vllm:prefix_cache_hits_total": "Tokens of prompts that were in the target's KV cache",
+    "vllm:request_time_per_output_token_seconds": "Time per output token after the first, per request",
+    "vllm:spec_decode_num_drafts_total": "Rounds that verified draft tokens",
+    "vllm:spec_decode_num_draft_tokens_total": "Draft tokens verified",
+    "vllm:spec_decode_num_accepted_tokens_total": "Draft tokens accepted",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": "Draft tokens accepted, by position in the draft",
+    "vllm:time_to_first_token_seconds": "Time from accepting a request to its first tokens",
 }
 
 
@@ -72,11 +76,14 @@ class Gauges:
     Args:
         backend: The module ``triton_python_backend_utils``.
         model_name: Value of the label ``model``.
+        served_model_name: Name that clients send as ``model``, of vLLM's label ``model_name``.
     """
 
-    def __init__(self, backend: Any, model_name: str) -> None:
+    def __init__(self, backend: Any, model_name: str, served_model_name: str = "") -> None:
         self._pb = backend
-        self._model_name = model_name
+        self._labels = {"model": model_name}
+        # vLLM's label ``engine``: this server is one engine to its clients.
+        self._vllms_labels = {**self._labels, "model_name": served_model_name, "engine": "0"}
         # These must outlive their metrics, which Triton deletes with their family.
         self._families: dict[str, Any] = {}
         self._figures: list[_Figure] = []
@@ -94,25 +101,27 @@ class Gauges:
         """
         kinds = self._pb.MetricFamily
         family = self._family(name, kinds.COUNTER if name.endswith("_total") else kinds.GAUGE)
-        metric = family.Metric(labels={"model": self._model_name, **labels})
+        metric = family.Metric(labels={**self._labels_of(name), **labels})
         self._figures.append(_Figure(name, metric, read))
 
-    def add_histogram(self, name: str, buckets: Sequence[float], **labels: str) -> Callable[[float], None]:
+    def add_histogram(self, name: str, buckets: Sequence[float]) -> Callable[[float], None]:
         """Publish a histogram. Call this before ``start``.
 
         Args:
             name: Name of the metric.
             buckets: Upper bounds, ascending.
-            labels: Labels besides ``model``; a ``model`` among them replaces this one's name.
 
         Returns:
             A function that adds a value and may be called on any thread.
         """
         family = self._family(name, self._pb.MetricFamily.HISTOGRAM)
-        metric = family.Metric(labels={"model": self._model_name, **labels}, buckets=list(buckets))
+        metric = family.Metric(labels=self._labels_of(name), buckets=list(buckets))
         values: deque[float] = deque(maxlen=_MAX_UNPUBLISHED)
         self._histograms.append((metric, values))
         return values.append
+
+    def _labels_of(self, name: str) -> dict[str, str]:
+        return self._vllms_labels if name.startswith("vllm:") else self._labels
 
     def _family(self, name: str, kind: Any) -> Any:
         if name not in self._families:
@@ -193,12 +202,11 @@ class TokenTimes:
     Args:
         gauges: Publishes the two histograms; must not be started yet.
         clock: Monotonic time in seconds.
-        labels: Labels of the histograms; see ``Gauges.add_histogram``.
     """
 
-    def __init__(self, gauges: Gauges, clock: Callable[[], float] = time.monotonic, **labels: str) -> None:
-        self._observe_ttft = gauges.add_histogram("draftproof_ttft_seconds", _TTFT_BUCKETS, **labels)
-        self._observe_itl = gauges.add_histogram("draftproof_itl_seconds", _ITL_BUCKETS, **labels)
+    def __init__(self, gauges: Gauges, clock: Callable[[], float] = time.monotonic) -> None:
+        self._observe_ttft = gauges.add_histogram("vllm:time_to_first_token_seconds", _TTFT_BUCKETS)
+        self._observe_itl = gauges.add_histogram("vllm:request_time_per_output_token_seconds", _ITL_BUCKETS)
         self._clock = clock
 
     def begin(self) -> Callable[[int, bool], None]:

@@ -6,7 +6,7 @@ another. ``wire/fields.json`` lists them. Ranges are checked later, where the li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -24,34 +24,20 @@ Inputs = Mapping[str, npt.NDArray[Any]]
 
 _OF_TEXT = ("add_special_tokens", "parse_special_tokens")
 
-# Tensors of one value and the fields that they fill; without the tensor, a field keeps its default.
-_SAMPLING = {
-    "temperature": "temperature",
-    "min_p": "min_p",
-    "seed": "seed",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "min_tokens": "min_tokens",
-}
-_SHARED = {
-    "end_id": "end_id",
-    "return_prompt_log_probs": "return_prompt_log_probs",
-    "num_draft_tokens": "num_draft_tokens",
-    "use_draft_logits": "use_draft_logits",
-}
-_COMPLETION = {
-    **_SAMPLING,
-    **_SHARED,
-    "max_tokens": "max_tokens",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "add_special_tokens": "add_special_tokens",
-    "parse_special_tokens": "parse_special_tokens",
-    "skip_special_tokens": "skip_special_tokens",
-}
-_ENGINE_SAMPLING = {**_SAMPLING, "runtime_top_k": "top_k", "runtime_top_p": "top_p"}
-_ENGINE = {**_SHARED, "prompt_length": "prompt_length"}
+# Tensors of one value, named as the fields that they fill; without the tensor, a field keeps its default.
+_SAMPLING = (
+    *("temperature", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "min_tokens",
+)
+_SHARED = ("end_id", "return_prompt_log_probs", "num_draft_tokens", "use_draft_logits")
+_OF_CLIENTS = (
+    "max_tokens",
+    "top_k",
+    "top_p",
+    "add_special_tokens",
+    "parse_special_tokens",
+    "skip_special_tokens",
+)
 
 
 def completion_request(inputs: Inputs) -> CompletionRequest:
@@ -62,7 +48,7 @@ def completion_request(inputs: Inputs) -> CompletionRequest:
     """
     _check_prompt(inputs)
     return CompletionRequest(
-        **_scalars(inputs, _COMPLETION),
+        **_scalars(inputs, (*_SAMPLING, *_SHARED, *_OF_CLIENTS)),
         prompt=_read_text(inputs, "text_input"),
         prompt_ids=_read_token_ids(inputs, "input_ids"),
         stop_token_ids=_read_token_ids(inputs, "stop_token_ids"),
@@ -100,9 +86,12 @@ def engine_request(
             f"input_lengths={num_input}, but input_ids has {len(input_ids)} tokens",
             "send one request per call, without padding",
         )
-    sampling = {"seed": draw_seed(), **_scalars(inputs, _ENGINE_SAMPLING)}
+    sampling = {"seed": draw_seed(), **_scalars(inputs, _SAMPLING)}
+    for name in ("top_k", "top_p"):
+        if f"runtime_{name}" in inputs:
+            sampling[name] = read_scalar(inputs, f"runtime_{name}", None)
     return EngineRequest(
-        **_scalars(inputs, _ENGINE),
+        **_scalars(inputs, (*_SHARED, "prompt_length")),
         input_ids=input_ids,
         max_tokens=read_scalar(inputs, "request_output_len", 0),
         request_id=request_id,
@@ -189,8 +178,8 @@ def read_logit_bias(inputs: Inputs) -> tuple[tuple[int, float], ...]:
     return tuple(zip(ids, values, strict=True))
 
 
-def _scalars(inputs: Inputs, fields: Mapping[str, str]) -> dict[str, Any]:
-    return {field: read_scalar(inputs, name, None) for name, field in fields.items() if name in inputs}
+def _scalars(inputs: Inputs, names: Iterable[str]) -> dict[str, Any]:
+    return {name: read_scalar(inputs, name, None) for name in names if name in inputs}
 
 
 def _check_prompt(inputs: Inputs) -> None:

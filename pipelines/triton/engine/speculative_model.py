@@ -34,7 +34,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         InvalidRequestError: The file with the draft length is invalid.
         RepositoryError: The draft length of the recipe is invalid, or a parameter is missing.
     """
-    gauges = Gauges(backend, parameters.model_name)
+    gauges = Gauges(backend, parameters.model_name, parameters.text("served_model_name"))
     setting = DraftLengthSetting(parameters)
     max_queue_size = parameters.integer("max_queue_size")
     admission = Admission(parameters.integer("max_batch_size"), max_queue_size)
@@ -57,14 +57,24 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
                 in_one_pass=draft.config.mask_token_id is not None,
             )
     answerer = SpeculativeAnswerer(engines, admission, setting, lengths)
-    services = {"": Answering(engines.loop, answerer, TokenTimes(gauges))}
+    times = TokenTimes(gauges)
+    services = {"": Answering(engines.loop, answerer, times)}
     sockets = {"": "socket"}
+    running: list[Callable[[], int]] = [lambda: admission.num_running]
+    waiting: list[Callable[[], int]] = [lambda: admission.num_waiting]
+    generated: list[Callable[[], int]] = [lambda: sum(answerer.totals.tokens_by_source.values())]
     if isinstance(engines, InProcessEngines):
         engines.executors["target"].scheduler.has_open_rounds = lambda: admission.num_running > 0
-        times = TokenTimes(gauges, model=parameters.path("target_socket").stem)
         services["control"] = Answering(engines.loop, engines.control, times)
         sockets["control"] = "target_socket"
         watch_engines(gauges, engines)
+        alone, control = engines.control_class, engines.control
+        running.append(lambda: len(alone.running))
+        waiting.append(lambda: len(alone.waiting))
+        generated.append(lambda: control.num_output_tokens)
+    gauges.add("vllm:num_requests_running", lambda: sum(count() for count in running))
+    gauges.add("vllm:num_requests_waiting", lambda: sum(count() for count in waiting))
+    gauges.add("vllm:generation_tokens_total", lambda: sum(count() for count in generated))
     gauges.add("draftproof_requests_running", lambda: admission.num_running, engine="pair")
     gauges.add("draftproof_requests_waiting", lambda: admission.num_waiting, engine="pair")
     gauges.add("draftproof_max_queue_size", lambda: max_queue_size, engine="pair")
@@ -81,8 +91,17 @@ def watch_engines(gauges: Gauges, engines: InProcessEngines) -> None:
     for role, executor in engines.executors.items():
         _watch_requests(gauges, role, executor.scheduler)
     found = engines.executors["target"].scheduler  # the draft begins anew for each proposal
-    gauges.add("draftproof_prefix_cache_queries_total", lambda: found.num_looked_up, engine="target")
-    gauges.add("draftproof_prefix_cache_hits_total", lambda: found.num_found, engine="target")
+    gauges.add("vllm:prefix_cache_queries_total", lambda: found.num_looked_up)
+    gauges.add("vllm:prefix_cache_hits_total", lambda: found.num_found)
+    schedulers = [executor.scheduler for executor in engines.executors.values()]
+    gauges.add(
+        "vllm:kv_cache_usage_perc",
+        lambda: max(1 - each.num_free_blocks / each.num_blocks for each in schedulers),
+    )
+    block_size = engines.executors["target"].config.kv_block_size
+    gauges.add(
+        "vllm:cache_config_info", lambda: 1, block_size=str(block_size), num_gpu_blocks=str(found.num_blocks)
+    )
     stored, files = engines.executors["target"].stored_blocks, engines.block_files
     if stored is not None and files is not None:
         watch_prompt_cache(gauges, found, stored, files)
@@ -135,9 +154,9 @@ def watch_speculation(gauges: Gauges, totals: SpeculationStatistics) -> None:
     for length in range(totals.max_draft_len + 1):
         num_rounds = partial(totals.rounds_by_length.__getitem__, length)
         gauges.add("draftproof_draft_length_total", num_rounds, num_draft_tokens=str(length))
-    gauges.add("spec_decode_num_drafts_total", lambda: totals.num_drafting_rounds)
-    gauges.add("spec_decode_num_draft_tokens_total", lambda: totals.total_draft_tokens)
-    gauges.add("spec_decode_num_accepted_tokens_total", lambda: totals.total_accepted_draft_tokens)
+    gauges.add("vllm:spec_decode_num_drafts_total", lambda: totals.num_drafting_rounds)
+    gauges.add("vllm:spec_decode_num_draft_tokens_total", lambda: totals.total_draft_tokens)
+    gauges.add("vllm:spec_decode_num_accepted_tokens_total", lambda: totals.total_accepted_draft_tokens)
     for position in range(totals.max_draft_len):
         num_accepted = partial(totals.accepted_per_position.__getitem__, position)
-        gauges.add("spec_decode_num_accepted_tokens_per_pos_total", num_accepted, position=str(position))
+        gauges.add("vllm:spec_decode_num_accepted_tokens_per_pos_total", num_accepted, position=str(position))

@@ -17,7 +17,7 @@ from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.supervisor import Supervisor
 from pipelines.web_application import guarded_application
 
-_OF_A_MODEL = re.compile(rb'^(?:draftproof|spec_decode)_\w+\{[^}]*\bmodel="(?P<model>[^"]*)"')
+_OF_A_MODEL = re.compile(rb'^(?:draftproof_|vllm:)\w+\{[^}]*\bmodel="(?P<model>[^"]*)"')
 
 
 def application(

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from functools import partial
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from grpc._cython import cygrpc  # type: ignore[import-untyped]
 
 from pipelines.deploy.front_door import FrontDoorSettings
@@ -28,11 +28,7 @@ from pipelines.triton.gateway.triton import Triton
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.supervisor import Supervisor
 from pipelines.triton.supervision.triton_process import TritonProcess
-
-_LOGS_OF_SERVERS = ("aiohttp.server", "grpc._cython.cygrpc")
-_BACKLOG = 4096  # connections of a burst that wait to be accepted
-_KEEPALIVE_S = 75.0
-_SHUTDOWN_S = 2.0  # for sending final errors
+from pipelines.web_application import BACKLOG, SHUTDOWN_S, log_no_faults_of_clients, served
 
 
 async def serve(
@@ -56,8 +52,8 @@ async def serve(
     Raises:
         ServerStartError: A port cannot be listened on, or Triton cannot be started.
     """
-    for logger in _LOGS_OF_SERVERS:
-        logging.getLogger(logger).addFilter(_is_of_the_server)
+    log_no_faults_of_clients()
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_of_the_server)
     calls = OpenCalls()
     async with contextlib.aclosing(Triton(place)) as triton, contextlib.AsyncExitStack() as fronts:
         repository, start = (
@@ -74,7 +70,7 @@ async def serve(
             await listen(fronts, HttpServer(relay).application(hosts), host, ports.http)
             bracketed = f"[{host}]" if ":" in host else host
             grpc_server = await GrpcServer(relay, directory).start(f"{bracketed}:{ports.grpc}")
-            fronts.push_async_callback(grpc_server.stop, _SHUTDOWN_S)
+            fronts.push_async_callback(grpc_server.stop, SHUTDOWN_S)
             front_door = None
             if ports.openai:
                 front_door = FrontDoorProcess(directory, endpoint, place, stopping)
@@ -91,26 +87,12 @@ async def serve(
 async def listen(
     fronts: contextlib.AsyncExitStack, application: web.Application, host: str, port: int
 ) -> None:
-    """Serve an application over HTTP until ``fronts`` exits.
-
-    Raises:
-        OSError: The port cannot be listened on.
-    """
-    runner = web.AppRunner(
-        application,
-        access_log=None,
-        handler_cancellation=True,  # a disconnected client cancels its request
-        auto_decompress=False,  # aiohttp would decompress to any size before the request is refused
-        keepalive_timeout=_KEEPALIVE_S,
-        shutdown_timeout=_SHUTDOWN_S,
-    )
-    await runner.setup()
-    fronts.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
+    """Serve an application at an address until the stack closes."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    await fronts.enter_async_context(served(application, listening))
 
 
 def _is_of_the_server(record: logging.LogRecord) -> bool:
-    """Filter out errors caused by clients, such as invalid HTTP or disconnects, which would fill the log."""
-    error = record.exc_info[1] if record.exc_info else None
-    of_a_client = (HttpProcessingError, web.RequestPayloadError, ConnectionError, cygrpc.ExecuteBatchError)
-    return not isinstance(error, of_a_client)
+    """Filter out errors of gRPC that clients cause by leaving."""
+    return not (record.exc_info and isinstance(record.exc_info[1], cygrpc.ExecuteBatchError))

@@ -35,7 +35,7 @@ def load_target_alone_model(parameters: ModelParameters, backend: Any) -> Genera
             async for output in outputs:
                 yield output
 
-    gauges = Gauges(backend, parameters.model_name)
+    gauges = Gauges(backend, parameters.model_name, parameters.text("served_model_name"))
     gauges.add("draftproof_requests_running", lambda: admission.num_running, engine="target")
     gauges.add("draftproof_requests_waiting", lambda: admission.num_waiting, engine="target")
     loop = AsyncioThread("requests")

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import BoundedSemaphore
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import ServerBusyError
 from pipelines.router.preprocessing import NUM_THREADS, Preprocessing
 from pipelines.text.chunk_boundary import decode_chunk
 from pipelines.triton.backend.header import Header
@@ -49,9 +47,6 @@ class EnsembleSteps(TritonModel):
         # The parameters are the client's, who asks with the names of the text level.
         super().__init__(backend, _KNOWN, None)
         self._preprocess = parameters.preprocessing()
-        self._places = BoundedSemaphore(
-            parameters.integer("max_batch_size") + parameters.integer("max_queue_size")
-        )
         self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -69,14 +64,8 @@ class EnsembleSteps(TritonModel):
         if self._preprocess.is_quick(request):
             self._answer(request, responder)
             return
-        if not self._places.acquire(blocking=False):
-            raise ServerBusyError(
-                "too many long texts wait to be tokenized",
-                "send the request again later, or serve with a larger max_queue_size",
-            )
-        work = self._tokenizing.submit(self._answer, request, responder)
-        work.add_done_callback(lambda _: self._places.release())
-        responder.follow(work)
+        # The gateway limits how many may wait.
+        responder.follow(self._tokenizing.submit(self._answer, request, responder))
 
     def _answer(self, request: CompletionRequest, responder: Responder[Tensors]) -> None:
         asked = self._preprocess(request)

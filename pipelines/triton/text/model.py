@@ -43,7 +43,10 @@ class TextModel(TritonModel):
         self._router = Router.of(parameters.text, parameters.preprocessing())
         self._loop.start()
         self._gauges = Gauges(backend, parameters.model_name)
-        watch_router(self._gauges, self._router)
+        arms: tuple[Arm, ...] = ("stable", "control")
+        for arm in arms:
+            is_out = partial(self._router.routing.is_out, arm)
+            self._gauges.add("draftproof_router_arm_out", is_out, arm=arm)
         self._gauges.start()
 
     def close(self) -> None:
@@ -73,16 +76,3 @@ class TextModel(TritonModel):
         async with aclosing(answered) as chunks:
             async for chunk in chunks:
                 responder.send(chunk, is_final=bool(chunk.finish_reason))
-
-
-def watch_router(gauges: Gauges, router: Router) -> None:
-    """Publish the requests of a router."""
-    gauges.add("draftproof_router_requests_open", lambda: router.routing.num_open)
-    arms: tuple[Arm, ...] = ("stable", "control")
-    for arm in arms:
-        gauges.add("draftproof_router_arm_out", partial(router.routing.is_out, arm), arm=arm)
-        fallbacks = partial(router.num_fallbacks.__getitem__, arm)
-        gauges.add("draftproof_router_fallbacks_total", fallbacks, arm=arm)
-        for outcome in ("answered", "error", "left"):
-            count = partial(router.num_requests.__getitem__, (arm, outcome))
-            gauges.add("draftproof_router_requests_total", count, arm=arm, outcome=outcome)

@@ -20,7 +20,7 @@ LONG: dict[str, Any] = {"prompt": "def f(", "max_tokens": 480, "ignore_eos": Tru
 
 
 def num_whole(server: Server) -> float:
-    return read_gauge(server, "draftproof_itl_seconds_count", model="speculative")
+    return read_gauge(server, "vllm:request_time_per_output_token_seconds_count")
 
 
 @pytest.mark.parametrize("n", [1, 4])

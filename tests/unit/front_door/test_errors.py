@@ -122,7 +122,8 @@ async def test_an_answer_takes_as_long_as_its_tokens_unless_there_is_a_limit(
         yield
 
     monkeypatch.setattr(own_server, "Preprocessing", lambda *_: None)
-    monkeypatch.setattr(Router, "of", lambda *_, **__: SimpleNamespace(answer=answer))
+    router = SimpleNamespace(answer=answer, routing=SimpleNamespace(metrics=None))
+    monkeypatch.setattr(Router, "of", lambda *_, **__: router)
     model: Any = SimpleNamespace(max_requests=1, tokenizer=None, max_seq_len=8)
     server = OwnServer(model, {}, FrontDoorSettings(**settings).timeout_s)
     for streaming in (True, False):

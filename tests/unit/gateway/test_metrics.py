@@ -18,8 +18,8 @@ nv_inference_count{model="speculative",version="1"} 7
 # TYPE draftproof_running_requests gauge
 draftproof_running_requests{model="speculative",version="1"} 8
 draftproof_running_requests{version="1",model="speculative_0123abcd"} 2
-spec_decode_draft_tokens_total{kind="a",model="speculative"} 3
-spec_decode_draft_tokens_total{kind="a",model="other"} 4
+vllm:spec_decode_num_draft_tokens_total{kind="a",model="speculative"} 3
+vllm:spec_decode_num_draft_tokens_total{kind="a",model="other"} 4
 """
 
 
@@ -38,7 +38,7 @@ def test_figures_that_froze_are_left_out() -> None:
     left = without(PUBLISHED, {"speculative"}).decode()
     assert 'nv_inference_count{model="speculative"' in left, "Triton counts them itself"
     assert 'draftproof_running_requests{model="speculative"' not in left
-    assert 'spec_decode_draft_tokens_total{kind="a",model="speculative"' not in left
+    assert 'vllm:spec_decode_num_draft_tokens_total{kind="a",model="speculative"' not in left
     for other in (
         'model="speculative_0123abcd"',
         'model="other"',

@@ -39,7 +39,7 @@ def test_each_recipe_key_stands_with_its_type_and_default() -> None:
     [
         "| `draftproof_kv_blocks` | models |",
         "| `draftproof_triton_restarts_total` | gateway | Restarts of Triton |",
-        "| `vllm:spec_decode_num_drafts_total` | front door |",
+        "| `vllm:spec_decode_num_drafts_total` | models |",
     ],
 )
 def test_metrics_of_every_process_are_listed(row: str) -> None:

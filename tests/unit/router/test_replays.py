@@ -153,8 +153,8 @@ def test_a_replay_never_holds_the_answer_back(world: World) -> None:
         for _ in range(12):
             assert (await ask(world, request_of()))[0] == ANSWER
         assert time.monotonic() - began_s < 5
-        begun, dropped = world.router.routing.replays
-        assert (begun, dropped) == (2, 6)
+        shadow = world.router.routing.shadow
+        assert (shadow.num_begun, shadow.num_dropped) == (2, 6)
 
     run(world, scenario())
 

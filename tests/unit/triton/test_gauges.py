@@ -136,7 +136,7 @@ def test_a_counter_that_falls_waits_until_it_rises(backend: Backend) -> None:
 
 def test_a_value_that_triton_refuses_does_not_end_its_histogram(backend: Backend) -> None:
     published = Gauges(backend, "m")
-    observe = published.add_histogram("draftproof_ttft_seconds", (1.0, 2.0))
+    observe = published.add_histogram("vllm:time_to_first_token_seconds", (1.0, 2.0))
     with publishing(published):
         for value in (1.0, -1.0, 2.0):
             observe(value)
@@ -144,18 +144,19 @@ def test_a_value_that_triton_refuses_does_not_end_its_histogram(backend: Backend
 
 
 def test_the_counts_of_speculation_are_published(backend: Backend) -> None:
-    published = Gauges(backend, "m")
+    published = Gauges(backend, "m", "demo")
     totals = SpeculationStatistics(
         max_draft_len=2, num_drafting_rounds=1, total_draft_tokens=2, total_accepted_draft_tokens=1
     )
     watch_speculation(published, totals)
-    last = "spec_decode_num_accepted_tokens_per_pos_total", (("model", "m"), ("position", "1"))
+    labels = (("engine", "0"), ("model", "m"), ("model_name", "demo"))
+    last = "vllm:spec_decode_num_accepted_tokens_per_pos_total", (*labels, ("position", "1"))
     with publishing(published):
         wait_until(lambda: last in backend.values)
     counted = {
-        name.removeprefix("spec_decode_num_"): value
-        for (name, labels), value in backend.values.items()
-        if name.startswith("spec_decode_") and labels == (("model", "m"),)
+        name.removeprefix("vllm:spec_decode_num_"): value
+        for (name, found), value in backend.values.items()
+        if name.startswith("vllm:spec_decode_") and found == labels
     }
     assert counted == {"drafts_total": 1, "draft_tokens_total": 2, "accepted_tokens_total": 1}
 
@@ -191,7 +192,8 @@ def test_a_pair_that_does_not_fit_is_named_once(caplog: pytest.LogCaptureFixture
     assert not alarm.is_unfit
 
 
-TTFT, ITL = "draftproof_ttft_seconds", "draftproof_itl_seconds"
+TTFT = "vllm:time_to_first_token_seconds"
+ITL = "vllm:request_time_per_output_token_seconds"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def figures(service: Running) -> dict[str, float]:
     """Return the samples of a service's metrics, by name and labels."""
     page = httpx.get(f"{service.url}/metrics", trust_env=False).text
     lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
-    return {name.removeprefix("draftproof_upstreams_"): float(value) for name, _, value in lines}
+    return {name.removeprefix("draftproof_arm_"): float(value) for name, _, value in lines}
 
 
 def record_of(service: Running) -> RolloutRecord | None:

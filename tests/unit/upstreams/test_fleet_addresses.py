@@ -124,7 +124,7 @@ async def test_a_server_that_vanishes_finishes_its_answers(dns: Dns) -> None:
         assert servers[1].asked == [] and fleet.num_resumed == 0
 
 
-FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, 32, '{"a": "\u00fc\\n"}', None, {})
+FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, '{"a": "\u00fc\\n"}', None, {})
 
 
 def test_until_a_server_answers_clients_are_told_to_come_again(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_server_whose_description_cannot_be_read_is_passed_over(monkeypatch: p
 def test_a_description_arrives_as_it_was_sent() -> None:
     assert ServedFiles.of_wire(FILES.to_wire(), "a:8001") == FILES
     with pytest.raises(ServerStartError, match="a:8001") as refused:
-        ServedFiles.of_wire(FILES.to_wire().replace(b'"format": 2', b'"format": 1'), "a:8001")
+        ServedFiles.of_wire(FILES.to_wire().replace(b'"format": 3', b'"format": 1'), "a:8001")
     assert "same version" in refused.value.remedy
     with pytest.raises(
         ServerStartError, match="tokenizer=None has the wrong type: it must be a valid string"

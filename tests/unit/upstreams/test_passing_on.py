@@ -129,7 +129,7 @@ def test_operators_see_requests_faults_times_and_weights(pair: Pair) -> None:
     assert added['faults_total{arm="candidate",fault="HTTP 500"}'] == 1
     assert added['ttft_seconds_count{arm="stable"}'] == 1
     assert added['e2e_latency_seconds_count{arm="stable"}'] == 1
-    assert added['responses_total{path="other",status="404"}'] == 1
+    assert added['draftproof_front_door_responses_total{path="other",status="404"}'] == 1
     assert after['weight{arm="candidate",server="new"}'] == 0.5
 
 

@@ -66,7 +66,7 @@ def rolled_out(folder: Path, faults: Faults, path: str = COMPLETIONS) -> tuple[R
             record = ended(service)
         assert set(statuses) <= {200}
         seen = figures(service)
-        assert seen[f'phase{{phase="{record.phase}"}}'] == 1
+        assert seen[f'draftproof_rollout_phase{{phase="{record.phase}"}}'] == 1
         if not faults.hangs:
             assert seen['replays_total{arm="candidate",outcome="equal"}'] > 0
         assert ('replays_total{arm="candidate",outcome="different"}' in seen) == bool(faults.changes)
