@@ -18,7 +18,7 @@ from pipelines.bench.blocks import CONFIDENCE, Interval
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.prompt_sets import PromptSet, make_prompt_sets
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
-from pipelines.client import Client
+from pipelines.client import Client, Generation
 from pipelines.command_line.chat_prompts import check_chats
 from pipelines.command_line.options import add_prompts_option
 from pipelines.command_line.prompt_choice import choose_prompts
@@ -186,6 +186,18 @@ def interval_cell(interval: Interval, digits: int) -> str:
     """Return such as ``1.02 (0.98 to 1.05)``."""
     value, low, high = (f"{each:.{digits}f}" for each in (interval.value, interval.low, interval.high))
     return f"{value} ({low} to {high})"
+
+
+def generation_of(
+    ids: tuple[int, ...],
+    e2e_latency_s: float,
+    ttft_s: float | None = None,
+    *,
+    text: str = "",
+    finish_reason: str = "",
+) -> Generation:
+    """Return an answer of a server that does not say how it speculates."""
+    return Generation(text, ids, (), finish_reason, 0, 0, 0, (), ttft_s, e2e_latency_s)
 
 
 def num_different_texts(one: Measurement, other: Measurement) -> int:

@@ -6,16 +6,17 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.streams import TIMEOUT_S, ask_stream
 from pipelines.deploy.ports import HOST
 from pipelines.errors import VerificationError
 
 _FILE = Path(__file__).with_name("prompts.jsonl")
-_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -74,39 +75,15 @@ def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: 
     Raises:
         VerificationError: The server refused, or the stream is not whole.
     """
-    body = {
-        **prompt.fields,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "seed": 1,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **({} if length is None else {"num_draft_tokens": length}),
-    }
+    body = {**prompt.fields, "max_tokens": max_tokens, "temperature": temperature, "seed": 1}
+    if length is not None:
+        body["num_draft_tokens"] = length
     path = "/v1/chat/completions" if "messages" in prompt.fields else "/v1/completions"
-    connection = HTTPConnection(HOST, port, timeout=_TIMEOUT_S)
-    try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        texts, arrivals_s, num_tokens = list[str](), list[float](), 0
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[len(b"data: ") :])
-            for choice in event.get("choices", ()):
-                texts.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
-                if texts[-1]:
-                    arrivals_s.append(time.monotonic())
-            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-    finally:
-        connection.close()
-    if num_tokens < 2 or len(arrivals_s) < 2:
-        raise VerificationError(
-            f"an answer cannot be timed: {response.status}, {num_tokens} tokens in {len(arrivals_s)} chunks, "
-            f"for {prompt.fields}",
-            "read the server's log, or replace the prompt",
-        )
-    return Answer("".join(texts), num_tokens, arrivals_s[-1] - arrivals_s[0])
+    with closing(HTTPConnection(HOST, port, timeout=TIMEOUT_S)) as connection:
+        answer = ask_stream(connection, path, body)
+    if len(answer.arrivals_s) < 2:
+        raise VerificationError(f"an answer cannot be timed: one chunk, for {prompt.fields}", "replace it")
+    return Answer(answer.text, answer.num_tokens, answer.arrivals_s[-1] - answer.arrivals_s[0])
 
 
 def ask_all(
