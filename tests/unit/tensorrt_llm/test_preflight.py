@@ -57,7 +57,7 @@ BREAKS: list[tuple[str, str, str, str]] = [
         "container",
         "tensorrt_llm: {container: 'nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3'}",
         "",
-        "1.1.0",
+        "of another version",
     ),
     ("container", "tensorrt_llm: {container: registry.example/trtllm}", "", "nor a fixed tag"),
     ("checkpoint", "target: {quantization: checkpoint}", "", "does not read a Hugging Face"),
