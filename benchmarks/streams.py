@@ -10,9 +10,9 @@ from http.client import HTTPConnection
 from typing import Any
 
 from pipelines.errors import VerificationError
-from pipelines.openai_stream import AnswerReader, Choice, UnreadableError
+from pipelines.openai_stream import AnswerReader, Choice, Event, UnreadableError
 
-TIMEOUT_S = 600.0  # for a chunk of an answer
+TIMEOUT_S = 900.0  # for a chunk of an answer: a long prompt takes minutes
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,24 @@ class Streamed:
         text: Its text.
         finish_reason: Why it ended.
         num_tokens: Its tokens.
-        sent_at_s: When it was asked for, in seconds of ``time.monotonic``.
-        arrivals_s: When each chunk with text arrived; at least one.
+        num_prompt_tokens: Tokens of the prompt.
+        num_cached: Those of them that were not computed.
+        first_s: Seconds until the first chunk with text.
+        decode_s: Seconds from it to the last one.
     """
 
     text: str
     finish_reason: str
     num_tokens: int
-    sent_at_s: float
-    arrivals_s: tuple[float, ...]
+    num_prompt_tokens: int
+    num_cached: int
+    first_s: float
+    decode_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first one, per second: the prompt does not count."""
+        return (self.num_tokens - 1) / self.decode_s
 
 
 def ask_stream(connection: HTTPConnection, path: str, body: Mapping[str, Any]) -> Streamed:
@@ -51,13 +60,13 @@ def ask_stream(connection: HTTPConnection, path: str, body: Mapping[str, Any]) -
     response = connection.getresponse()
     if response.status != 200:
         raise _no_answer(f"HTTP status {response.status}: {response.read()[:500]!r}")
-    choice, num_tokens, arrivals_s, reader = Choice(), 0, list[float](), AnswerReader(is_stream=True)
+    choice, counts, arrivals_s, reader = Choice(), Event(), list[float](), AnswerReader(is_stream=True)
     try:
         while data := response.read1():
             for event in reader.read(data):
                 if event.error:
                     raise _no_answer(event.error)
-                num_tokens = event.num_tokens or num_tokens
+                counts = event if event.num_tokens else counts
                 for delta in event.deltas:
                     choice.add(delta)
                     if delta.text:
@@ -65,9 +74,17 @@ def ask_stream(connection: HTTPConnection, path: str, body: Mapping[str, Any]) -
         list(reader.end())
     except UnreadableError as error:
         raise _no_answer(str(error)) from None
-    if not choice.finish_reason or not num_tokens or not arrivals_s:
-        raise _no_answer(f"finish_reason={choice.finish_reason!r}, {num_tokens} tokens")
-    return Streamed(choice.text(), choice.finish_reason, num_tokens, sent_at_s, tuple(arrivals_s))
+    if not choice.finish_reason or not counts.num_tokens or not arrivals_s:
+        raise _no_answer(f"finish_reason={choice.finish_reason!r}, {counts.num_tokens} tokens")
+    return Streamed(
+        choice.text(),
+        choice.finish_reason,
+        counts.num_tokens,
+        counts.num_prompt_tokens or 0,
+        counts.num_cached or 0,
+        arrivals_s[0] - sent_at_s,
+        arrivals_s[-1] - arrivals_s[0],
+    )
 
 
 def _no_answer(why: str) -> VerificationError:

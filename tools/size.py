@@ -41,26 +41,31 @@ PARTS = (
     Part("speculation", 1_560, ("pipelines/speculation/",)),
     # More than before buys drafts in one pass.
     Part("executor", 2_520, ("pipelines/executor/",)),
+    # More than 1,000 buys guides tried in a process with limits, chats rendered in another, and tokens of two
+    # vocabularies.
     Part("text", 1_435, ("pipelines/text/",)),
     Part("wire", 700, ("pipelines/wire/",)),
     Part("router", 3_230, ("pipelines/router/", "pipelines/upstreams/")),
     Part("triton", 3_370, ("pipelines/triton/", "model_repository/")),
     Part("front door", 4_710, ("pipelines/front_door/",)),
-    Part("client", 580, ("pipelines/client/",)),
+    # More than 450 buys a gRPC stream of our own: tritonclient's cannot cancel one and mark its last one.
+    Part("client", 505, ("pipelines/client/",)),
     # More than before buys ten kinds of questions, rounds that end in time, a verdict in a sentence with an
     # example and its command, and files for CI: `make verify-faults` lists what the judge sees with them.
+    # So does the comparison with a checkpoint in float32.
     Part("validation", 4_470, ("pipelines/validation/", "build/reference.py")),
     Part("canary", 2_305, ("pipelines/canary/",)),
-    Part("bench", 885, ("pipelines/bench/",)),
+    Part("bench", 870, ("pipelines/bench/",)),
     Part("deploy", 1_720, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     # More than before buys `try` with several drafts or none: a table, and the recipe of the fastest.
     Part("command line", 1_340, ("pipelines/command_line/", "pipelines/demo/", "pipelines/__main__.py")),
     # More than before buys installed packages: where they write, and which commit they are.
     Part("shared modules", 1_200, ("pipelines/",)),
+    # More than 6,600 buys mixtures of experts, hybrid networks, and drafts with mask tokens.
     Part("build", 6_820, ("build/",)),
     Part(
         "GPU track",
-        3_160,
+        3_150,
         (
             "build/tensorrt_llm/",
             "build/quantization/",
@@ -72,10 +77,10 @@ PARTS = (
             "pipelines/deploy/triton/nvidia_triton.py",
         ),
     ),
-    Part("benchmarks", 2_265, ("benchmarks/",)),
+    Part("benchmarks", 1_700, ("benchmarks/",)),
     Part("docs generators", 370, ("docs/",)),
     # More than before buys the wheel of the server, and programs beside the client in the small one.
-    Part("tools", 575, ("tools/",)),
+    Part("tools", 560, ("tools/",)),
     Part("C++ operators", 2_300, ("build/operators/",), (".cpp", ".h")),
     Part("web pages", 670, ("pipelines/", "docs/"), (".html", ".js", ".css")),
 )

@@ -12,7 +12,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.streams import TIMEOUT_S, ask_stream
+from benchmarks.streams import TIMEOUT_S, Streamed, ask_stream
 from pipelines.deploy.ports import HOST
 from pipelines.errors import VerificationError
 
@@ -32,26 +32,6 @@ class Prompt:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An answer.
-
-    Attributes:
-        text: The text.
-        num_tokens: Its tokens.
-        decode_s: Seconds from the first chunk to the last one.
-    """
-
-    text: str
-    num_tokens: int
-    decode_s: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens after the first one, per second: the prompt does not count."""
-        return (self.num_tokens - 1) / self.decode_s
-
-
 def read_prompts() -> dict[str, list[Prompt]]:
     """Return kind -> its prompts."""
     sets: dict[str, list[Prompt]] = {}
@@ -62,7 +42,7 @@ def read_prompts() -> dict[str, list[Prompt]]:
     return sets
 
 
-def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: int | None) -> Answer:
+def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: int | None) -> Streamed:
     """Ask one prompt.
 
     Args:
@@ -81,9 +61,9 @@ def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: 
     path = "/v1/chat/completions" if "messages" in prompt.fields else "/v1/completions"
     with closing(HTTPConnection(HOST, port, timeout=TIMEOUT_S)) as connection:
         answer = ask_stream(connection, path, body)
-    if len(answer.arrivals_s) < 2:
+    if not answer.decode_s:
         raise VerificationError(f"an answer cannot be timed: one chunk, for {prompt.fields}", "replace it")
-    return Answer(answer.text, answer.num_tokens, answer.arrivals_s[-1] - answer.arrivals_s[0])
+    return answer
 
 
 def ask_all(
@@ -93,7 +73,7 @@ def ask_all(
     max_tokens: int,
     temperature: float,
     length: int | None,
-) -> tuple[list[Answer], float]:
+) -> tuple[list[Streamed], float]:
     """Ask prompts, some at a time; returns the answers, and the seconds that all of them took."""
     started_s = time.monotonic()
     with ThreadPoolExecutor(num_at_once) as pool:

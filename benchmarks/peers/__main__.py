@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
-from benchmarks.harness import Result, parser_of, run_benchmark, say, server_conditions
+from benchmarks.harness import Result, parser_of, run_benchmark, say
 from benchmarks.peers.environment import ensure_environment
 from benchmarks.peers.figures import LLAMA_CPP, OURS, documents, first_token_table, name_of, table
 from benchmarks.peers.llama_cpp import LlamaCpp, Settings, gguf_files
@@ -25,6 +25,7 @@ from pipelines.bench.figures import figures_of
 from pipelines.bench.measuring import Measurement, run_once
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop
 from pipelines.bench.prompt_sets import PromptSet, draw_sets, names_of_sets
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.bench.workers import Workers
 from pipelines.client import Client, CompletionRequest
 from pipelines.command_line.options import whole_number, whole_numbers
@@ -117,11 +118,11 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     with ExitStack() as stack:
         url = stack.enter_context(running_server("", options.recipe))
         with Client.connect(url) as client:
-            directory = engine_directories(client)["target"]
+            directories, triton_version = engine_directories(client), client.server_version()
             drawn = draw_sets(fitting_prompts(prompts, client, options.max_tokens), names, count)
         ours = stack.enter_context(Workers.connect(url, most, streaming=False))
         measured.workers |= {TARGET_ALONE: ours, ADAPTIVE: ours}
-        engine = json.loads((directory / "engine.json").read_text(encoding="utf-8"))
+        engine = json.loads((directories["target"] / "engine.json").read_text(encoding="utf-8"))
         for length in (0, *DRAFT_LENGTHS):
             arm = Arm(LLAMA_CPP, length)
             log = run_directory(options.recipe) / f"llama-cpp-{length}.log"
@@ -136,12 +137,17 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
             stack.enter_context(closing(server))
             measured.workers[arm] = Workers([server.ask] * most)
             versions.add(server.version)
-        about = server_conditions(
-            *("benchmarks.peers", command_line, options.recipe, url, drawn),
+        about = conditions(
+            "benchmarks.peers",
+            command_line,
+            recipe=options.recipe,
+            triton_version=triton_version,
+            engines=engine_conditions(directories),
+            prompts=drawn.document(),
             peers={LLAMA_CPP: {"title": _TITLES[LLAMA_CPP], "xllamacpp": ", ".join(versions)}},
             method=_METHOD,
         )
-        ids = encode_prompts(drawn.all, read_tokenizer(directory))
+        ids = encode_prompts(drawn.all, read_tokenizer(directories["target"]))
         sets = [
             PromptSet(name, tuple(CompletionRequest(prompt_ids=ids[each.prompt_id]) for each in of_set))
             for name, of_set in drawn.sets.items()

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
 
-from benchmarks.harness import generation_of, num_different_texts
+from benchmarks.harness import generation_of
 from benchmarks.streams import TIMEOUT_S, ask_stream
 from benchmarks.versions.version import RunningVersion, Version
 from pipelines.bench.measuring import Measurement, run_once
@@ -104,7 +104,8 @@ def measure_batches(
                     name: run_once(cell, ADAPTIVE, MAX_TOKENS, workers[name, setting.protocol], number)
                     for name in order
                 }
-                num_different += num_different_texts(measured[BEFORE], measured[AFTER])
+                both = (measured[name].generations for name in (BEFORE, AFTER))
+                num_different += sum(one.text != other.text for one, other in zip(*both, strict=True))
                 if number:  # the first is the warm-up
                     pairs[setting].append(Pair(measured[BEFORE], measured[AFTER]))
             report(f"batches {number}/{num_pairs}" if number else "warmed up")
@@ -124,9 +125,8 @@ def _ask_of(connection: HTTPConnection) -> Ask:
         names = ("prompt", "max_tokens", "temperature", "seed")
         body = {name: getattr(request, name) for name in names}
         streamed = ask_stream(connection, "/v1/completions", body)
-        first_s, last_s = (streamed.arrivals_s[place] - streamed.sent_at_s for place in (0, -1))
         ids = (0,) * streamed.num_tokens  # which are counted, and not asked for
         texts = {"text": streamed.text, "finish_reason": streamed.finish_reason}
-        return generation_of(ids, last_s, first_s, **texts)
+        return generation_of(ids, streamed.first_s + streamed.decode_s, streamed.first_s, **texts)
 
     return ask

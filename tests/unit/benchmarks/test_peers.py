@@ -23,7 +23,6 @@ from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop
 from pipelines.bench.prompt_sets import PromptSet
-from pipelines.bench.reporting.conditions import conditions
 from pipelines.bench.workers import Workers
 from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import PeerError
@@ -171,10 +170,11 @@ def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
         "run_directory": lambda recipe: tmp_path,
         "engine_directories": lambda client: {"target": tmp_path},
         "fitting_prompts": lambda prompts, client, num_more: prompts,
-        "server_conditions": lambda *given, **more: conditions("x", [], **more),
+        "engine_conditions": lambda directories: {},
     }
     for name, stand_in in everything.items():
         monkeypatch.setattr(command, name, stand_in)
+    monkeypatch.setattr(command.Client, "server_version", lambda client: "2.70")
     monkeypatch.setattr(command.Workers, "connect", lambda url, count, *, streaming: Workers([ask] * count))
     arguments = ["--concurrency", "1,2", "--repetitions", "2", "--prompts", str(prompts_in(tmp_path))]
     assert command.main(arguments) == exit_code
