@@ -48,7 +48,7 @@ PARTS = (
     Part("router", 3_230, ("pipelines/router/", "pipelines/upstreams/")),
     Part("triton", 3_370, ("pipelines/triton/", "model_repository/")),
     Part("front door", 4_710, ("pipelines/front_door/",)),
-    # More than 450 buys a gRPC stream of our own: tritonclient's cannot cancel one and mark its last one.
+    # More than 450 buys a gRPC stream: tritonclient's cannot be cancelled, nor tell its last response.
     Part("client", 505, ("pipelines/client/",)),
     # More than before buys ten kinds of questions, rounds that end in time, a verdict in a sentence with an
     # example and its command, and files for CI: `make verify-faults` lists what the judge sees with them.
