@@ -15,15 +15,8 @@ import numpy as np
 
 from pipelines.atomic_file import write_whole
 from pipelines.bench.blocks import CONFIDENCE, Interval
-from pipelines.bench.measuring import Measurement
-from pipelines.bench.prompt_sets import PromptSet, make_prompt_sets
-from pipelines.bench.reporting.conditions import conditions, engine_conditions
-from pipelines.client import Client
-from pipelines.command_line.chat_prompts import check_chats
+from pipelines.client import Generation
 from pipelines.command_line.options import add_prompts_option
-from pipelines.command_line.prompt_choice import choose_prompts
-from pipelines.command_line.prompts import Prompts
-from pipelines.command_line.running_server import engine_directories
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
 
 _RESAMPLES = 10_000
@@ -126,51 +119,6 @@ def conditions_line(about: dict[str, Any]) -> str:
     return f"Conditions: {'; '.join(parts)}."
 
 
-def server_conditions(
-    program: str, command_line: Sequence[str], recipe: str, url: str, prompts: Prompts, **more: Any
-) -> dict[str, Any]:
-    """Collect the conditions of a measurement on a server, ready for JSON.
-
-    Args:
-        program: Module that runs.
-        command_line: Its arguments.
-        recipe: Recipe of the server.
-        url: Address of the server.
-        prompts: Prompts that are sent.
-        more: Conditions that only the caller knows.
-
-    Raises:
-        DraftproofError: The server does not answer.
-    """
-    with Client.connect(url) as client:
-        return conditions(
-            program,
-            command_line,
-            recipe=recipe,
-            triton_version=client.server_version(),
-            engines=engine_conditions(engine_directories(client)),
-            prompts=prompts.document(),
-            **more,
-        )
-
-
-def drawn_prompts(options: argparse.Namespace, count: int) -> tuple[Prompts, PromptSet]:
-    """Draw prompts of the largest set, and make greedy requests of them.
-
-    Args:
-        options: ``prompts`` and ``recipe`` of the command line.
-        count: Number of prompts.
-
-    Raises:
-        InvalidRequestError: There are too few.
-    """
-    largest = choose_prompts(options.prompts, options.recipe).of_largest_set()
-    prompts = largest.draw(count, least=count)
-    check_chats(prompts, None)
-    (prompt_set,) = make_prompt_sets(prompts, 0.0)
-    return prompts, prompt_set
-
-
 def median_interval(values: Sequence[float]) -> Interval:
     """Return the median of independent values with its 95 % percentile bootstrap interval.
 
@@ -188,8 +136,13 @@ def interval_cell(interval: Interval, digits: int) -> str:
     return f"{value} ({low} to {high})"
 
 
-def num_different_texts(one: Measurement, other: Measurement) -> int:
-    """Count the answers of two measurements of the same requests whose texts differ."""
-    return sum(
-        first.text != second.text for first, second in zip(one.generations, other.generations, strict=True)
-    )
+def generation_of(
+    ids: tuple[int, ...],
+    e2e_latency_s: float,
+    ttft_s: float | None = None,
+    *,
+    text: str = "",
+    finish_reason: str = "",
+) -> Generation:
+    """Return an answer of a server that does not say how it speculates."""
+    return Generation(text, ids, (), finish_reason, 0, 0, 0, (), ttft_s, e2e_latency_s)

@@ -22,8 +22,9 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.draft_length.asking import Answer, Prompt, ask
+from benchmarks.draft_length.asking import Prompt, ask
 from benchmarks.harness import Result, interval_cell, markdown, median_interval, parser_of, run_benchmark, say
+from benchmarks.streams import Streamed
 from benchmarks.versions.version import ENGINES, Version
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import whole_number
@@ -111,9 +112,9 @@ def _recipe_file(recipe: str) -> Path:
 
 def _asked_after_kills(
     server: Version, prompts: dict[str, str], num_restarts: int
-) -> dict[str, list[Answer]]:
+) -> dict[str, list[Streamed]]:
     """Return the answers to each prompt: by a new server, and after each restart."""
-    asked: dict[str, list[Answer]] = {name: [] for name in prompts}
+    asked: dict[str, list[Streamed]] = {name: [] for name in prompts}
     for number in range(num_restarts + 1):
         with server.running() as running:
             for name, prompt in prompts.items():
@@ -126,7 +127,7 @@ def _asked_after_kills(
     return asked
 
 
-def _asked_in_turn(servers: dict[str, Version], text: str, num_pairs: int) -> list[tuple[Answer, Answer]]:
+def _asked_in_turn(servers: dict[str, Version], text: str, num_pairs: int) -> list[tuple[Streamed, Streamed]]:
     """Return answers to new prompts by the server with and by that without the cache."""
     order, pairs = random.Random(0), []
     with servers["with"].running() as first, servers["without"].running() as second:
@@ -152,7 +153,7 @@ def _wait_until_written(folder: Path) -> None:
         time.sleep(0.2)
 
 
-def _ask(port: int, text: str, max_tokens: int) -> Answer:
+def _ask(port: int, text: str, max_tokens: int) -> Streamed:
     return ask(port, Prompt("text", {"prompt": text}), max_tokens, 0.0, _NUM_DRAFT_TOKENS)
 
 

@@ -21,7 +21,6 @@ USUAL: dict[str, tuple[str, str]] = {
         "the same with a target of your own; of several drafts, choose the best",
     ),
     "serve": (_DEPLOY, "start a server, building what it lacks, and wait until it is ready"),
-    "ask": ("pipelines.client.__main__", "ask a server to continue a text"),
     "chat": ("pipelines.command_line.chat", "talk to the target in the terminal"),
     "ready": (_DEPLOY, "wait until the server is ready"),
     "stop": (_DEPLOY, "stop the server"),

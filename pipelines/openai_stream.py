@@ -128,6 +128,7 @@ class Event:
         fingerprint: Fingerprint of the server; likewise.
         finish_reason: Why all of a response ended; "" if it goes on, or its choices say so.
         error: What the server says instead of an answer, as JSON; "" if it answers.
+        num_cached: Tokens of the prompt that were not computed; None if it does not say.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -137,6 +138,7 @@ class Event:
     fingerprint: str = ""
     finish_reason: str = ""
     error: str = ""
+    num_cached: int | None = None
 
 
 class AnswerReader:
@@ -290,6 +292,7 @@ def _choice_event(document: Mapping[str, Any]) -> Event:
         _count(usage.get("prompt_tokens")),
         str(document.get("model") or ""),
         str(document.get("system_fingerprint") or ""),
+        num_cached=_count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
     )
 
 

@@ -1,1 +1,1 @@
-"""Compare our server with other engines on the same weights, prompts and cores."""
+"""Compares our server with llama.cpp's on the same file, prompts and cores."""

@@ -1,39 +1,106 @@
-"""Compare our server with other engines, with and without speculation.
+"""Compare our server with llama.cpp's, with and without speculation.
 
-``python -m benchmarks.peers --recipe demo-large --concurrency 1,8``
+``python -m benchmarks.peers --recipe qwen2-5-coder-cpu --concurrency 1,4``
 
-All engines answer the same prompts with the same weights on the same cores, in turn in one run. Exit codes:
-0 success; 1 our server failed or its answers differ; 2 wrong usage; 3 an engine could not be measured.
+Both answer the same prompts from the same GGUF files on the same cores, in turn in one run, so that other
+load on the machine affects both alike. Exit codes: 0 success; 1 our server failed or its answers differ; 2
+wrong usage; 3 llama.cpp could not be measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 
-from benchmarks.harness import Result, parser_of, run_benchmark, say, server_conditions
-from benchmarks.peers.figures import figures_of, first_token_table, table
-from benchmarks.peers.measuring import Measurement, Plan, Runner, Schedule, ServerRunner, num_requests
-from benchmarks.peers.models import PeerModels
-from benchmarks.peers.peers import OURS, PEERS, Arm
-from benchmarks.peers.running_peers import running_peers
+from benchmarks.harness import Result, parser_of, run_benchmark, say
+from benchmarks.peers.environment import ensure_environment
+from benchmarks.peers.figures import LLAMA_CPP, OURS, documents, first_token_table, name_of, table
+from benchmarks.peers.llama_cpp import LlamaCpp, Settings, gguf_files
+from build.recipe import load_recipe
+from pipelines.bench.figures import figures_of
+from pipelines.bench.measuring import Measurement, run_once
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop
+from pipelines.bench.prompt_sets import PromptSet, draw_sets, names_of_sets
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.bench.workers import Workers
-from pipelines.command_line.chat_prompts import check_chats
+from pipelines.client import Client, CompletionRequest
 from pipelines.command_line.options import whole_number, whole_numbers
 from pipelines.command_line.prompt_choice import choose_prompts
-from pipelines.command_line.prompts import Prompts
-from pipelines.command_line.running_server import running_server
+from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompts, read_tokenizer
+from pipelines.command_line.running_server import engine_directories, running_server
+from pipelines.deploy.server import run_directory
+from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
 
-_TIMEOUT_S = 1200.0  # for one answer of an engine
+DRAFT_LENGTHS = (2, 4)  # of llama.cpp
+_TITLES = {OURS: "Draftproof, through Triton", LLAMA_CPP: "llama.cpp, its server"}
 _METHOD = (
-    "greedy, not streamed; our server over gRPC, the others in their own process; except for first tokens, "
-    "prompts are in the prefix caches of all engines"
+    "greedy, not streamed; our server over gRPC, llama.cpp's over HTTP; except for first tokens, prompts are "
+    "in the prefix caches of both"
 )
+
+
+@dataclass
+class Measured:
+    """What was measured.
+
+    Attributes:
+        workers: Workers of each arm that has not failed.
+        measurements: All measurements, in chronological order.
+        first_token_s: Arm and prompt set -> seconds from a prompt that is in no cache to its first token, for
+            each of its prompts.
+        failures: Arm of llama.cpp that failed -> reason.
+    """
+
+    workers: dict[Arm, Workers] = field(default_factory=dict)
+    measurements: list[Measurement] = field(default_factory=list)
+    first_token_s: dict[tuple[Arm, str], tuple[float, ...]] = field(default_factory=dict)
+    failures: dict[Arm, str] = field(default_factory=dict)
+
+    def ask(self, cell: Cell, arm: Arm, max_tokens: int, repetition: int = -1) -> Measurement | None:
+        """Measure an arm once; an arm of llama.cpp that fails is dropped, with None."""
+        try:
+            return run_once(cell, arm, max_tokens, self.workers[arm], repetition)
+        except DraftproofError as error:
+            if arm.model != LLAMA_CPP:
+                raise
+            self.failures[arm] = str(error)
+            del self.workers[arm]
+            return None
+
+    def run(
+        self, sets: Sequence[PromptSet], concurrency: Sequence[int], max_tokens: int, repetitions: int
+    ) -> None:
+        """Run all measurements.
+
+        Each arm first gives one token for each prompt, one after the other. Then it answers each set at each
+        load once as a warm-up, which also fills prefix caches. Within a repetition, the arms run one after
+        another, and each repetition begins with another arm.
+
+        Raises:
+            DraftproofError: Our own server failed, so that there is nothing to compare with.
+        """
+        for prompt_set in sets:
+            for arm in list(self.workers):
+                if first := self.ask(Cell(prompt_set, ClosedLoop(1)), arm, 1):
+                    times_s = tuple(each.e2e_latency_s for each in first.generations)
+                    self.first_token_s[arm, prompt_set.name] = times_s
+        for num_at_once in concurrency:
+            for prompt_set in sets:
+                cell = Cell(prompt_set, ClosedLoop(num_at_once))
+                for repetition in range(-1, repetitions):
+                    arms = list(self.workers)
+                    begin = max(repetition, 0) % len(arms)
+                    for arm in arms[begin:] + arms[:begin]:
+                        entry = self.ask(cell, arm, max_tokens, repetition)
+                        if entry is not None and repetition >= 0:
+                            self.measurements.append(entry)
+                            rate = f"{entry.output_tokens_per_s:.1f} tokens/s"
+                            say(f"{cell}, repetition {repetition + 1}, {name_of(arm)}: {rate}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,116 +109,94 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
-    models = PeerModels.of(options.recipe)
-    most = max(options.concurrency)
-    peers = [
-        peer
-        for peer in PEERS
-        if (peer.name in options.peers if options.peers else models.has_weights_for(peer))
-    ]
-    prompts = _prompts(options, num_requests(most))
-    plan = Plan(
-        prompts={name: models.tokenized(of_set) for name, of_set in prompts.sets.items()},
-        concurrency=options.concurrency,
-        max_tokens=options.max_tokens,
-        repetitions=options.repetitions,
-    )
+    recipe, most = load_recipe(options.recipe), max(options.concurrency)
+    files, interpreter = gguf_files(recipe), ensure_environment(LLAMA_CPP)
+    prompts, count = choose_prompts(options.prompts, options.recipe), ClosedLoop(most).num_requests
+    names = names_of_sets(prompts, options.prompt_sets, is_quick=False)
+    draw_sets(prompts, names, count)  # too few are an error before anything is started
+    measured, versions = Measured(), set[str]()
     with ExitStack() as stack:
-        ours: dict[Arm, Runner] = {}
-        beside = [(options.beside, options.beside)] if options.beside else []
-        for engine, recipe in [*beside, (OURS, options.recipe)]:
-            url = stack.enter_context(running_server("", recipe))
-            workers = stack.enter_context(Workers.connect(url, most, streaming=False))
-            ours |= {Arm(engine, length): ServerRunner(workers, length) for length in (0, None)}
-        running = stack.enter_context(running_peers(peers, models, most, _TIMEOUT_S, say))
-        loaded = {peer: running.loaded[peer.name] for peer in peers if peer.name in running.loaded}
-        described = {peer.name: {"title": peer.title, **asdict(each)} for peer, each in loaded.items()}
-        about = server_conditions(
-            *("benchmarks.peers", command_line, options.recipe, url, prompts),
-            peers=described,
+        url = stack.enter_context(running_server("", options.recipe))
+        with Client.connect(url) as client:
+            directories, triton_version = engine_directories(client), client.server_version()
+            drawn = draw_sets(fitting_prompts(prompts, client, options.max_tokens), names, count)
+        ours = stack.enter_context(Workers.connect(url, most, streaming=False))
+        measured.workers |= {TARGET_ALONE: ours, ADAPTIVE: ours}
+        engine = json.loads((directories["target"] / "engine.json").read_text(encoding="utf-8"))
+        for length in (0, *DRAFT_LENGTHS):
+            arm = Arm(LLAMA_CPP, length)
+            log = run_directory(options.recipe) / f"llama-cpp-{length}.log"
+            sizes = engine["num_threads"], most, recipe.serving.max_seq_len
+            settings = Settings(files["target"], files["draft"], length, *sizes)
+            say(f"{name_of(arm)}: loading")
+            try:
+                server = LlamaCpp(interpreter, settings, tuple(engine["end_ids"]), log)
+            except DraftproofError as error:
+                measured.failures[arm] = str(error)
+                continue
+            stack.enter_context(closing(server))
+            measured.workers[arm] = Workers([server.ask] * most)
+            versions.add(server.version)
+        about = conditions(
+            "benchmarks.peers",
+            command_line,
+            recipe=options.recipe,
+            triton_version=triton_version,
+            engines=engine_conditions(directories),
+            prompts=drawn.document(),
+            peers={LLAMA_CPP: {"title": _TITLES[LLAMA_CPP], "xllamacpp": ", ".join(versions)}},
             method=_METHOD,
         )
-        schedule = Schedule(plan, {**ours, **running.runners}, _say_measurement)
-        schedule.run()
-    figures = figures_of(schedule.measurements)
-    failures = {**running.failures, **{str(arm): text for arm, text in schedule.failures.items()}}
-    titles = {OURS: "Draftproof, through Triton"} | {peer.name: peer.title for peer in loaded}
-    if options.beside:
-        titles[options.beside] = f"Draftproof, recipe {options.beside}"
+        ids = encode_prompts(drawn.all, read_tokenizer(directories["target"]))
+        sets = [
+            PromptSet(name, tuple(CompletionRequest(prompt_ids=ids[each.prompt_id]) for each in of_set))
+            for name, of_set in drawn.sets.items()
+        ]
+        measured.run(sets, options.concurrency, options.max_tokens, options.repetitions)
+    return _result(measured, options, about)
+
+
+def _result(measured: Measured, options: argparse.Namespace, about: Mapping[str, object]) -> Result:
+    whole = [entry for entry in measured.measurements if entry.arm in measured.workers]
+    cells = figures_of(whole, tuple(measured.workers))
+    failures = {name_of(arm): why for arm, why in measured.failures.items()}
     lines = [
-        table(figures, titles),
+        table(cells, _TITLES),
         "",
-        first_token_table(schedule.first_token_s, titles),
+        first_token_table(measured.first_token_s, _TITLES),
         "",
         "Medians of output tokens/s: target alone -> speculating, at the engine's best draft length. Bold: "
-        "how many times as fast Draftproof is as the faster of both (least to greatest repetition). "
-        f"{plan.repetitions} repetitions in turn, at most {plan.max_tokens} tokens; {_METHOD}.",
+        "how many times as fast Draftproof is as the faster of both, with a 95 % interval. "
+        f"{options.repetitions} repetitions in turn, at most {options.max_tokens} tokens; {_METHOD}.",
         *(f"Not measured: {name}: {reason}" for name, reason in failures.items()),
     ]
+    arms = [document for figures in cells for document in documents(figures)]
     document = {
-        "arms": [
-            {
-                **asdict(entry),
-                "arm": str(entry.arm),
-                "engine": entry.arm.engine,
-                "num_draft_tokens": entry.arm.num_draft_tokens,
-            }
-            for entry in figures
-        ],
+        "arms": arms,
         "first_token_s": [
-            {"arm": str(arm), "prompt_set": prompt_set, "seconds": seconds}
-            for (arm, prompt_set), seconds in schedule.first_token_s.items()
+            {"arm": name_of(arm), "prompt_set": prompt_set, "seconds": seconds}
+            for (arm, prompt_set), seconds in measured.first_token_s.items()
         ],
         "not_measured": failures,
-        "max_tokens": plan.max_tokens,
-        "repetitions": plan.repetitions,
-        "conditions": about,
+        "max_tokens": options.max_tokens,
+        "repetitions": options.repetitions,
+        "conditions": dict(about),
     }
-    is_wrong = any(entry.num_different for entry in figures if entry.arm in ours)
+    is_wrong = any(each["num_different"] for each in arms if each["engine"] == OURS)
     exit_code = EXIT_FAIL if is_wrong else EXIT_INCONCLUSIVE if failures else EXIT_PASS
     return Result("\n".join(lines), document, exit_code)
 
 
-def _prompts(options: argparse.Namespace, count: int) -> Prompts:
-    """Return ``count`` prompts of each set; raises InvalidRequestError if there are fewer."""
-    prompts = choose_prompts(options.prompts, options.recipe)
-    check_chats(prompts, None)
-    names = options.prompt_sets or tuple(prompts.sets)
-    sets = {name: replace(prompts, sets={name: prompts.sets.get(name, ())}) for name in names}
-    drawn = {name: of_set.draw(count, least=count).sets[name] for name, of_set in sets.items()}
-    return replace(prompts, sets=drawn)
-
-
-def _say_measurement(entry: Measurement) -> None:
-    rate = entry.num_output_tokens / entry.wall_s
-    where = f"{entry.prompt_set}, {entry.num_at_once} concurrent, repetition {entry.repetition + 1}"
-    say(f"{where}, {entry.arm}: {rate:.1f} tokens/s")
-
-
-def _names(known: Sequence[str] = ()) -> Any:
-    """Return a parser of options such as ``code,mixed``, names of ``known`` if that is given."""
-
-    def read(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if not all(names) or len(set(names)) < len(names) or (known and set(names) - set(known)):
-            allowed = f"names of {', '.join(known)}" if known else "names"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of different {allowed}")
-        return names
-
-    return read
-
-
 def _parser() -> argparse.ArgumentParser:
-    peers = tuple(peer.name for peer in PEERS)
-    parser = parser_of("benchmarks.peers", "Compare our server with other engines.", "demo-large")
-    parser.add_argument("--beside", help="another recipe of ours with the same target, measured in turn too")
+    parser = parser_of("benchmarks.peers", "Compare our server with llama.cpp's.", "qwen2-5-coder-cpu")
     parser.add_argument(
-        "--peers", type=_names(peers), help=f"of {','.join(peers)} (default: those that read the weights)"
+        "--prompt-sets",
+        type=lambda text: tuple(dict.fromkeys(text.split(","))),
+        help="names of files of the prompts (default: all)",
     )
-    parser.add_argument("--prompt-sets", type=_names(), help="names of files of the prompts (default: all)")
     parser.add_argument("--concurrency", type=whole_numbers(1), default=(1, 8), help="default: 1,8")
     parser.add_argument("--max-tokens", type=whole_number(2), default=128, help="per answer (%(default)s)")
-    parser.add_argument("--repetitions", type=whole_number(1), default=3, help="of each arm (%(default)s)")
+    parser.add_argument("--repetitions", type=whole_number(2), default=3, help="of each arm (%(default)s)")
     return parser
 
 

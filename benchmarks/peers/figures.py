@@ -1,107 +1,102 @@
-"""Compute medians and spreads of rates, and of ratios within repetitions, and write them as a table."""
+"""Write what was measured beside another engine as tables and as JSON."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from typing import Any
 
-from benchmarks.harness import markdown
-from benchmarks.peers.measuring import Measurement
-from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, Arm
-from pipelines.bench.figures import Spread, spread
+from benchmarks.harness import interval_cell, markdown
+from pipelines.bench.figures import CellFigures
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm
 
-
-@dataclass(frozen=True)
-class ArmFigures:
-    """Results of an arm on a prompt set at one load.
-
-    Attributes:
-        arm: The arm.
-        prompt_set: Name of the prompt set.
-        num_at_once: Concurrent requests.
-        output_tokens_per_s: Output tokens per second of all requests together.
-        ratio_to_alone: Ratio to the same engine's target alone; None if that was not measured.
-        ours_to_this: Tokens per second of our adaptive arm divided by those of this arm.
-        num_answers: Answers in all repetitions.
-        num_different: Answers that differ from the same engine's target alone, in the same repetition.
-    """
-
-    arm: Arm
-    prompt_set: str
-    num_at_once: int
-    output_tokens_per_s: Spread
-    ratio_to_alone: Spread | None
-    ours_to_this: Spread
-    num_answers: int
-    num_different: int
+OURS, LLAMA_CPP = "draftproof", "llama-cpp"
 
 
-_Key = tuple[Arm, str, int]
+def engine_of(arm: Arm) -> str:
+    """Return the engine of an arm."""
+    return LLAMA_CPP if arm.model == LLAMA_CPP else OURS
 
 
-def figures_of(measurements: Sequence[Measurement]) -> list[ArmFigures]:
-    """Compute the figures of every arm, set and load.
-
-    For an arm that failed early, the repetitions before that are compared.
-    """
-    groups: dict[_Key, dict[int, Measurement]] = {}
-    for entry in measurements:
-        groups.setdefault((entry.arm, entry.prompt_set, entry.num_at_once), {})[entry.repetition] = entry
-    return [_figures(key, groups) for key in groups]
+def alone_of(arm: Arm) -> Arm:
+    """Return the arm of the same engine's target alone."""
+    return Arm(LLAMA_CPP, 0) if arm.model == LLAMA_CPP else TARGET_ALONE
 
 
-def _figures(key: _Key, groups: Mapping[_Key, Mapping[int, Measurement]]) -> ArmFigures:
-    arm, prompt_set, num_at_once = key
-    entries = groups[key]
-    alone = groups.get((arm.alone, prompt_set, num_at_once), {})
-    ours = groups.get((OURS_ADAPTIVE, prompt_set, num_at_once), {})
-    to_alone = [_rate(entry) / _rate(alone[index]) for index, entry in entries.items() if index in alone]
-    return ArmFigures(
-        arm=arm,
-        prompt_set=prompt_set,
-        num_at_once=num_at_once,
-        output_tokens_per_s=spread([_rate(entry) for entry in entries.values()]),
-        ratio_to_alone=spread(to_alone) if to_alone else None,
-        ours_to_this=spread(
-            [_rate(ours[index]) / _rate(entry) for index, entry in entries.items() if index in ours]
-        ),
-        num_answers=sum(len(entry.answers) for entry in entries.values()),
-        num_different=sum(
-            _num_different(entry.answers, alone[index].answers)
-            for index, entry in entries.items()
-            if index in alone
-        ),
-    )
+def name_of(arm: Arm) -> str:
+    """Return the name of an arm."""
+    return f"{engine_of(arm)} {'target alone' if arm == alone_of(arm) else arm}"
 
 
-def _rate(entry: Measurement) -> float:
-    return max(entry.num_output_tokens, 1) / entry.wall_s
+def num_different(figures: CellFigures, arm: Arm) -> int:
+    """Count the answers that differ from the same engine's target alone, in the same repetition."""
+    if alone_of(arm) not in (each.arm for each in figures.arms):
+        return 0
+    pairs = zip(figures.of(arm).generations, figures.of(alone_of(arm)).generations, strict=True)
+    return sum(mine.output_ids != alone.output_ids for mine, alone in pairs)
 
 
-def _num_different(answers: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> int:
-    return sum(mine != other for mine, other in zip(answers, wanted, strict=True))
+def documents(figures: CellFigures) -> list[dict[str, Any]]:
+    """Return the figures of each arm, ready for JSON."""
+    arms, blocks = [entry.arm for entry in figures.arms], figures.blocks
+    return [
+        {
+            "arm": name_of(entry.arm),
+            "engine": engine_of(entry.arm),
+            "num_draft_tokens": 0 if entry.arm == TARGET_ALONE else entry.arm.num_draft_tokens,
+            "prompt_set": figures.cell.prompt_set.name,
+            "num_at_once": figures.cell.load.num_at_once,
+            "output_tokens_per_s": asdict(entry.output_tokens_per_s),
+            "ratio_to_alone": asdict(blocks.ratio(entry.arm, alone_of(entry.arm)))
+            if alone_of(entry.arm) in arms
+            else None,
+            "ours_to_this": asdict(blocks.ratio(ADAPTIVE, entry.arm)),
+            "num_answers": len(entry.generations),
+            "num_different": num_different(figures, entry.arm),
+        }
+        for entry in figures.arms
+    ]
 
 
-def table(figures: Sequence[ArmFigures], titles: Mapping[str, str]) -> str:
+def table(cells: Sequence[CellFigures], titles: Mapping[str, str]) -> str:
     """Return a line for each load and engine, each at its fastest draft length.
 
     Args:
-        figures: Those of all arms.
+        cells: Figures of all sets and loads.
         titles: Name for readers of each engine, in the order of the lines.
     """
-    sets = list(dict.fromkeys(entry.prompt_set for entry in figures))
+    sets = list(dict.fromkeys(figures.cell.prompt_set.name for figures in cells))
     rows = []
-    for load in sorted({entry.num_at_once for entry in figures}):
+    for load in sorted({figures.cell.load.num_at_once for figures in cells}):
+        of_load = {each.cell.prompt_set.name: each for each in cells if each.cell.load.num_at_once == load}
         for engine, title in titles.items():
-            arms = [each for each in figures if (each.num_at_once, each.arm.engine) == (load, engine)]
-            drafting = [each for each in arms if each.arm.num_draft_tokens != 0]
-            cells = [_cell([each for each in arms if each.prompt_set == name]) for name in sets]
-            different = sum(each.num_different for each in drafting)
-            if any(cells):
-                of_all = f"{different} of {sum(each.num_answers for each in drafting)}"
-                rows.append([load, title, *(cell or "-" for cell in cells), of_all])
+            drafting = [
+                (num_different(figures, entry.arm), len(entry.generations))
+                for figures in of_load.values()
+                for entry in figures.arms
+                if engine_of(entry.arm) == engine and entry.arm != alone_of(entry.arm)
+            ]
+            if drafting:
+                different, answers = map(sum, zip(*drafting, strict=True))
+                speeds = [_cell(of_load[name], engine) if name in of_load else "-" for name in sets]
+                rows.append([load, title, *speeds, f"{different} of {answers}"])
     return markdown(["Concurrent", "Engine", *sets, "Answers unlike its target"], rows)
+
+
+def _cell(figures: CellFigures, engine: str) -> str:
+    """Return an engine's speeds, alone and at its best draft length, and ours beside the faster one."""
+    arms = [entry.arm for entry in figures.arms if engine_of(entry.arm) == engine]
+    drafting = [arm for arm in arms if arm != alone_of(arm)]
+    if not drafting:
+        return "-"
+    best = max(drafting, key=lambda arm: figures.of(arm).output_tokens_per_s.median)
+    alone = [f"{figures.of(arm).output_tokens_per_s.median:.0f}" for arm in arms if arm == alone_of(arm)]
+    speeds = f"{alone[0] if alone else '-'} -> {figures.of(best).output_tokens_per_s.median:.0f}"
+    if engine == OURS:
+        return speeds
+    ours = figures.blocks.ratio(ADAPTIVE, figures.blocks.fastest(arms))
+    return f"{speeds} ({best}): **{interval_cell(ours, 2)}**"
 
 
 def first_token_table(seconds: Mapping[tuple[Arm, str], Sequence[float]], titles: Mapping[str, str]) -> str:
@@ -119,26 +114,10 @@ def first_token_table(seconds: Mapping[tuple[Arm, str], Sequence[float]], titles
             medians = {
                 arm: statistics.median(times)
                 for (arm, of_set), times in seconds.items()
-                if (arm.engine, of_set) == (engine, name)
+                if (engine_of(arm), of_set) == (engine, name)
             }
-            drafting = [median_s for arm, median_s in medians.items() if arm.num_draft_tokens != 0]
-            alone = [median_s for arm, median_s in medians.items() if arm.num_draft_tokens == 0]
+            alone = [median_s for arm, median_s in medians.items() if arm == alone_of(arm)]
+            drafting = [median_s for arm, median_s in medians.items() if arm != alone_of(arm)]
             cells.append(" -> ".join(f"{min(each):.2f} s" if each else "-" for each in (alone, drafting)))
         rows.append([title, *cells])
     return markdown(["First token of a new prompt", *sets], rows)
-
-
-def _cell(arms: Sequence[ArmFigures]) -> str:
-    """Return an engine's speeds, alone and at its best draft length, and ours beside the faster one."""
-    drafting = [each for each in arms if each.arm.num_draft_tokens != 0]
-    if not drafting:
-        return ""
-    best = max(drafting, key=lambda each: each.output_tokens_per_s.median)
-    alone = next((each for each in arms if each.arm.num_draft_tokens == 0), None)
-    before = "-" if alone is None else f"{alone.output_tokens_per_s.median:.0f}"
-    speeds = f"{before} -> {best.output_tokens_per_s.median:.0f}"
-    if best.arm.engine == OURS:
-        return speeds
-    ours = max(arms, key=lambda each: each.output_tokens_per_s.median).ours_to_this
-    length = "" if best.arm.num_draft_tokens is None else f" (K={best.arm.num_draft_tokens})"
-    return f"{speeds}{length}: **{ours.median:.2f}** ({ours.low:.2f} to {ours.high:.2f})"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.running_peers import ensure_environment
+from benchmarks.peers.environment import ensure_environment
 from benchmarks.quality.engines import Logits
 
 

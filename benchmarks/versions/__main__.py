@@ -16,12 +16,15 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.harness import Result, drawn_prompts, parser_of, run_benchmark, say
+from benchmarks.harness import Result, parser_of, run_benchmark, say
 from benchmarks.versions.figures import Change, figures_of, front_doors_share, table
 from benchmarks.versions.pairs import AFTER, BEFORE, LOADS, MAX_TOKENS, measure_batches, measure_starts
 from benchmarks.versions.version import ENGINES, Version, resolve
+from pipelines.bench.prompt_sets import make_prompt_sets
 from pipelines.bench.reporting.conditions import conditions
+from pipelines.command_line.chat_prompts import check_chats
 from pipelines.command_line.options import whole_number
+from pipelines.command_line.prompt_choice import choose_prompts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +44,10 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     about = conditions(
         "benchmarks.versions", command_line, recipe=options.recipe, before=resolve(options.before)
     )
-    drawn, prompts = drawn_prompts(options, max(load.num_requests for load in LOADS))
+    largest, count = choose_prompts(options.prompts, options.recipe).of_largest_set(), LOADS[-1].num_requests
+    drawn = largest.draw(count, least=count)
+    check_chats(drawn, None)
+    (prompts,) = make_prompt_sets(drawn, 0.0)
     about["prompts"] = drawn.document()
     with tempfile.TemporaryDirectory(prefix="versions-") as scratch:
         versions = {

@@ -52,8 +52,6 @@ GENERATION_CONFIG = "generation_config.json"
 MOST_TOKENIZER_BYTES = 1 << 28
 """Bytes of a ``tokenizer.json``; that of Gemma, with 262,144 tokens, has an eighth."""
 
-_LONGEST_VALUE = 160  # characters of a value in an error message
-
 
 @dataclass(frozen=True)
 class TokenizerInfo:
@@ -128,29 +126,6 @@ def _identity(content: str) -> tuple[str, int, tuple[int, ...], int, Mapping[str
     )
 
 
-def first_difference(draft: TokenizerInfo, target: TokenizerInfo) -> str:
-    """Return the first thing that two tokenizers do differently, with the results of both.
-
-    Args:
-        draft: Tokenizer of the draft.
-        target: Tokenizer of the target, with another ``sha256``.
-    """
-    ours, theirs = (
-        _behaviour(load_tokenizer(info.path.read_text(encoding="utf-8"))) for info in (draft, target)
-    )
-    for what, values in ours.items():
-        for key in {**values, **theirs[what]}:
-            if values.get(key) != theirs[what].get(key):
-                found = f"draft {_shown(values.get(key))}, target {_shown(theirs[what].get(key))}"
-                return f"{what} {key!r}: {found}"
-    return "none"
-
-
-def _shown(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
-
-
 def load_tokenizer(content: str) -> Tokenizer:
     """Load the content of a ``tokenizer.json``, without the truncation and padding of a training run."""
     tokenizer = Tokenizer.from_str(content)
@@ -160,7 +135,7 @@ def load_tokenizer(content: str) -> Tokenizer:
 
 
 def _behaviour(tokenizer: Tokenizer) -> dict[str, dict[Any, Any]]:
-    """Return everything that is compared, grouped by a name for error messages, the most telling first."""
+    """Return everything that is compared."""
     document = json.loads(tokenizer.to_str())  # one spelling, and every default is there
     model = document["model"]
     pieces, merges = model.pop("vocab"), model.pop("merges", ())

@@ -127,14 +127,9 @@ def write_hugging_face(directory: Path, network: Network, tokenizer: Path, end_i
     """
     directory.mkdir(parents=True, exist_ok=True)
     write_tensors(directory / "model.safetensors", hugging_face_tensors(network), {"format": "pt"})
-    write_settings(directory, network.config, tokenizer, end_ids)
-
-
-def write_settings(directory: Path, config: NetworkConfig, tokenizer: Path, end_ids: Sequence[int]) -> None:
-    """Write what stands beside the weights of a checkpoint; see ``write_hugging_face``."""
     shutil.copyfile(tokenizer, directory / "tokenizer.json")
     documents = {
-        "config.json": hugging_face_config(config, end_ids),
+        "config.json": hugging_face_config(network.config, end_ids),
         "generation_config.json": {
             "bos_token_id": end_ids[0],
             "eos_token_id": _one_or_all(end_ids),

@@ -51,12 +51,6 @@ class Acceptance:
         """Drafted / rounds; None if no round was counted."""
         return self.total_draft_tokens / self.num_rounds if self.num_rounds else None
 
-    @property
-    def rounds_by_accepted(self) -> tuple[int, ...]:
-        """Entry n: number of rounds that accepted exactly n draft tokens."""
-        reached = (self.num_rounds, *self.accepted_per_position, 0)
-        return tuple(at_least - more for at_least, more in itertools.pairwise(reached))
-
 
 def pooled(generations: Sequence[Generation]) -> Acceptance:
     """Add up the counts of answers."""

@@ -190,7 +190,6 @@ def _arm(entry: ArmFigures) -> dict[str, Any]:
         "mean_acceptance_length": acceptance.mean_acceptance_length,
         "mean_draft_length": acceptance.mean_draft_length,
         "accepted_per_position": acceptance.accepted_per_position,
-        "rounds_by_accepted": acceptance.rounds_by_accepted,
         "rounds_by_draft_length": acceptance.rounds_by_draft_length,
     }
 

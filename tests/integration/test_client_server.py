@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from pipelines.client import Client, CompletionRequest, Timeouts
-from pipelines.client.__main__ import main as ask
 from pipelines.command_line import running_server
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
@@ -57,17 +56,6 @@ def grpc_url(server: Server) -> str:
 def last_document(text: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(text.splitlines()[-1])
     return document
-
-
-def test_the_command_answers_and_fails_with_its_codes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--url", url, "--max-tokens", "12", "def main("]
-    assert ask(arguments) == 0
-    whole = capsys.readouterr().out
-    assert ask(["--json", *arguments]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert len(document["output_ids"]) == 12 and document["text"] + "\n" == whole
-    assert ask(["--url", url, "--max-tokens", "0", "def main("]) == 1
-    assert "max_tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("streaming", [False, True])

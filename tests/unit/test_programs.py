@@ -120,12 +120,13 @@ def test_an_error_is_its_two_parts_on_standard_error(
 
 
 def test_an_interrupt_is_a_line_and_130() -> None:
-    program = [sys.executable, "-m", "pipelines", "ask", "-"]
+    code = "import time; from pipelines.program import run_program as run; exit(run(lambda: time.sleep(60)))"
+    program = [sys.executable, "-c", code]
     interruptible = ["env", "--default-signal=INT", *program]  # jobs of a shell ignore it
     with subprocess.Popen(
         interruptible, cwd=REPOSITORY_ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        time.sleep(2)  # by then it reads its standard input
+        time.sleep(2)  # by then it works
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (130, "interrupted\n")

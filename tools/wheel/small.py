@@ -59,8 +59,7 @@ def write_stamp(folder: Path, sources: Sources) -> None:
 
 def sources_of_package() -> dict[Path, Path]:
     """Return each module of the wheel and its name there."""
-    client = {path for path in CLIENT.rglob("*.py") if path.name != "__main__.py"}
-    needed = client.union(*map(imported_by, MODULES))
+    needed = set(CLIENT.rglob("*.py")).union(*map(imported_by, MODULES))
     needed -= {PIPELINES / "__init__.py"}  # the client's is the package's
     names = {path: path.relative_to(CLIENT if path.is_relative_to(CLIENT) else PIPELINES) for path in needed}
     return names | {path: Path(path.name) for path in ADDED.glob("*.py") if path.name != "__init__.py"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from build.checkpoints.tokenizer_file import first_difference
 from build.tensorrt_llm.pair import Pair
 from build.tensorrt_llm.rules.rule import Violation, rule
 from build.tensorrt_llm.versions import (
@@ -132,7 +131,7 @@ def _tokenizer(pair: Pair) -> Iterator[Violation]:
         yield Violation(
             "pair",
             "draft and target have different tokenizers, and TensorRT-LLM verifies the ids of the draft: "
-            f"{first_difference(pair.draft.tokenizer, pair.target.tokenizer)}",
+            f"{pair.draft.tokenizer.path} and {pair.target.tokenizer.path}",
             "choose a draft from the target's model family, or the embedded runtime, which translates tokens",
         )
     for side in pair.sides:

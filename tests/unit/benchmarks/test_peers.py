@@ -1,213 +1,194 @@
-"""Tests of the comparison with other engines, on scripted engines and stand-in programs."""
+"""Tests of the comparison with llama.cpp, on scripted workers and a stand-in for its server."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.harness import generation_of
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.figures import ArmFigures, figures_of, table
-from benchmarks.peers.measuring import Measurement, Plan, Schedule, TokenizedPrompt, num_requests
-from benchmarks.peers.models import PeerModels
-from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, Arm, Peer
-from benchmarks.peers.process import PeerProcess
-from benchmarks.peers.protocol import (
-    Loaded,
-    LoadRequest,
-    Outcome,
-    RunRequest,
-)
-from benchmarks.peers.running_peers import running_peers
-from pipelines.bench.figures import Spread
-from pipelines.bench.reporting.conditions import conditions
+from benchmarks.peers import llama_cpp
+from benchmarks.peers.__main__ import Measured
+from benchmarks.peers.figures import LLAMA_CPP, documents, first_token_table, table
+from benchmarks.peers.llama_cpp import LlamaCpp, Settings, gguf_files
+from build.recipe import load_recipe
+from pipelines.bench.figures import CellFigures, figures_of
+from pipelines.bench.measuring import Measurement
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop
+from pipelines.bench.prompt_sets import PromptSet
 from pipelines.bench.workers import Workers
 from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import PeerError
 from tests.support.tiny_engines import write_tokenizer
 
-OURS_ALONE = Arm(OURS, 0)
-ALONE, SHORT, LONG = Arm("other", 0), Arm("other", 2), Arm("other", 4)
-PROMPTS = tuple(TokenizedPrompt(f"text {index}", (index, index)) for index in range(16))
-LOAD = LoadRequest("target", "draft", 4, 2, 8, 1024, 512, (999, 998), {"NUM_STREAMS": "1"})
-RUN = RunRequest(((10, 11), (20,), (30,)), max_tokens=3, num_at_once=2)
-
-
-class ScriptedRunner:
-    """A runner that records its name when it is asked; ``SHORT`` breaks at its fourth request."""
-
-    def __init__(self, arm: Arm, log: list[tuple[str, int]]) -> None:
-        self.arm, self.log, self.num_runs = arm, log, 0
-
-    def run(self, prompts: Sequence[TokenizedPrompt], max_tokens: int, num_at_once: int) -> Outcome:
-        self.num_runs += 1
-        if self.arm == SHORT and self.num_runs > 3:
-            raise PeerError("it broke")
-        self.log.append((str(self.arm), num_at_once if max_tokens > 1 else 0))
-        return Outcome(tuple(prompt.ids for prompt in prompts), (1.0,) * len(prompts), 2.0)
-
-
-def test_arms_take_turns_and_one_that_breaks_is_left_out() -> None:
-    log: list[tuple[str, int]] = []
-    arms = (OURS_ALONE, OURS_ADAPTIVE, ALONE, SHORT)
-    plan = Plan({"code": PROMPTS}, (1, 4), 8, 2)
-    schedule = Schedule(plan, {arm: ScriptedRunner(arm, log) for arm in arms}, lambda entry: None)
-    schedule.run()
-    a, b, c, d = map(str, arms)
-    assert [name for name, num_at_once in log if num_at_once == 4] == [a, b, c, a, b, c, b, c, a]
-    assert [name for name, num_at_once in log if num_at_once == 1] == [a, b, c, d, a, b, c, d, b, c, a]
-    assert [name for name, num_at_once in log if not num_at_once] == [a, b, c, d], "before caches are filled"
-    assert schedule.first_token_s == {(arm, "code"): (1.0,) * num_requests(1) for arm in arms}
-    assert schedule.failures == {SHORT: "it broke"}
-    assert [entry.repetition for entry in schedule.measurements if entry.arm == SHORT] == [0]
-    assert {len(entry.answers) for entry in schedule.measurements} == {num_requests(1), num_requests(4)}
-
-
-def measured(
-    arm: Arm, repetition: int, wall_s: float, *answers: tuple[int, ...], kind: str = "code"
-) -> Measurement:
-    return Measurement(arm, kind, 1, repetition, answers or ((1, 2), (3, 4)), wall_s)
-
-
-def figures_by_arm(*measurements: Measurement) -> dict[tuple[Arm, str], ArmFigures]:
-    return {(entry.arm, entry.prompt_set): entry for entry in figures_of(measurements)}
-
-
-def test_ratios_are_taken_within_a_repetition() -> None:
-    walls = {OURS_ALONE: (1, 1, 1), OURS_ADAPTIVE: (0.5, 1, 2), ALONE: (2, 4, 1), SHORT: (1, 1, 2)}
-    found = figures_by_arm(*(measured(arm, n, s) for arm, of in walls.items() for n, s in enumerate(of)))
-    short = found[SHORT, "code"]
-    assert short.output_tokens_per_s == Spread(4.0, 2.0, 4.0)
-    assert short.ratio_to_alone == Spread(2.0, 0.5, 4.0)
-    assert short.ours_to_this == Spread(1.0, 1.0, 2.0)
-    assert found[OURS_ADAPTIVE, "code"].ratio_to_alone == Spread(1.0, 0.5, 2.0)
-
-
-def test_answers_that_differ_are_counted_against_the_engines_own_target() -> None:
-    ours = (measured(arm, 0, 1.0) for arm in (OURS_ALONE, OURS_ADAPTIVE))
-    others = (measured(ALONE, 0, 1.0, (1, 9), (3, 4)), measured(SHORT, 0, 1.0, (1, 9), (3, 5)))
-    found = figures_by_arm(*ours, *others)
-    short, alone = found[SHORT, "code"], found[ALONE, "code"]
-    assert (short.num_answers, short.num_different, alone.num_different) == (2, 1, 0)
-
-
-def test_the_table_shows_each_engine_at_its_fastest_draft_length() -> None:
-    entries = [measured(arm, 0, 1.0) for arm in (OURS_ALONE, OURS_ADAPTIVE, ALONE)]
-    figures = figures_of([*entries, measured(SHORT, 0, 2.0), measured(LONG, 0, 1.25, (1, 2), (9, 9))])
-    assert table(figures, {"draftproof": "Ours", "other": "Another engine"}).splitlines()[2:] == [
-        "| 1 | Ours | 4 -> 4 | 0 of 2 |",
-        "| 1 | Another engine | 4 -> 3 (K=4): **1.00** (1.00 to 1.00) | 1 of 4 |",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("mode", "reason"),
-    [
-        ("good", ""),
-        ("noisy", ""),
-        ("no-load", "MemoryError: no room for the weights"),
-        ("dies", "exited with code 3: fatal: out of luck"),
-        ("short", "2 answers to 3 prompts"),
-        ("hangs", r"no response within 0\.5 s"),
-    ],
-)
-def test_a_program_answers_or_says_why_it_does_not(
-    mode: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.peers.process._END_TIMEOUT_S", 0.2)
-    command_line = [sys.executable, "-m", "tests.support.stand_in_peer", mode]
-    with closing(PeerProcess(mode, command_line, tmp_path / "logs" / "peer.log", {}, 120.0)) as peer:
-        if not reason:
-            assert peer.load(LOAD) == Loaded({"stand-in": "1.0"}, "2 threads")
-            assert peer.run(RUN).answers == ((10, 11, 999), (20, 21, 999), (30, 31, 999))
-            return
-        with pytest.raises(PeerError, match=reason):
-            peer.load(LOAD)
-            peer._timeout_s = 0.5 if mode == "hangs" else 120.0
-            peer.run(RUN)
-    assert peer._process.poll() is not None
-
-
-def stand_in(mode: str, name: str = "other") -> Peer:
-    return Peer(name, "A stand-in", "other", mode, "openvino", (2, 4))
+ALONE, SHORT, LONG = (Arm(LLAMA_CPP, length) for length in (0, 2, 4))
+ARMS = (TARGET_ALONE, ADAPTIVE, ALONE, SHORT, LONG)
+CODE = PromptSet("code", tuple(CompletionRequest(prompt_ids=(index, 7)) for index in range(8)))
+SETTINGS = Settings("target.gguf", "draft.gguf", 2, 3, 4, 512)
+PROGRAM = """
+import http.server, json, sys
+given = json.loads(sys.argv[1])
+if given["target"] == "broken.gguf":
+    sys.exit("no room for the weights")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_request(self, *given): print("a library talks", file=sys.stderr, flush=True)
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        first = asked["prompt"][0]
+        body = json.dumps({"tokens": [first, given["num_threads"], 99]} if first else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+address = f"http://127.0.0.1:{server.server_port}"
+print(json.dumps({"address": address, "version": "1.0"}), flush=True)
+import threading
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> PeerModels:
-    write_tokenizer(tmp_path / "target" / "openvino" / "tokenizer.json")
-    content = {
-        "end_ids": [999],
-        "num_threads": 2,
-        "compile_properties": {"NUM_STREAMS": "1"},
-        "max_seq_len": 1024,
-        "max_num_tokens": 512,
-    }
-    return PeerModels(
-        tmp_path,
-        {**content, "target": {"openvino": "target/openvino"}, "draft": {"openvino": "draft/openvino"}},
-    )
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "server.py"
+    path.write_text(PROGRAM)
+    monkeypatch.setattr(llama_cpp, "PROGRAM", path)
 
 
-def interpreter_for(folder: Path, peer: Peer) -> Path:
-    """Return a command that runs the stand-in in the peer's mode, whatever module it is to run."""
-    if peer.name == "absent":
-        raise PeerError("no wheel for this machine")
-    script = folder / "bin" / peer.module
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.support.stand_in_peer {peer.module}\n')
-    script.chmod(0o755)
-    return script
+def started(tmp_path: Path, settings: Settings = SETTINGS) -> LlamaCpp:
+    return LlamaCpp(Path(sys.executable), settings, (99, 98), tmp_path / "logs" / "server.log")
 
 
-def test_what_cannot_be_installed_or_loaded_is_named_and_the_rest_runs(
-    models: PeerModels, tmp_path: Path
-) -> None:
-    peers = [stand_in("good", "absent"), stand_in("no-load", "broken"), stand_in("good", "whole")]
-    install = partial(interpreter_for, tmp_path)
-    with running_peers(peers, models, 8, 60.0, lambda line: None, install) as running:
-        assert list(running.runners) == [Arm("whole", 0), Arm("whole", 2), Arm("whole", 4)]
-        outcome = running.runners[Arm("whole", 2)].run(PROMPTS[3:5], 4, 2)
-        assert outcome.answers == ((3, 4, 5), (4, 5, 6))  # the end token is removed
-    assert set(running.failures) == {"absent", "broken target alone", "broken K=2", "broken K=4"}
+@pytest.mark.usefixtures("program")
+def test_the_server_answers_or_says_why_it_does_not(tmp_path: Path) -> None:
+    with closing(started(tmp_path)) as server:
+        assert server.version == "1.0"
+        answer = server.ask(CompletionRequest(prompt_ids=(5, 6)), "")
+        assert answer.output_ids == (5, 3), "without its end token"
+        with pytest.raises(PeerError, match=r"KeyError\('tokens'\): a library talks"):
+            server.ask(CompletionRequest(prompt_ids=(0,)), "")
+    assert server._process.poll() is not None
+    with pytest.raises(PeerError, match="exit code 1: no room for the weights"):
+        started(tmp_path, replace(SETTINGS, target="broken.gguf"))
 
 
+def test_only_pairs_of_gguf_files_are_compared() -> None:
+    files = gguf_files(load_recipe("qwen2-5-coder-cpu"))
+    assert files["target"].endswith("1.5b-instruct-q4_k_m.gguf")
+    assert files["draft"].endswith("0.5b-instruct-q4_k_m.gguf")
+    with pytest.raises(PeerError, match="recipe demo is no pair of GGUF files"):
+        gguf_files(load_recipe("demo"))
+
+
+def test_arms_take_turns_and_one_that_breaks_is_left_out() -> None:
+    log: list[tuple[Arm, int]] = []
+    given: list[Arm] = []
+
+    def ask(arm: Arm, request: CompletionRequest, model: str) -> Generation:
+        given.append(arm)
+        if arm == SHORT and given.count(arm) > 8:
+            raise PeerError("it broke")
+        if not log or log[-1] != (arm, request.max_tokens):
+            log.append((arm, request.max_tokens))
+        return generation_of(request.prompt_ids, 0.5)
+
+    arms = (TARGET_ALONE, ADAPTIVE, ALONE, SHORT)
+    measured = Measured({arm: Workers([partial(ask, arm)]) for arm in arms})
+    measured.run([CODE], [1], 9, 2)
+    a, b, c, d = arms
+    turns = [arm for arm, max_tokens in log if max_tokens == 9]
+    assert [arm for arm, max_tokens in log if max_tokens == 1] == [a, b, c, d], "before caches are filled"
+    assert turns == [a, b, c, d, a, b, c, b, c, a]
+    assert measured.failures == {SHORT: "it broke"}
+    assert SHORT not in measured.workers
+    assert measured.first_token_s == {(arm, "code"): (0.5,) * 4 for arm in arms}
+    assert "| Ours | 0.50 s -> 0.50 s |" in first_token_table(measured.first_token_s, {"draftproof": "Ours"})
+
+
+def cell_figures(walls: dict[Arm, float], **answers: tuple[int, ...]) -> CellFigures:
+    cell = Cell(CODE, ClosedLoop(1))
+    given = [
+        Measurement(
+            *(cell, arm, repetition),
+            (generation_of((1, 2), 1.0), generation_of(answers.get(str(arm), (3, 4)), 1.0)),
+            wall_s * (1 + repetition),
+        )
+        for arm, wall_s in walls.items()
+        for repetition in range(2)
+    ]
+    (figures,) = figures_of(given, tuple(walls))
+    return figures
+
+
+def test_ratios_are_taken_within_a_repetition_and_answers_compared_with_the_engines_own_target() -> None:
+    walls = dict(zip(ARMS, (1.0, 0.5, 1.0, 2.0, 1.25), strict=True))
+    figures = cell_figures(walls, **{"K=4": (9, 9)})
+    found = {each["arm"]: each for each in documents(figures)}
+    assert [*found] == [
+        *("draftproof target alone", "draftproof adaptive"),
+        *("llama-cpp target alone", "llama-cpp K=2", "llama-cpp K=4"),
+    ]
+    assert found["llama-cpp K=2"]["ratio_to_alone"]["value"] == pytest.approx(0.5)
+    assert found["llama-cpp K=2"]["ours_to_this"]["value"] == pytest.approx(4.0)
+    assert [each["num_different"] for each in found.values()] == [0, 0, 0, 0, 2]
+    assert [each["num_draft_tokens"] for each in found.values()] == [0, None, 0, 2, 4]
+    assert table([figures], {"draftproof": "Ours", LLAMA_CPP: "Another"}).splitlines()[2:] == [
+        "| 1 | Ours | 3 -> 6 | 0 of 4 |",
+        "| 1 | Another | 3 -> 2 (K=4): **2.00 (2.00 to 2.00)** | 2 of 8 |",
+    ]
+
+
+@pytest.mark.usefixtures("program")
 @pytest.mark.parametrize(
-    ("peers", "is_right", "exit_code"),
-    [(("good",), False, 1), (("good", "dies"), True, 3), (("different",), True, 0)],
+    ("is_right", "target", "exit_code"), [(False, "t.gguf", 1), (True, "broken.gguf", 3), (True, "t.gguf", 0)]
 )
 def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
-    peers: tuple[str, ...],
     is_right: bool,
+    target: str,
     exit_code: int,
-    models: PeerModels,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def ask(request: CompletionRequest, model: str) -> Generation:
-        ids = (1, 2) if is_right or model == "generate_target" else (1, 3)
-        return Generation("", ids, (), "length", 0, 0, 0, (), None, 0.25)
+        return generation_of((1, 2) if is_right or model == "generate_target" else (1, 3), 0.25)
 
-    start = partial(running_peers, install=partial(interpreter_for, tmp_path))
-    monkeypatch.setattr(command, "running_server", lambda url, recipe: nullcontext("grpc://127.0.0.1:1"))
-    monkeypatch.setattr(command, "server_conditions", lambda *given, **more: conditions("x", [], **more))
+    write_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "engine.json").write_text('{"num_threads": 2, "end_ids": [99]}')
+    everything: dict[str, Any] = {
+        "ensure_environment": lambda name: Path(sys.executable),
+        "gguf_files": lambda recipe: {"target": target, "draft": "d.gguf"},
+        "running_server": lambda url, recipe: nullcontext("grpc://127.0.0.1:1"),
+        "run_directory": lambda recipe: tmp_path,
+        "engine_directories": lambda client: {"target": tmp_path},
+        "fitting_prompts": lambda prompts, client, num_more: prompts,
+        "engine_conditions": lambda directories: {},
+    }
+    for name, stand_in in everything.items():
+        monkeypatch.setattr(command, name, stand_in)
+    monkeypatch.setattr(command.Client, "server_version", lambda client: "2.70")
     monkeypatch.setattr(command.Workers, "connect", lambda url, count, *, streaming: Workers([ask] * count))
-    monkeypatch.setattr(command.PeerModels, "of", lambda recipe: models)
-    monkeypatch.setattr(command, "PEERS", tuple(stand_in(mode, mode) for mode in peers))
-    monkeypatch.setattr(command, "running_peers", start)
-    arguments = ["--concurrency", "1,2", "--prompt-sets", "code,mixed", "--repetitions", "1"]
+    arguments = ["--concurrency", "1,2", "--repetitions", "2", "--prompts", str(prompts_in(tmp_path))]
     assert command.main(arguments) == exit_code
     output = capsys.readouterr().out
     printed = json.loads(output.splitlines()[-1])
-    broken = {f"dies {way}" for way in ("target alone", "K=2", "K=4")} if "dies" in peers else set()
+    broken = {f"llama-cpp {way}" for way in ("target alone", "K=2", "K=4")} if "broken" in target else set()
     assert set(printed["not_measured"]) == broken
-    assert printed["conditions"]["peers"][peers[0]]["versions"] == {"stand-in": "1.0"}
-    different = {arm["arm"]: arm["num_different"] for arm in printed["arms"] if arm["prompt_set"] == "code"}
-    assert (different[f"{peers[0]} K=2"] > 0) == (peers[0] == "different")
+    different = {each["arm"]: each["num_different"] for each in printed["arms"]}
     assert (different["draftproof adaptive"] > 0) != is_right
-    assert "| Concurrent | Engine | code | mixed | Answers" in output
+    assert printed["conditions"]["peers"][LLAMA_CPP]["xllamacpp"] == ("" if broken else "1.0")
+    assert "| Concurrent | Engine | prompts | Answers" in output
+
+
+def prompts_in(folder: Path) -> Path:
+    path = folder / "prompts.txt"
+    path.write_text("\n".join(f"text {index}" for index in range(8)))
+    return path

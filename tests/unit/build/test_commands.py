@@ -13,14 +13,7 @@ import pytest
 from build.command_line import run_command
 from pipelines.errors import RecipeError
 
-COMMANDS = (
-    "build.engines",
-    "benchmarks.peer_models.__main__",
-    "build.preflight",
-    "build.quantize",
-    "build.repository",
-)
-WITH_RUNTIME = ("build.engines", "build.preflight", "build.quantize", "build.repository")
+COMMANDS = ("build.engines", "build.preflight", "build.quantize", "build.repository")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -33,7 +26,7 @@ def test_each_command_refuses_in_one_way(command: str, capsys: pytest.CaptureFix
     assert printed.err.endswith("did you mean demo?\n")
 
 
-@pytest.mark.parametrize("command", WITH_RUNTIME)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_runtime_may_be_empty_as_make_gives_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     main = importlib.import_module(command).main
     assert main(["--recipe", "dmo", "--runtime", ""]) == 1

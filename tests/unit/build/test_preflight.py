@@ -13,7 +13,7 @@ import yaml
 from tokenizers import Tokenizer, pre_tokenizers, trainers
 
 from build.checkpoints.token_map import SAMPLE
-from build.checkpoints.tokenizer_file import first_difference, read_tokenizer
+from build.checkpoints.tokenizer_file import read_tokenizer
 from build.preflight import check_recipe, main
 from build.recipe import Recipe, parse_recipe
 from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError
@@ -107,22 +107,14 @@ def _another_end(document: dict[str, Any]) -> None:
     document["added_tokens"][0]["lstrip"] = True
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (_another_split, r"ids of '.*': draft \[.*\], target \[\d"),
-        (_merges_in_another_order, r"ids of '.*': draft \[\d.*\], target \[\d"),
-        (_another_end, r"added token '.*': draft .*'lstrip': True.*, target .*'lstrip': False"),
-    ],
-)
-def test_the_first_difference_of_two_tokenizers_is_said(
-    change: Callable[[dict[str, Any]], None], words: str, tmp_path: Path
+@pytest.mark.parametrize("change", [_another_split, _merges_in_another_order, _another_end])
+def test_tokenizers_that_do_something_differently_are_different(
+    change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
     make_pair(tmp_path)
     change_tokenizer(tmp_path / "draft", change)
     draft, target = (read_tokenizer(tmp_path / role / "tokenizer.json") for role in ("draft", "target"))
     assert draft.sha256 != target.sha256
-    assert re.search(words, first_difference(draft, target))
 
 
 def swap_two_tokens(document: dict[str, Any]) -> None:

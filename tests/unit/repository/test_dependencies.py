@@ -10,9 +10,7 @@ from build.tensorrt_llm.settings import TensorRtLlm
 from tests.conftest import REPOSITORY_ROOT
 
 LOCKS = ("run", "test", "build")
-PEER_LOCKS = (  # without our numpy
-    *("peers-genai", "peers-llama-cpp", "clients"),
-)
+PEER_LOCKS = ("peers-llama-cpp", "clients")  # without our numpy
 
 
 def _lines(name: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ BREAKS: list[tuple[str, str, str, str]] = [
         "container",
         "tensorrt_llm: {container: 'nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3'}",
         "",
-        "1.1.0",
+        "of another version",
     ),
     ("container", "tensorrt_llm: {container: registry.example/trtllm}", "", "nor a fixed tag"),
     ("checkpoint", "target: {quantization: checkpoint}", "", "does not read a Hugging Face"),
@@ -147,7 +146,9 @@ def test_swapped_tokens_are_another_tokenizer(tmp_path: Path) -> None:
     pair = pair_of(load_recipe(tmp_path / "broken.yaml"), tmp_path)
     (finding,) = check_pair(pair)
     assert finding.rule == "tokenizer"
-    assert re.search(r": (ids of|id of token) .*: draft .*, target ", finding.violation.message)
+    assert finding.violation.message.endswith(
+        "draft/tokenizer.json and " + str(tmp_path / "target/tokenizer.json")
+    )
 
 
 def test_qwen_without_its_padding(tmp_path: Path) -> None:

@@ -59,9 +59,8 @@ def test_a_python_that_does_not_answer_has_an_unknown_version(
     ("image", "version"),
     [
         ("nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3", "1.2.1"),
-        ("nvcr.io/nvidia/tritonserver:25.11-trtllm-python-py3", "1.0.3.2510"),
-        ("nvcr.io/nvidia/tritonserver:26.03-trtllm-python-py3", "1.2.0"),
-        ("nvcr.io/nvidia/tritonserver:26.08-trtllm-python-py3", "unknown"),
+        ("nvcr.io/nvidia/tritonserver:26.03-trtllm-python-py3", "of another version"),
+        ("nvcr.io/nvidia/tritonserver:26.08-trtllm-python-py3", "of another version"),
         ("registry.example/trtllm:mine", None),
     ],
 )

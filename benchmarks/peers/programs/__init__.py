@@ -1,1 +1,0 @@
-"""One program per peer, run by the interpreter of its environment."""
