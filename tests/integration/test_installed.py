@@ -54,8 +54,8 @@ def test_the_demonstration_runs_from_an_empty_folder(tmp_path: Path) -> None:
     here = empty / "here"
     for arguments in (
         ("serve", "--openai-port", "0"),
-        ("verify", "--quick", "--num-prompts", "5", "--max-tokens", "24"),
-        ("bench", "--quick", "--repetitions", "1", "--concurrency", "1", "--draft-lengths", "2"),
+        ("verify", "--quick", "--num-prompts", "12", "--max-tokens", "24"),
+        ("bench", "--quick", "--concurrency", "1", "--draft-lengths", "2"),
         ("stop",),
     ):
         done = run("--home", here, *arguments, "--recipe", "ours.yaml")
