@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds deploy/Dockerfile without a registry, as root: mmdebstrap makes its base from packages of Debian, and buildah
 # carries it out. `make image` writes the image into dist/image, an OCI layout, and prints its digest. The same commit,
-# packages of Debian and versions of the two programs give the same digest.
+# packages of Debian and versions of the two programs are meant to give the same digest (test_image.py; not seen yet).
 set -eu
 output=$(realpath -m "${1:-dist/image}")
 cd "$(dirname "$0")/.."

@@ -97,7 +97,7 @@ class TritonInstall:
         Raises:
             ServerStartError: Python's shared library or bash was not found.
         """
-        if shutil.which("bash") is None:  # it would wait for its models for ever
+        if shutil.which("bash") is None:  # Triton would go on waiting for its models
             raise ServerStartError(
                 f"Triton starts Python models with bash, which is not on PATH={os.environ.get('PATH', '')}",
                 "install bash, or add its folder to PATH",
