@@ -82,7 +82,7 @@ PARTS = (
     Part("web pages", 670, ("pipelines/", "docs/"), (".html", ".js", ".css")),
 )
 
-TEST_LINES = 69_000
+TEST_LINES = 67_900
 """The most lines of tests, with blank lines and comments."""
 
 

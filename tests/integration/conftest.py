@@ -167,11 +167,7 @@ def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") 
     url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/generate"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()  # NaN may be sent, too
     return httpx.post(
-        url,
-        content=content,
-        timeout=120,
-        trust_env=False,
-        headers={"draftproof-key": server.key},
+        url, content=content, timeout=120, trust_env=False, headers={"draftproof-key": server.key}
     )
 
 

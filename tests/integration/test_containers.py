@@ -1,4 +1,4 @@
-"""Tests of the commands of compose files and manifests in containers made of namespaces: a pair is promoted.
+"""Tests of the commands of the manifests in containers made of namespaces: a pair is promoted.
 
 Docker, Kubernetes, its network policies and its users are missing. Read-only roots, mounts, dropped
 capabilities and ports are real.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from tests.support.deployment_files import (
     Document,
     box,
     command,
-    compose,
     documents,
     one,
 )
@@ -66,14 +65,13 @@ NUM_LINES = 40  # of a failed container's log
 
 @dataclass(frozen=True)
 class Boxes:
-    """The containers that a manifest starts.
+    """The container of the server, as its manifest starts it.
 
     Attributes:
         run: The server's run directory, as seen from outside.
     """
 
     server: Container
-    haproxy: Container
     run: Path
 
 
@@ -144,34 +142,11 @@ def last_lines(log: Path) -> str:
     return "\n".join(log.read_text().splitlines()[-NUM_LINES:])
 
 
-def of_compose(built: Built, folder: Path, request: pytest.FixtureRequest) -> Boxes:
-    """Return the compose file's services; the volume is a folder."""
-    services = compose(PACKAGE="box", PACKAGES=str(built.packages))["services"]
-    run = folder / "volume"
-    run.mkdir()
-    sources = {"run": run, str(built.packages): built.packages, "./server": DEPLOY / "server"}
-
-    def started_as(service: Mapping[str, Any], words: list[str]) -> Container:
-        mounts = [
-            Mount(sources[each["source"]], elsewhere(each["target"]), each.get("read_only", False))
-            for each in service["volumes"]
-            if each["source"] in sources  # not the API keys of the machine
-        ]
-        words = [elsewhere(word) for word in words]
-        mounts = [built.code, *mounts]
-        return Container(words, service["working_dir"], mounts, service["tmpfs"], service["environment"])
-
-    return Boxes(
-        started_as(services["server"], services["server"]["command"]),
-        haproxy(services["haproxy"]["entrypoint"]),
-        run,
-    )
-
-
-def of_kubernetes(built: Built, folder: Path, request: pytest.FixtureRequest) -> Boxes:
-    """Return the containers of the deployment; claims and the ConfigMap are folders."""
+@pytest.fixture
+def boxes(built: Built, tmp_path: Path) -> Boxes:
+    """Return the container of the deployment; claims and the ConfigMap are folders."""
     served = pod_of(one(documents(DEPLOY / "server" / "server.yaml"), "Deployment"))
-    sources = {"packages": built.packages, "run": folder / "claim", "settings": DEPLOY / "server"}
+    sources = {"packages": built.packages, "run": tmp_path / "claim", "settings": DEPLOY / "server"}
     sources["run"].mkdir()
 
     def started_as(one_box: Document, **changed: str) -> Container:
@@ -189,29 +164,12 @@ def of_kubernetes(built: Built, folder: Path, request: pytest.FixtureRequest) ->
         ]
         return Container(words, one_box["workingDir"], mounts, empty)
 
-    return Boxes(
-        started_as(box(served, "server"), PACKAGE="box"),
-        haproxy(box(served, "haproxy")["command"]),
-        sources["run"],
-    )
-
-
-def haproxy(words: list[str]) -> Container:
-    """Return HAProxy with its file."""
-    file = DEPLOY / "server" / "haproxy.cfg"
-    mount = Mount(file, elsewhere("/etc/draftproof/haproxy.cfg"), is_read_only=True)
-    return Container([elsewhere(word) for word in words], "/", [mount], ["/certs"])
+    return Boxes(started_as(box(served, "server"), PACKAGE="box"), sources["run"])
 
 
 def elsewhere(path: str) -> str:
     """Return another place for a file of /etc, which is the machine's own here."""
     return path.replace("/etc/draftproof/", "/opt/draftproof/")
-
-
-@pytest.fixture(params=[of_kubernetes, of_compose])
-def boxes(request: pytest.FixtureRequest, built: Built, tmp_path: Path) -> Boxes:
-    make: Callable[[Built, Path, pytest.FixtureRequest], Boxes] = request.param
-    return make(built, tmp_path, request)
 
 
 ASK = """
@@ -276,43 +234,6 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     assert ServedFiles.read(boxes.run).name == RECIPE["name"]
     server.terminate()
     server.wait(120)
-
-
-CLIENT = """
-import sys, urllib.error, urllib.request
-def status(url, key, data=None):
-    try:
-        asked = urllib.request.Request(url, data, {"draftproof-key": key})
-        return urllib.request.urlopen(asked, timeout=120).status
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
-key = open(sys.argv[2] + "/key").read().strip()
-for port in (8100, 8000):
-    base = f"http://{sys.argv[1]}:{port}/v2/"
-    ready = status(base + "models/router/ready", "")
-    print(ready, *(status(base + "repository/index", shown, b"{}") for shown in ("", key)))
-"""
-
-
-@pytest.mark.skipif(
-    shutil.which("haproxy", path="/usr/sbin:/usr/bin") is None, reason="haproxy is not installed"
-)
-def test_the_key_opens_the_gateway_and_not_haproxy(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
-    running = [pod.start(each, tmp_path / "served.log") for each in (boxes.server, boxes.haproxy)]
-    for attempt in range(120):
-        said = tmp_path / f"said{attempt}"
-        client = replace(boxes.server, command=[PYTHON, "-c", CLIENT, "127.0.0.1", RUN])
-        pod.start(client, said).wait(120)
-        if said.read_text().startswith("200"):
-            break
-        assert running[0].poll() is None, last_lines(tmp_path / "served.log")
-        time.sleep(0.5)
-    assert said.read_text() == "200 404 404\n200 403 200\n"
-    for process in running:
-        process.terminate()
-        process.wait(120)
 
 
 def test_a_container_writes_only_where_it_may(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:

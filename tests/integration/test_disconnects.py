@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import tritonclient.grpc
 
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.ports import Ports
@@ -20,7 +18,6 @@ from tests.integration.conftest import (
     MAX_BATCH_SIZE,
     MAX_QUEUE_SIZE,
     grpc_client,
-    kserve_inputs,
     read_gauge,
     wait_until,
 )
@@ -39,11 +36,6 @@ def all_blocks_are_free(server: Server) -> bool:
         == read_gauge(server, "draftproof_kv_blocks", model=model, engine=engine)
         for engine in ("draft", "target")
     ) and not read_gauge(server, "draftproof_requests_running", model=model, engine="target")
-
-
-def is_busy(server: Server) -> bool:
-    running = read_gauge(server, "draftproof_requests_running", model="speculative")
-    return running > 0 or not all_blocks_are_free(server)
 
 
 @pytest.mark.parametrize(
@@ -87,23 +79,6 @@ def test_a_client_that_leaves_the_queue_is_noticed_while_it_waits(client: Client
         return was_waiting and left and others_run
 
     assert any(leave_the_queue() for _ in range(10))
-
-
-def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) -> None:
-    def cancel() -> bool:
-        """Cancel a call; return False if the server had answered it before."""
-        errors: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        call = kserve.async_infer(
-            "generate", kserve_inputs(b"def main(", 480), lambda result, error: errors.put(error)
-        )
-        was_busy = wait_until(lambda: is_busy(server), timeout_s=5)
-        call.cancel()
-        was_cancelled = errors.get(timeout=120) is not None
-        assert wait_until(lambda: all_blocks_are_free(server))
-        return was_busy and was_cancelled
-
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
-        assert any(cancel() for _ in range(20))
 
 
 def test_a_server_that_is_stopped_under_streams_ends_in_good_order(render: Callable[..., Path]) -> None:

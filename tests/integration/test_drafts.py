@@ -15,7 +15,6 @@ from build.engines import build_engines
 from build.recipe import parse_recipe
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.deploy.__main__ import set_draft_length
 from pipelines.deploy.server import Server
 from pipelines.speculation.watched_draft import LAST_PAUSE_S
 from tests.integration.conftest import (
@@ -119,19 +118,6 @@ def test_requests_go_on_without_the_draft_and_it_comes_back(
         answers = short_answers(server)
         assert [answer.output_ids for answer in answers] == alone * len(CLIENTS)
         assert all(answer.total_draft_tokens for answer in answers)
-
-
-def test_where_the_draft_length_follows_the_moment_requests_go_on_too(obedient: tuple[Server, Path]) -> None:
-    server, state = obedient
-    before = announcements(server)
-    setting = set_draft_length(server.directory, "adaptive")
-    with grpc_client(server) as client, faulty(state, FAILS):
-        for request in SHORT:
-            answer = client.generate(request)
-            assert answer.draft_length == "adaptive"
-            assert answer.output_ids == client.generate(request, "generate_target").output_ids
-        assert announcements(server) == (before[0] + 1, before[1])
-    setting.unlink()
 
 
 PROMPT = "def add(first, second):\n    return first + second\n\n" * 3

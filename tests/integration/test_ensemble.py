@@ -31,7 +31,6 @@ from tests.integration.conftest import (
     grpc_client,
     http_client,
     kserve_inputs,
-    post,
     read_gauge,
     stream_infer,
     text_tensors,
@@ -114,11 +113,6 @@ def test_a_deadline_in_mid_stream_ends_it_typed_and_frees_its_place(server: Serv
     assert is_idle(server)
     with http_client(server) as client:
         assert client.generate(CompletionRequest("x", max_tokens=4), "ensemble").output_ids
-
-
-def test_a_misspelt_parameter_is_refused_in_the_words_of_the_text_level(server: Server) -> None:
-    error = post(server, {"text_input": "x", "max_tokens": 4, "temprature": 1}, "ensemble").json()["error"]
-    assert "did you mean 'temperature'?" in error and "QUERY" not in error
 
 
 def test_what_a_client_left_runs_to_its_end_and_no_further(server: Server) -> None:

@@ -35,12 +35,7 @@ def foreground(directory: Path, exit_timeout_s: int) -> Iterator[tuple[subproces
     command += ["--exit-timeout-s", str(exit_timeout_s)]
     command += [text for name, port in asdict(ports).items() for text in (f"--{name}-port", str(port))]
     with (directory / "foreground.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY_ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen(command, cwd=REPOSITORY_ROOT, stdout=log, stderr=subprocess.STDOUT)
     try:
         identity = ProcessIdentity.of(process.pid)
         assert identity is not None

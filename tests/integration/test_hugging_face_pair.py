@@ -26,9 +26,7 @@ pytestmark = [
 ]
 
 
-def test_a_wrong_target_passes_the_proof_and_fails_beside_transformers(
-    tmp_path: Path,
-) -> None:
+def test_a_wrong_target_passes_the_proof_and_fails_beside_transformers(tmp_path: Path) -> None:
     """Draft, speculation and target alone share the mistake: gate and up are swapped in what is compiled."""
     pytest.importorskip("transformers")
     path = tmp_path / "right.yaml"

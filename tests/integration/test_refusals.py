@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
 from pipelines.client import CompletionRequest
 from pipelines.client.refusals import refusal
@@ -30,7 +28,6 @@ from tests.integration.conftest import (
     MAX_DRAFT_LEN,
     MAX_QUEUE_SIZE,
     grpc_client,
-    infer_inputs,
     post,
     stream_infer,
     text_tensors,
@@ -89,10 +86,7 @@ def post_or_raise(server: Server, body: dict[str, Any], model: str) -> None:
 
 @pytest.mark.parametrize(
     ("transport", "model"),
-    [
-        ("grpc", "generate"),
-        pytest.param("http", "generate_target", marks=pytest.mark.long),
-    ],
+    [("grpc", "generate"), pytest.param("http", "generate_target", marks=pytest.mark.long)],
 )
 def test_bad_parameters_are_refused_before_taking_a_place(server: Server, transport: str, model: str) -> None:
     def send(**values: Any) -> None:
@@ -144,15 +138,6 @@ def is_busy(send: Callable[..., None]) -> bool:
     return False
 
 
-def test_a_refusal_has_its_code_in_kserve_infer(server: Server) -> None:
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
-        tensors = text_tensors(text_input="x", max_tokens=4, top_k=-1)
-        with pytest.raises(InferenceServerException) as refused:
-            kserve.infer("generate", infer_inputs(tensors))
-        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
-        assert type(from_wire(refused.value.message())) is InvalidRequestError
-
-
 @pytest.mark.parametrize("name", ["num_draft_tokens", "use_draft_logits"])
 def test_the_target_alone_refuses_what_only_the_loop_has(server: Server, name: str) -> None:
     value = {"num_draft_tokens": 2, "use_draft_logits": True}[name]
@@ -177,17 +162,6 @@ def test_bad_input_gets_its_error_and_harms_nobody(server: Server, name: str) ->
     assert type(error) is kind
     assert words in str(error) and len(str(error)) < 1000
     assert "Traceback" not in reply.text
-
-
-@pytest.mark.parametrize("timeout", ['"1"', "0.5", "-1", "NaN", "99999999999999999999"])
-def test_a_timeout_is_honoured_or_refused(server: Server, timeout: str) -> None:
-    for model, inputs in (
-        ("generate", '"text_input": "x", "max_tokens": 4'),
-        ("speculative", '"input_ids": [5], "input_lengths": 1, "request_output_len": 4'),
-    ):
-        error = refusal(post(server, f'{{{inputs}, "timeout": {timeout}}}'.encode(), model).json()["error"])
-        assert type(error) is InvalidRequestError and "timeout" in str(error)
-    assert "text_output" in post(server, {"text_input": "x", "max_tokens": 4, "timeout": 0}).json()
 
 
 def test_nobody_waits_for_anothers_long_prompts(server: Server) -> None:

@@ -33,10 +33,10 @@ class Served:
         found += self.requests(role)[before:]
 
     @contextmanager
-    def fault(self, role: str, word: str) -> Iterator[None]:
+    def failing(self, role: str) -> Iterator[None]:
         """Make an engine fail within the block."""
-        path = self.directory.parent / "engines" / role / "fault"
-        path.write_text(word)
+        path = self.directory.parent / "engines" / role / "fails"
+        path.touch()
         try:
             yield
         finally:

@@ -54,10 +54,7 @@ def started_front_door(folder: Path, servers: Sequence[str], port: int = 0) -> I
     file.write_text(json.dumps({"name": "tests-fleet", "stable": stable}), encoding="utf-8")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "pipelines.upstreams", "--settings", str(file)),
-                *("--port", str(port)),
-            ],
+            [*(sys.executable, "-m", "pipelines.upstreams", "--settings", str(file)), *("--port", str(port))],
             cwd=CODE,
             env={**os.environ, "PYTHONPATH": str(CODE)},
             stdout=output,

@@ -21,7 +21,6 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-_OF_A_GPU = ("--cuda-memory-pool-byte-size", "--enable-peer-access", "--pinned-memory-pool-byte-size")
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 H100 = "NVIDIA H100 80GB HBM3, 81559, 81079, 9.0, 580.95.05"
 
@@ -45,15 +44,11 @@ class GpuMachine:
         for name in names:
             _write_program(self.programs / name, name)
 
-    def install_triton(self, program: str = "tritonserver") -> None:
-        """NVIDIA's Triton, which only says that it is ready; with the prefix it is a real one.
-
-        Args:
-            program: ``tritonserver`` or ``serving_tritonserver``.
-        """
+    def install_triton(self) -> None:
+        """NVIDIA's Triton, which only says that it is ready."""
         (self.triton / "bin").mkdir(parents=True)
         (self.triton / "backends" / "tensorrtllm").mkdir(parents=True)
-        _write_program(self.triton / "bin" / "tritonserver", program)
+        _write_program(self.triton / "bin" / "tritonserver", "tritonserver")
         (self.programs / "tritonserver").symlink_to(self.triton / "bin" / "tritonserver")
 
     def set_gpus(self, *lines: str) -> None:
@@ -100,9 +95,6 @@ def _nvidia_smi(arguments: list[str]) -> int:
     gpus = (_state() / "gpus").read_text()
     query, form = arguments
     assert form == "--format=csv,noheader,nounits", arguments
-    if query == "--query-gpu=index,memory.used":
-        print("".join(f"{index}, 1024\n" for index, _ in enumerate(gpus.splitlines())), end="")
-        return 0
     assert query == "--query-gpu=index,name,memory.total,memory.free,compute_cap,driver_version", arguments
     print(gpus, end="")
     return 0
@@ -128,31 +120,6 @@ def _mpirun(arguments: list[str]) -> int:
     server = subprocess.Popen(options.command, cwd=options.wdir, env=passed)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     return abs(server.wait())
-
-
-def _serving_tritonserver(arguments: list[str]) -> int:
-    """Run the wheel's real Triton; models of ``tensorrtllm`` become Python models, nothing else changes."""
-    from pipelines.deploy.triton.install import TritonInstall
-    from tests.stand_in_tensorrt_llm.repository import stand_in
-
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--model-repository", type=Path, required=True)
-    parser.add_argument("--backend-directory", type=Path, required=True)
-    options, others = parser.parse_known_args(arguments)
-    assert (options.backend_directory / "tensorrtllm").is_dir()
-    for role in ("draft", "target"):
-        stand_in(options.model_repository / role)
-    run, install = options.model_repository.parent, TritonInstall.find()
-    command = [
-        str(install.binary),
-        f"--model-repository={options.model_repository}",
-        f"--backend-directory={install.prepare_backend(run / 'backends')}",
-        "--allow-gpu-metrics=false",
-        *(option for option in others if not option.startswith(_OF_A_GPU)),
-    ]
-    found = f"{os.environ['PATH']}:{os.defpath}"  # the Python backend starts its stubs through a shell
-    environment = {**os.environ, **install.environment(run / "libraries"), "PATH": found}
-    os.execve(command[0], command, environment)
 
 
 def _tritonserver(arguments: list[str]) -> int:

@@ -204,10 +204,7 @@ def like_gpt_oss(network: Network) -> Network:
 
     first, *others = made.config.layers
     config = replace(
-        made.config,
-        layers=(replace(first, window=32), *others),
-        has_sinks=True,
-        activation="clamped_swiglu",
+        made.config, layers=(replace(first, window=32), *others), has_sinks=True, activation="clamped_swiglu"
     )
     return replace(made, config=config, layer=layer)
 

@@ -8,125 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import jsonschema
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from pipelines.deploy.server import Server
 from tests.integration.front_door.conftest import MODEL, events_of, post
 from tests.integration.front_door.test_tools import CALM, Options, options
+from tests.unit.front_door.test_kept_responses import REQUIRED
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 __all__ = ["options"]  # a fixture
 
 PATH = "/v1/responses"
-Schema = dict[str, Any]
-TEXT, NUMBER, WHOLE, TRUTH, NOTHING = (
-    {"type": name} for name in ["string", "number", "integer", "boolean", "null"]
-)
-
-
-def or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, NOTHING]}
-
-
-def document(properties: Schema, *optional: str) -> Schema:
-    """Return the schema of an object, which may have further properties."""
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, "required": required}
-
-
-def one_of(**documents: Schema) -> Schema:
-    """Return the schema of an object whose ``type`` names its form."""
-    kinds = [
-        {
-            **each,
-            "properties": {"type": {"const": name}, **each["properties"]},
-            "required": ["type", *each["required"]],
-        }
-        for name, each in documents.items()
-    ]
-    return {"anyOf": kinds}
-
-
-STATUS = {"enum": ["in_progress", "completed", "incomplete"]}
-RANKED = {"token": TEXT, "logprob": NUMBER, "bytes": {"type": "array", "items": WHOLE}}
-LOG_PROB = document({**RANKED, "top_logprobs": {"type": "array", "items": document(RANKED)}})
-LOG_PROBS = {"type": "array", "items": LOG_PROB}
-PART = one_of(
-    output_text=document({"text": TEXT, "annotations": {"type": "array"}, "logprobs": LOG_PROBS}, "logprobs"),
-    reasoning_text=document({"text": TEXT}),
-)
-PARTS = {"type": "array", "items": PART}
-ITEM = one_of(
-    message=document({"id": TEXT, "status": STATUS, "role": {"const": "assistant"}, "content": PARTS}),
-    function_call=document({"id": TEXT, "call_id": TEXT, "name": TEXT, "arguments": TEXT, "status": STATUS}),
-    reasoning=document({"id": TEXT, "summary": PARTS, "content": PARTS}, "content"),
-)
-TOOL = one_of(
-    function=document(
-        {
-            "name": TEXT,
-            "description": or_null(TEXT),
-            "parameters": or_null({"type": "object"}),
-            "strict": or_null(TRUTH),
-        }
-    )
-)
-CHOICE = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required"]},
-        one_of(
-            function=document({"name": TEXT}),
-            allowed_tools=document({"tools": {"type": "array"}, "mode": TEXT}),
-        ),
-    ]
-}
-USAGE = document(
-    {
-        **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), WHOLE),
-        "input_tokens_details": document({"cached_tokens": WHOLE}),
-        "output_tokens_details": document({"reasoning_tokens": WHOLE}),
-    }
-)
-RESPONSE = document(
-    {
-        **dict.fromkeys(("id", "status", "model", "service_tier"), TEXT),
-        **dict.fromkeys(("created_at", "top_logprobs"), WHOLE),
-        **dict.fromkeys(("top_p", "temperature", "presence_penalty", "frequency_penalty"), NUMBER),
-        **dict.fromkeys(("parallel_tool_calls", "store", "background"), TRUTH),
-        **dict.fromkeys(("completed_at", "max_output_tokens", "max_tool_calls"), or_null(WHOLE)),
-        **dict.fromkeys(("previous_response_id", "instructions", "user"), or_null(TEXT)),
-        **dict.fromkeys(("safety_identifier", "prompt_cache_key"), or_null(TEXT)),
-        "object": {"const": "response"},
-        "incomplete_details": or_null(document({"reason": TEXT})),
-        "output": {"type": "array", "items": ITEM},
-        "error": or_null(document({"code": TEXT, "message": TEXT})),
-        "tools": {"type": "array", "items": TOOL},
-        "tool_choice": CHOICE,
-        "truncation": {"enum": ["auto", "disabled"]},
-        "text": document({"format": document({"type": TEXT})}),
-        "reasoning": or_null(document({"effort": or_null(TEXT), "summary": or_null(TEXT)})),
-        "usage": or_null(USAGE),
-        "metadata": {"type": "object"},
-    }
-)
-_OF_ITEM = {"output_index": WHOLE, "item": ITEM}
-_IN_ITEM = {"item_id": TEXT, "output_index": WHOLE}
-_IN_PART = {**_IN_ITEM, "content_index": WHOLE}
-EVENTS = {
-    **{
-        f"response.{name}": {"response": RESPONSE}
-        for name in ("created", "in_progress", "completed", "incomplete", "failed")
-    },
-    **{f"response.output_item.{name}": _OF_ITEM for name in ("added", "done")},
-    **{f"response.content_part.{name}": {**_IN_PART, "part": PART} for name in ("added", "done")},
-    "response.output_text.delta": {**_IN_PART, "delta": TEXT},
-    "response.output_text.done": {**_IN_PART, "text": TEXT},
-    "response.function_call_arguments.delta": {**_IN_ITEM, "delta": TEXT},
-    "response.function_call_arguments.done": {**_IN_ITEM, "arguments": TEXT},
-}
-EVENT = one_of(**{name: document({"sequence_number": WHOLE, **fields}) for name, fields in EVENTS.items()})
+EVENT = TypeAdapter[Any](ResponseStreamEvent)
 
 
 def said(role: str, content: Any) -> dict[str, Any]:
@@ -174,12 +70,19 @@ def call(options: Options) -> Options:
     return {"model": MODEL, "seed": 5, "logit_bias": options["logit_bias"], **CALM}
 
 
+def check(response: dict[str, Any] | None) -> None:
+    """Check the types by OpenAI's own models, and the keys by the schema of Open Responses."""
+    if response is not None:
+        Response.model_validate(response, strict=True)
+        assert set(response) >= REQUIRED
+
+
 def answered(door: Server, body: dict[str, Any]) -> dict[str, Any]:
     """Ask; returns a response that follows the schema and is complete."""
     reply = post(door, PATH, body)
     assert reply.status_code == 200, reply.text
     response: dict[str, Any] = reply.json()
-    jsonschema.validate(response, RESPONSE)
+    check(response)
     assert response["status"] == "completed" and response["output"]
     return response
 
@@ -188,7 +91,8 @@ def streamed(door: Server, body: dict[str, Any]) -> tuple[list[str], dict[str, A
     """Ask for a stream of events that follow the schema; returns their types and the complete response."""
     events = [event for event in events_of(door, PATH, body) if event != "[DONE]"]
     for event in events:
-        jsonschema.validate(event, EVENT)
+        EVENT.validate_python(event, strict=True)
+        check(event.get("response"))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     response: dict[str, Any] = events[-1]["response"]
     assert response["status"] == "completed"

@@ -1,7 +1,8 @@
-"""Tests of the recipe of two directories: its checks, and what is written again."""
+"""Tests of the recipe of two directories: its checks, what is written again, and prompts that do not fit."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from build.built_pair import BuiltPair
+from build import built_pair, repository
+from build.built_pair import BuiltPair, check_prompts
 from build.engines import build_engines
 from build.own_pair import advice, main, write_recipe
 from build.package import read_package, write_package
@@ -255,3 +257,56 @@ def test_advice_names_published_drafts_of_the_family(name: str, known: str, tmp_
     target = make_hugging_face(tmp_path / name)
     recipe = load_recipe(write_recipe(str(target), None, tmp_path / "a.yaml", "int8", 64, MEMORY))
     assert advice(recipe)[1].endswith(known)
+
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+    "{{ message.role }}: {{ message.content }}\n{% endfor %}"
+)
+
+
+def conversation(tmp_path: Path, role: str = "user") -> Path:
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": role, "content": "hello"}]}))
+    return path
+
+
+def give_template(checkpoint: str) -> None:
+    (Path(checkpoint) / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def test_conversations_for_a_base_target_leave_no_recipe(pair: tuple[str, str], tmp_path: Path) -> None:
+    output = tmp_path / "mine.yaml"
+    with pytest.raises(RecipeError, match=r"no chat template for 1 conversations"):
+        write_recipe(*pair, output, "int8", 512, MEMORY, prompts=conversation(tmp_path))
+    assert not output.exists()
+    give_template(pair[0])
+    write_recipe(*pair, output, "int8", 512, MEMORY, prompts=conversation(tmp_path))
+    assert output.exists()
+
+
+def test_what_the_template_refuses_is_named(pair: tuple[str, str], tmp_path: Path) -> None:
+    give_template(pair[0])
+    with pytest.raises(RecipeError, match=r"prompt chat-0001: .*TemplateError: no system"):
+        write_recipe(
+            *pair, tmp_path / "mine.yaml", "int8", 512, MEMORY, prompts=conversation(tmp_path, "system")
+        )
+
+
+def test_no_engine_is_compiled_for_prompts_that_are_refused_later(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_recipe(*pair, tmp_path / "mine.yaml", "int8", 512, MEMORY)
+    path.write_text(f"{path.read_text()}prompts: {conversation(tmp_path)}\n")
+    monkeypatch.setattr(built_pair, "build_engines", None)
+    assert repository.main(["--recipe", str(path)]) == 1
+    assert "no chat template for 1 conversations" in capsys.readouterr().err
+
+
+def test_a_recipe_without_prompts_needs_no_check(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_recipe(*pair, tmp_path / "mine.yaml", "int8", 512, MEMORY)
+    monkeypatch.setattr("subprocess.run", None)
+    check_prompts(load_recipe(path))

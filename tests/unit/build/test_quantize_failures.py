@@ -187,8 +187,7 @@ def absent(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("version", "message"),
-    [(lambda name: "0.37.0", "only the output of"), (absent, "make modelopt")],
+    ("version", "message"), [(lambda name: "0.37.0", "only the output of"), (absent, "make modelopt")]
 )
 def test_another_version_of_modelopt_or_none_is_refused(
     version: Callable[[str], str], message: str, source: Path, tmp_path: Path

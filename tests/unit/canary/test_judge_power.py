@@ -29,9 +29,7 @@ def without_margins(alpha: float) -> Limits:
     """Limits without margins: any regression fails, so equal candidates are just at the limit."""
     named = ("errors", "timeouts", "goodput", "acceptance_rate")
     return limits(
-        alpha=alpha,
-        confidence=1 - 1e-12,
-        **dict.fromkeys((*named, "ttft", "itl", "e2e_tail"), NO_MARGIN),
+        alpha=alpha, confidence=1 - 1e-12, **dict.fromkeys((*named, "ttft", "itl", "e2e_tail"), NO_MARGIN)
     )
 
 

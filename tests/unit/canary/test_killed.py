@@ -234,13 +234,7 @@ def run_alone(folder: str, last: str, pause_in: str) -> None:
         roll_out(SimulatedWorld(Path(folder), FAULTS[last]), show)
 
 
-@pytest.mark.parametrize(
-    ("phase", "last"),
-    [
-        ("paused", "promoted"),
-        ("rolling_back", "rolled_back"),
-    ],
-)
+@pytest.mark.parametrize(("phase", "last"), [("paused", "promoted"), ("rolling_back", "rolled_back")])
 def test_a_controller_killed_in_a_phase_is_resumed_by_another(phase: str, last: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _ALONE, str(tmp_path), last, "step/1" if phase == "paused" else ""]
     with subprocess.Popen(command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.canary.controller.phases import (
-    ENDED,
-    PREPARING,
-    Decision,
-    Facts,
-    Position,
-    decide,
-)
+from pipelines.canary.controller.phases import ENDED, PREPARING, Decision, Facts, Position, decide
 from pipelines.canary.controller.plan import Plan, Step
 from pipelines.canary.controller.rollout import Progress, arm_table, weights_at
 from pipelines.canary.controller.world import PhaseResult

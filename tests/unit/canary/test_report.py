@@ -59,11 +59,7 @@ def test_a_candidate_that_passes_is_not_promoted_before_its_last_step(phase: str
     requests = [
         each
         for number in range(1500)
-        for each in (
-            request(number),
-            request(number, "stable"),
-            *([replay(number)] if number % 2 else []),
-        )
+        for each in (request(number), request(number, "stable"), *([replay(number)] if number % 2 else []))
     ]
     found = judgement(rollout(phase, requests=tuple(requests), limits=limits(goodput=None)))
     assert (found.verdict, found.action) == ("pass", action), found.reason

@@ -34,7 +34,7 @@ TEMPLATE = {
     "volumes": [
         *({"name": name, "emptyDir": {}} for name in ("home", "model-cache", "tmp-dir")),
         {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-    ],
+    ]
 }
 
 

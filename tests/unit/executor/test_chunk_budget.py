@@ -206,10 +206,6 @@ def test_debt_is_paid_by_answers_in_proportion_to_requests() -> None:
     assert shared.debt_s == 0 and not shared.must_wait
 
 
-def test_nothing_waits_without_answers() -> None:
-    assert not SharedTime(num_reading=3, num_answering=0, debt_s=1.0).must_wait
-
-
 @pytest.mark.parametrize("budget", [4, 5, 9])
 def test_no_split_leaves_a_chunk_of_one_token(budget: int) -> None:
     """One token alone would be a decode token, with other last bits; the executor never computes it."""

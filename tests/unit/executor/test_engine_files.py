@@ -16,14 +16,12 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from pipelines.errors import EngineLoadError, RepositoryError
+from pipelines.errors import EngineLoadError
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.weights import Weights
 from pipelines.manifest import EngineFiles, engine_digest, read_manifest
-from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.engine.in_process_engines import InProcessEngines
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.damaged_engines import cut_in_half, flip_a_bit, writable_copy
 from tests.support.tiny_engines import build_tiny_pair
@@ -103,15 +101,6 @@ def test_a_manifest_that_leaves_a_file_out_does_not_make_it_trusted(engine: Path
     (engine / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(EngineLoadError, match=r"engine\.bin is not among its files"):
         Executor.load(engine, LIMITS)
-
-
-def test_a_repository_of_before_has_to_be_rendered_again(engine: Path) -> None:
-    numbers = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_queue_size", "draft_num_kv_blocks")
-    engines = {"draft_engine_dir": str(engine), "target_engine_dir": ""}
-    values = {**engines, **dict.fromkeys(numbers, "8")}
-    parameters = ModelParameters("speculative", values)
-    with pytest.raises(RepositoryError, match=r"no parameter 'draft_engine_digest'.*'draftproof repository'"):
-        InProcessEngines(parameters)
 
 
 # Steps of an engine whose files change meanwhile. OpenVINO lays weights out anew for each new number of rows.
@@ -206,13 +195,6 @@ def test_nobody_else_reaches_the_copy(path: Path, folder: Path) -> None:
     assert weights.data.tobytes() == content
 
 
-def test_without_a_folder_the_copy_stays_in_memory(path: Path) -> None:
-    weights = Weights(path, "", None)
-    weights.release()
-    assert not weights.is_in_file
-    assert resident(weights) == SIZE
-
-
 def test_a_full_disk_costs_memory_and_is_reported(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,15 +216,6 @@ def test_a_file_in_a_tmpfs_would_free_nothing(path: Path, caplog: pytest.LogCapt
     assert not weights.is_in_file
     assert weights.data.tobytes() == path.read_bytes()
     assert "stay in memory twice" in caplog.text and "tmpfs" in caplog.text
-
-
-def test_a_folder_that_cannot_be_written_costs_memory_and_is_reported(
-    path: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    weights = Weights(path, "", folder / "missing")
-    assert not weights.is_in_file
-    assert weights.data.tobytes() == path.read_bytes()
-    assert "No such file or directory" in caplog.text
 
 
 @pytest.mark.parametrize("content", [None, b""])

@@ -19,7 +19,6 @@ from pipelines.errors import (
     PromptTooLongError,
     RecipeError,
     RequestTimeoutError,
-    ServerBusyError,
 )
 from pipelines.executor import step_loop
 from pipelines.executor.step import StepInputs
@@ -125,18 +124,6 @@ def test_bad_requests_are_refused_and_hold_nothing(
     assert not target.has_work
 
 
-def test_a_full_queue_refuses_at_once() -> None:
-    target = make_executor(RecordingEngine(NUM_BLOCKS), max_batch_size=1, max_queue_size=2)
-
-    async def flood() -> list[Any]:
-        return await asyncio.gather(
-            *(target.complete(request([1, 2], 5)) for _ in range(5)), return_exceptions=True
-        )
-
-    answers = run([target], flood)
-    assert sum(isinstance(answer, ServerBusyError) for answer in answers) == 2  # one runs, two wait
-
-
 @pytest.mark.parametrize("num_steps_before", [0, 1, 12])
 def test_a_failing_step_fails_its_requests_and_no_others(num_steps_before: int) -> None:
     engine = RecordingEngine(NUM_BLOCKS)
@@ -220,20 +207,6 @@ def test_a_passed_deadline_ends_the_request() -> None:
     with pytest.raises(RequestTimeoutError):
         run([target], lambda: target.complete(late))
     assert target.scheduler.num_free_blocks == target.scheduler.num_blocks
-
-
-def test_a_cancelled_request_gives_its_blocks_back_at_once() -> None:
-    target = make_executor(RecordingEngine(NUM_BLOCKS))
-
-    async def scenario() -> tuple[int, int]:
-        stream = target.generate(request([1, 2, 3], 60))
-        await anext_(stream)
-        before = target.scheduler.num_free_blocks
-        await stream.aclose()
-        return before, target.scheduler.num_free_blocks
-
-    before, after = run([target], scenario)
-    assert before < after == target.scheduler.num_blocks
 
 
 async def anext_(stream: Any) -> Any:

@@ -115,12 +115,7 @@ def bare(content: bytes) -> bytes:
     return stream.compress(content) + stream.flush()
 
 
-COMPRESSED = [
-    ("gzip", gzip.compress),
-    ("deflate", zlib.compress),
-    ("deflate", bare),
-    ("zstd", zstd.compress),
-]
+COMPRESSED = [("gzip", gzip.compress), ("deflate", zlib.compress), ("deflate", bare), ("zstd", zstd.compress)]
 
 
 @pytest.mark.parametrize(("encoding", "compress"), COMPRESSED)

@@ -109,10 +109,7 @@ async def test_a_kept_response_is_read_and_forgotten() -> None:
         assert (await get(door, f"{path}?stream=true"))[0] == 400
         deleted = {"id": second["id"], "object": "response", "deleted": True}
         assert await get(door, path, "DELETE") == (200, deleted)
-        found = [
-            await get(door, path),
-            await get(door, path, "DELETE"),
-        ]
+        found = [await get(door, path), await get(door, path, "DELETE")]
         found += [await door.post({**ASKED, "previous_response_id": second["id"]}, PATH)]
         for status, document in found:
             assert (status, document["error"]["code"]) == (404, "previous_response_not_found")

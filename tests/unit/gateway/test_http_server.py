@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import (
-    DraftproofError,
-    ForbiddenError,
-    InternalError,
-    InvalidRequestError,
-    from_wire,
-)
+from pipelines.errors import DraftproofError, ForbiddenError, InternalError, InvalidRequestError, from_wire
 from pipelines.triton.gateway.http_server import HttpServer
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
 from pipelines.triton.gateway.triton import KEY_HEADER

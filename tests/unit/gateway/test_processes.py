@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.deploy.triton.command import _NO_GPU, ServerCommand
+from pipelines.deploy.triton.command import ServerCommand
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.process import ProcessIdentity
 from pipelines.triton.supervision import triton_process
@@ -173,30 +173,6 @@ async def test_what_it_prints_is_passed_on_whole(
     await asyncio.wait_for(process.ended, 30)
     await process.clear()
     assert capfdbinary.readouterr().out == b"a\n" * 200_000 + b"no end of line"
-
-
-NO_GPU = (
-    b'E1129 09:13:52.883786 28540 server.cc:241] "CudaDriverHelper has not been initialized."\n'
-    b'E1129 09:13:57.038226 28540 ensemble_scheduler.cc:1468] "unable to create stream for ensemble: '
-    b'CUDA driver version is insufficient for CUDA runtime version"\n'
-    b"[\x1b[1;33mWARN\x1b[0;39m]  \x1b[33mevhtp.c:4050     \x1b[39m\x1b[94mNODELAY NOT SUPPORTED"
-    b"\x1b[39m :: \x1b[35m(errno: Operation not supported)\x1b[39m\n"
-)
-
-
-@pytest.mark.parametrize("is_embedded", [True, False])
-async def test_only_what_is_known_to_say_nothing_is_left_out_of_the_log(
-    place: TritonPlace, capfdbinary: pytest.CaptureFixture[bytes], is_embedded: bool
-) -> None:
-    others = b"".join(NO_GPU.replace(*change) for change in ((b"Cuda", b"cuda"), (b"version", b"Version")))
-    others += b"I " + b"I ".join(NO_GPU.splitlines(keepends=True))
-    others = b"".join(line for line in others.splitlines(keepends=True) if line not in NO_GPU)
-    program = f"import sys; sys.stdout.buffer.write({NO_GPU + others + NO_GPU!r})"
-    command = ServerCommand(python(program), dict(os.environ), _NO_GPU if is_embedded else None)
-    process = TritonProcess(command, place)
-    await asyncio.wait_for(process.ended, 30)
-    await process.clear()
-    assert capfdbinary.readouterr().out == (others if is_embedded else NO_GPU + others + NO_GPU)
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])

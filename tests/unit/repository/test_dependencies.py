@@ -52,15 +52,6 @@ def test_the_run_time_lock_is_small() -> None:
     assert {"torch", "transformers", "hf-xet", "click"} & packages == set()
 
 
-@pytest.mark.parametrize("name", [*LOCKS, *PEER_LOCKS, "torch", "gpu"])
-def test_no_lock_names_an_index_or_a_host(name: str) -> None:
-    assert [
-        line
-        for line in _lines(name)
-        if "://" in line or line.lstrip().startswith(("-i", "--index", "--extra", "--find"))
-    ] == []
-
-
 def test_the_gpu_file_names_what_the_group_and_the_recipes_name() -> None:
     pins = [line for line in _lines("gpu") if not line.startswith("#")]
     project = (REPOSITORY_ROOT / "pyproject.toml").read_text(encoding="utf-8")

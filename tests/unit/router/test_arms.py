@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 
 from pipelines.errors import CanaryError
-from pipelines.router.arms import (
-    ArmTable,
-    Bands,
-    LiveArms,
-    ShadowSetting,
-    read_table,
-    write_table,
-)
+from pipelines.router.arms import ArmTable, Bands, LiveArms, ShadowSetting, read_table, write_table
 
 TABLE = ArmTable(
     generation=7,
@@ -54,11 +47,6 @@ def test_after_the_lease_the_stable_pair_has_the_candidates_share_and_nothing_is
         assert TABLE.weights(now_s) == {"stable": 1.0, "candidate": 0.0}
         assert TABLE.shadow_at(now_s) is None
     assert ALONE.weights(5.0) == {"stable": 1.0}  # it needs no lease
-
-
-def test_bands_begin_where_they_say() -> None:
-    bands = Bands(medium_from=4, high_from=8)
-    assert [bands.band(num) for num in (1, 3, 4, 7, 8, 99)] == ["low"] * 2 + ["medium"] * 2 + ["high"] * 2
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -111,20 +99,6 @@ NESTED = "[" * 900 + "]" * 900  # read, but perhaps no longer written
 )
 def test_a_file_that_holds_no_table_is_refused(tmp_path: Path, text: str) -> None:
     refused(tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    "key", [field.name for field in dataclasses.fields(ArmTable) if field.name != "control"]
-)
-def test_every_key_must_be_there(tmp_path: Path, key: str) -> None:
-    without = document()
-    del without[key]
-    assert f": {key} is missing;" in refused(tmp_path, without).message
-
-
-def test_shadow_without_a_candidate_is_refused() -> None:
-    with pytest.raises(CanaryError, match="shadow and candidate_weight need a candidate"):
-        dataclasses.replace(ALONE, shadow=TABLE.shadow)
 
 
 def test_the_routers_own_control_belongs_to_every_table(tmp_path: Path) -> None:

@@ -23,9 +23,7 @@ def cut_up(ids: Sequence[int], cuts: set[int], *, with_empty_end: bool) -> list[
 
 
 @st.composite
-def scripts_of_arms(
-    draw: st.DrawFn,
-) -> tuple[dict[Arm, list[Step]], dict[Arm, list[int]], bool]:
+def scripts_of_arms(draw: st.DrawFn) -> tuple[dict[Arm, list[Step]], dict[Arm, list[int]], bool]:
     """Draw scripts of three arms, each until it fails, ends or falls silent for ever.
 
     Returns:

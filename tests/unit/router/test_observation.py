@@ -21,12 +21,7 @@ from pipelines.router.observation import Divergence, Observation
 from pipelines.router.observation_log import ObservationLog, append, log_end, read_observations
 
 PLAIN = Observation(
-    canary_id="c1",
-    request_id="r",
-    arm="stable",
-    arrived_at_s=1000.5,
-    oldest_open_at_s=1000.25,
-    band="low",
+    canary_id="c1", request_id="r", arm="stable", arrived_at_s=1000.5, oldest_open_at_s=1000.25, band="low"
 )
 FULL = dataclasses.replace(
     PLAIN,

@@ -180,10 +180,6 @@ def _other_log_prob(chunk: Chunk) -> Chunk:
     return replace(chunk, top_log_probs=changed)
 
 
-def _before_end(change: Change) -> Change:
-    return lambda chunk: chunk if chunk.finish_reason else change(chunk)
-
-
 def _other_sum(chunk: Chunk) -> Chunk:
     return replace(chunk, cum_log_prob=chunk.cum_log_prob - 0.5)
 
@@ -230,13 +226,6 @@ def test_log_probabilities_that_are_equal_in_all_bits_are_equal(world: World) ->
 
     _, replay = replayed(world, request_of(num_log_probs=1))
     assert (replay.answer, replay.differs_in) == ("equal", "")
-
-
-def test_an_answer_to_a_client_is_not_compared(world: World) -> None:
-    world.write(candidate=1.0)
-    run(world, ask(world, request_of(num_log_probs=1)))
-    [found] = world.close()
-    assert (found.arm, found.answer, found.divergence) == ("candidate", "", None)
 
 
 def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World) -> None:

@@ -104,21 +104,6 @@ def test_the_arm_that_failed_is_charged_and_not_the_one_that_was_busy(world: Wor
     assert (noted.arm, noted.failure) == ("candidate", "error")
 
 
-def test_a_burst_takes_no_arm_out(world: World) -> None:
-    world.write(0.5)
-    for arm in world.behave:
-        world.behave[arm] = answers(delay_s=0.001)
-
-    async def scenario() -> None:
-        burst = await asyncio.gather(*(ask(world, request_of(streaming=False)) for _ in range(600)))
-        assert {text for text, _ in burst} == {ANSWER}
-
-    run(world, scenario())
-    assert not any(world.router.routing.is_out(arm) for arm in world.behave)
-    assert {outcome for _, outcome in world.router.num_requests} == {"answered"}
-    assert {each.failure for each in world.close()} == {""}
-
-
 def test_a_silent_stable_pair_is_not_asked_twice(world: World) -> None:
     """It may read a long prompt, and its target alone computes on the same engine."""
     world.write(0.0, slow_after_s=0.05)

@@ -43,7 +43,7 @@ def test_a_bundle_pins_version_container_settings_and_both_checkpoints(tmp_path:
     pinned = json.loads(Path(made["bundle"]).read_text())
     assert (pinned["version"], pinned["container"]) == ("1.4.0rc1", CONTAINER)
     assert set(pinned["settings"]["files"]) == {
-        *("model.yaml", "triton.sh", "trtllm-serve.yaml", "trtllm-serve.sh"),
+        *("model.yaml", "triton.sh", "trtllm-serve.yaml", "trtllm-serve.sh")
     }
     assert {"config.json", "tokenizer.json"} <= set(pinned["target"]["files"])
     found = check_engines(recipe, tmp_path / "engines")

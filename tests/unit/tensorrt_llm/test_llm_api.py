@@ -137,11 +137,7 @@ def test_every_recipe_is_rendered_for_both_generations(name: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("version", "spelling"),
-    [
-        ("1.3.0rc3", "DraftTarget"),
-        ("1.3.0rc17", "Draft_Target"),
-        ("1.4.0rc1", "Draft_Target"),
-    ],
+    [("1.3.0rc3", "DraftTarget"), ("1.3.0rc17", "Draft_Target"), ("1.4.0rc1", "Draft_Target")],
 )
 def test_the_spelling_follows_the_version(version: str, spelling: str, tmp_path: Path) -> None:
     assert decoding_type(version) == spelling
@@ -151,8 +147,7 @@ def test_the_spelling_follows_the_version(version: str, spelling: str, tmp_path:
 @pytest.mark.parametrize("version", ["1.2.1", "1.5.0", "unknown"])
 def test_a_version_that_nobody_read_is_refused(version: str) -> None:
     with pytest.raises(
-        RecipeError,
-        match=f"TensorRT-LLM {version} is not known; known: 1.3 and 1.4; .*llm_args.py",
+        RecipeError, match=f"TensorRT-LLM {version} is not known; known: 1.3 and 1.4; .*llm_args.py"
     ):
         decoding_type(version)
 

@@ -114,11 +114,7 @@ STOP_WORDS = st.sampled_from([(), (b"return",), ("☕!".encode(), b"f\xc3\xa9"),
 def test_streamed_chunks_join_to_the_whole(
     rounds: list[list[int]], stop_words: tuple[bytes, ...], min_tokens: int, num_log_probs: int | None
 ) -> None:
-    request = request_of(
-        stop_words=stop_words,
-        min_tokens=min_tokens,
-        num_log_probs=num_log_probs,
-    )
+    request = request_of(stop_words=stop_words, min_tokens=min_tokens, num_log_probs=num_log_probs)
     kept = as_an_engine_ends(rounds, request)
     streamed = chunks_of(kept, request, streaming=True)
     (whole,) = chunks_of(kept, request, streaming=False)

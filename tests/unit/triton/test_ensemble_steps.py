@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
-from pipelines.errors import InternalError, InvalidRequestError, ServerBusyError, from_wire
+from pipelines.errors import InternalError, InvalidRequestError, from_wire
 from pipelines.manifest import sha256_file
-from pipelines.router import preprocessing
-from pipelines.triton.backend.outputs import scalar_tensor, text_tensor
+from pipelines.triton.backend.outputs import scalar_tensor
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.text.ensemble_steps import EnsembleSteps
 from tests.support.fake_triton import FakeRequest, fake_backend
 from tests.support.tiny_engines import write_tokenizer
 
-LONG = b"import os\n" * 1000
 NO_IDS = np.zeros((1, 1, 0), np.int32)
 
 
@@ -41,38 +37,12 @@ def steps(parameters: ModelParameters) -> Iterator[EnsembleSteps]:
     model.close()
 
 
-def request_of(text: bytes = b"x") -> FakeRequest:
-    tensors = {"text_input": text_tensor(text), "max_tokens": scalar_tensor(4, np.int32)}
-    return FakeRequest(tensors, requested=("INPUT_ID",))
-
-
 def chunk_of(ids: list[int], text_length: int, parameters: str = "") -> FakeRequest:
     tensors = {
         "TOKENS_BATCH": np.array([[ids]], np.int32),
         "TEXT_LENGTH": scalar_tensor(text_length, np.int32),
     }
     return FakeRequest(tensors, "", parameters, requested=("OUTPUT",))
-
-
-def test_long_texts_wait_in_bounds_and_nobody_waits_for_them(
-    steps: EnsembleSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_go_on = threading.Event()
-    tokenize = preprocessing.Preprocessing.__call__
-
-    def slow(self: Any, inputs: Any) -> Any:
-        assert self.is_quick(inputs) or may_go_on.wait(120)
-        return tokenize(self, inputs)
-
-    monkeypatch.setattr(preprocessing.Preprocessing, "__call__", slow)
-    short, long_ones = request_of(), [request_of(LONG) for _ in range(3)]
-    steps.execute(long_ones[:2])
-    steps.execute([short, *long_ones[2:]])
-    assert short.sender.wait()[-1].error is None  # type: ignore[union-attr]
-    steps.execute([busy := request_of(LONG)])
-    assert isinstance(from_wire(busy.sender.error.message()), ServerBusyError)
-    may_go_on.set()
-    assert all(each.sender.wait()[-1].error is None for each in long_ones)  # type: ignore[union-attr]
 
 
 def test_a_chunk_without_the_key_or_with_a_defect_ends_typed(steps: EnsembleSteps) -> None:

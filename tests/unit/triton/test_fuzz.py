@@ -16,13 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import (
-    DraftproofError,
-    InvalidRequestError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    from_wire,
-)
+from pipelines.errors import InvalidRequestError, RequestCancelledError, RequestTimeoutError, from_wire
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
 from pipelines.triton.backend.gauges import TokenTimes
@@ -31,7 +25,7 @@ from pipelines.triton.engine.answering import Answering, GenerationModel, Target
 from pipelines.triton.text.model import TextModel
 from pipelines.wire.fields import ENGINE_INPUTS, TEXT_INPUTS
 from tests.support.examples import examples
-from tests.support.fake_triton import FINAL, FakeRequest, FakeResponse, FakeTritonError, fake_backend
+from tests.support.fake_triton import FakeRequest, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor
 from tests.unit.triton.test_text_model import EchoEngine, start_text_model
@@ -178,18 +172,3 @@ def test_an_engine_model_answers_anything(
     check(sent)
     scheduler = executor.scheduler
     assert wait_until(lambda: not executor.has_work and scheduler.num_free_blocks == scheduler.num_blocks)
-
-
-def test_the_fuzzer_sees_a_request_that_is_forgotten() -> None:
-    request = FakeRequest(dict(GOOD_TEXT))
-    with pytest.raises(AssertionError, match="wait for ever"):
-        request.sender.wait(0.01)
-    untyped = FakeTritonError(DraftproofError("untyped").to_wire())
-    request.sender.send(FakeResponse(error=untyped), flags=FINAL)
-    with pytest.raises(AssertionError):
-        check([request])
-
-
-def test_the_inputs_are_those_of_the_configurations() -> None:
-    assert inputs_of("router")["text_input"] == ("BYTES", (1,))
-    assert inputs_of("target")["logit_bias_values"] == ("FP32", (-1,))

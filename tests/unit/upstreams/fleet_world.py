@@ -110,9 +110,7 @@ def _response(ids: list[int], sequence_length: int, *, is_final: bool) -> Any:
 
 @asynccontextmanager
 async def fleet_of(
-    servers: Sequence[StandInServer],
-    absent: Sequence[str] = (),
-    name: str = "",
+    servers: Sequence[StandInServer], absent: Sequence[str] = (), name: str = ""
 ) -> AsyncIterator[Fleet]:
     """Run a fleet of these servers, and of addresses at which nobody answers.
 

@@ -183,16 +183,6 @@ async def test_a_full_queue_sends_a_request_to_each_other_server_once() -> None:
         check(await all_of(fleet))
 
 
-async def test_what_the_client_did_wrong_is_asked_once() -> None:
-    servers = [StandInServer(), StandInServer()]
-    for server in servers:
-        server.fails = InvalidRequestError("top_p is out of range")
-    async with fleet_of(servers) as fleet:
-        with pytest.raises(InvalidRequestError):
-            await all_of(fleet)
-        assert sum(len(server.asked) for server in servers) == 1
-
-
 async def test_sessions_and_shared_beginnings_keep_their_server_up_to_a_bound() -> None:
     servers = [StandInServer() for _ in range(4)]
     shared = replace(ALONE, prompt_ids=tuple(range(40)))

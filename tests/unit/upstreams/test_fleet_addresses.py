@@ -124,22 +124,6 @@ async def test_a_server_that_vanishes_finishes_its_answers(dns: Dns) -> None:
         assert servers[1].asked == [] and fleet.num_resumed == 0
 
 
-async def test_a_server_that_appears_continues_what_was_begun_before(dns: Dns) -> None:
-    servers, port = neighbours(2)
-    dns.hosts = ("127.0.0.2",)
-    async with fleet_of(servers, name=f"{NAME}:{port}") as fleet:
-        await until_known(fleet, servers[0])
-        servers[0].is_silent, servers[0].fails_after = True, 6
-        answer = fleet.stream(ALONE)
-        chunks = [await anext(answer), await anext(answer)]
-        waiting = asyncio.create_task(rest_of(answer))
-        dns.hosts = ("127.0.0.3",)
-        await until_known(fleet, servers[1])
-        await servers[0].stop()
-        check([*chunks, *await waiting], ALONE)
-        assert len(servers[1].asked[-1]["resume_output_ids"]) == 6
-
-
 FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, 32, '{"a": "\u00fc\\n"}', None, {})
 
 

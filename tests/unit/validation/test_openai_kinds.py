@@ -27,11 +27,7 @@ from tests.support.stand_in_openai import Faults, stand_in_openai
 PROMPTS = tuple(Prompt(f"p{number}", f"text {number} " * 20) for number in range(10))
 ANSWERS = tuple(Answer(f"One fine answer, number {number}.", "length") for number in range(10))
 MATERIAL = Material(PROMPTS, dict(enumerate(ANSWERS)), 16, ABILITIES)
-DESCRIPTION = {
-    "subject": "idea",
-    "moods": ["calm"],
-    "difficulty": 2,
-}
+DESCRIPTION = {"subject": "idea", "moods": ["calm"], "difficulty": 2}
 JSON = json.dumps(DESCRIPTION)
 
 

@@ -27,13 +27,7 @@ from pipelines.validation.exact.verdict import Proof
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.size import Size
-from pipelines.validation.stopping import (
-    StoppedError,
-    cancelled_when_stopped,
-    stop,
-    stoppable,
-    stopped_early,
-)
+from pipelines.validation.stopping import StoppedError, cancelled_when_stopped, stop, stoppable, stopped_early
 from tests.support.scripted_http import scripted_http
 from tests.support.stand_in_openai import Faults, stand_in_openai
 from tests.support.stand_in_server import StandInServer, response

@@ -8,7 +8,6 @@ log probabilities.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ import pytest
 from pipelines.validation.__main__ import main
 from tests.gpu.probe import traps
 from tests.support.stand_in_openai import stand_in_openai
-from tests.unit.upstreams.running import ended, running, write_plan
-from tests.unit.upstreams.test_rolling_out import clients
 
 FIELDS = (
     *(
@@ -70,18 +67,3 @@ def test_verify_sees_penalties_that_the_candidate_ignores(
     audits = sections[1]["figures"]["audits"]
     judged = [figures for name, figures in audits.items() if name.startswith("plain answers")]
     assert {figures["questions"] - figures["equal"] for figures in judged} == {num_different}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("speculation", "phase"), [(WITH, "promoted"), (WITHOUT, "rolled_back")])
-def test_a_rollout_sees_them_too(speculation: dict[str, Any], phase: str, tmp_path: Path) -> None:
-    write_plan(tmp_path)
-    with (
-        stand_in_openai(knows=FIELDS) as old,
-        stand_in_openai(speculation=speculation, knows=FIELDS) as new,
-        running(tmp_path, {"url": old.url}, {"url": new.url}) as service,
-    ):
-        with clients(service, **PENALTY) as statuses:
-            record = ended(service)
-        assert set(statuses) == {200} and record.phase == phase
-        assert service.stop()[0] == (0 if phase == "promoted" else 1)

@@ -155,11 +155,7 @@ def test_blocks_stay_blocks_and_their_rows_are_put_back(tmp_path: Path) -> None:
         ("qwen2", {"qwen2.block_count": np.array([1, 2], np.int32)}, "layers differ in block_count"),
         ("qwen2", {"qwen2.rope.scaling.type": "longrope", "qwen2.rope.scaling.factor": 2.0}, "'longrope'"),
         ("qwen2", {"qwen2.attention.value_length": 16}, "value_length=16"),
-        (
-            "qwen2",
-            {"tokenizer.ggml.tokens": ["a", "b"]},
-            "has 2 tokens, and token_embd.weight 512 rows",
-        ),
+        ("qwen2", {"tokenizer.ggml.tokens": ["a", "b"]}, "has 2 tokens, and token_embd.weight 512 rows"),
         ("qwen3", {"qwen3.rope.dimension_count": 32}, "rope.dimension_count=32"),
         ("olmo2", {"olmo2.attention.sliding_window": 64}, "not read: attention.sliding_window=64"),  # OLMo 3
         ("gemma3_text", {"gemma3.attention.sliding_window": None}, "attention.sliding_window"),

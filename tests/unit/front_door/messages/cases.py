@@ -26,10 +26,7 @@ from pipelines.wire.chunk import Chunk
 from pipelines.wire.request import CompletionRequest
 
 THOUGHTS = ("<think>", "</think>")
-SPECIAL = (
-    *("</s>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-    *HARMONY_MARKS,
-)
+SPECIAL = (*("</s>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), *HARMONY_MARKS)
 """The names that are special tokens in published models; ``<tool_call>`` and ``<think>`` are text there."""
 
 

@@ -132,9 +132,7 @@ def expected_output(sizes: RecurrentSizes, weights: RecurrentWeights, rows: Floa
     """Return the outputs [n, value_channels] of a whole request in float64."""
     keys, heads = sizes.num_key_heads * sizes.key_size, sizes.num_value_heads
     inputs, gates, b, a = np.split(
-        rows.astype(np.float64),
-        np.cumsum([sizes.channels, sizes.value_channels, heads]),
-        axis=1,
+        rows.astype(np.float64), np.cumsum([sizes.channels, sizes.value_channels, heads]), axis=1
     )
     padded = np.concatenate([np.zeros((CONVOLUTION_TAPS - 1, sizes.channels)), inputs])
     mixed = _silu(
