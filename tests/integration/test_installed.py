@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,22 +12,33 @@ import pytest
 from tests.support.empty_environment import empty_environment, run_in
 from tools.wheel.__main__ import build_serve, build_small
 
+OURS = """
+name: ours
+target: {checkpoint: engines/demo_pair/target, attention: draftproof, linear: draftproof, quantization: int8}
+draft: {checkpoint: engines/demo_pair/draft, attention: draftproof, linear: draftproof, quantization: int4}
+serving: {max_seq_len: 512}
+"""
+"""Engines with operators of ours, compiled for AVX2 and AVX-512 by whoever built the package."""
+
 pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 
 def test_the_demonstration_runs_from_an_empty_folder(tmp_path: Path) -> None:
     """Long, as pip installs 700 MB; tests/unit/tools/test_wheel.py checks what is installed without it."""
-    dist, home, empty = (tmp_path / name for name in ("dist", "home", "empty"))
-    home.mkdir()
-    empty.mkdir()
+    dist, home, empty, programs = (tmp_path / name for name in ("dist", "home", "empty", "programs"))
+    for folder in (home, empty, programs):
+        folder.mkdir()
+    found = shutil.which("bash")
+    assert found is not None
+    (programs / "bash").symlink_to(found)
     build_serve(dist)
     python = empty_environment(tmp_path, "--find-links", dist, f"{build_small(dist)}[serve]")
     packages = python.parent.parent
     before = _files(packages)
-    # No compiler is on the PATH, and nothing says where the checkout is.
-    environment = {"HOME": str(home), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    # Nothing but what Triton starts its Python models with: no compiler, and no word of the checkout.
+    environment = {"HOME": str(home), "PATH": str(programs), "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         return run_in(empty, python.with_name("draftproof"), *arguments, env=environment)
 
     size = "--num-prompts", "5", "--sampled", "1", "--max-tokens", "24"
@@ -38,10 +50,22 @@ def test_the_demonstration_runs_from_an_empty_folder(tmp_path: Path) -> None:
     assert len(list((home / ".local/share/draftproof/engines/demo").glob("target-*"))) == 1
     assert (home / ".local/state/draftproof/demo/server.log").is_file()
 
-    served = run("--home", "here", "serve", "--openai-port", "0")
-    assert served.returncode == 0, served.stdout + served.stderr
-    assert run("--home", "here", "stop").stdout == "stopped\n"
-    assert {path.name for path in (empty / "here").iterdir()} == {"engines", ".run"}
+    (empty / "ours.yaml").write_text(OURS)
+    here = empty / "here"
+    for arguments in (
+        ("serve", "--openai-port", "0"),
+        ("verify", "--quick", "--num-prompts", "12", "--max-tokens", "24"),
+        ("bench", "--quick", "--concurrency", "1", "--draft-lengths", "2"),
+        ("stop",),
+    ):
+        done = run("--home", here, *arguments, "--recipe", "ours.yaml")
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in here.iterdir()} == {"engines", ".run", "results"}
+    assert {path.name for path in empty.iterdir()} == {"ours.yaml", "here"}
+    (compiled,) = packages.rglob("operators-*.so")
+    used = list(here.rglob("operators.so"))
+    assert len(used) == 2 and {path.read_bytes() for path in used} == {compiled.read_bytes()}
+    assert _files(packages) == before
     assert "OpenVINO" in run("--version").stdout
 
 

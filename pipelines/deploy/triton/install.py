@@ -95,8 +95,13 @@ class TritonInstall:
                 LD_LIBRARY_PATH, because a conda environment also has libstdc++, OpenSSL and others in it.
 
         Raises:
-            ServerStartError: Python's shared library was not found.
+            ServerStartError: Python's shared library or bash was not found.
         """
+        if shutil.which("bash") is None:  # Triton would go on waiting for its models
+            raise ServerStartError(
+                f"Triton starts Python models with bash, which is not on PATH={os.environ.get('PATH', '')}",
+                "install bash, or add its folder to PATH",
+            )
         library = shared_python()
         if library is None:
             raise ServerStartError(

@@ -164,6 +164,12 @@ def test_the_backend_is_laid_out_once_and_executable(tmp_path: Path) -> None:
     assert stub.stat().st_ino == before.st_ino
 
 
+def test_a_server_without_bash_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerStartError, match=f"bash, which is not on PATH={tmp_path}"):
+        TritonInstall.find().environment(tmp_path)
+
+
 def test_the_server_finds_this_python_and_its_library_and_no_other(tmp_path: Path) -> None:
     variables = TritonInstall.find().environment(tmp_path)
     assert variables["PATH"].split(":")[0] == str(Path(sys.executable).parent)
