@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -137,7 +138,8 @@ class DefaultSampling:
 
     Attributes:
         temperature: Of requests to OpenAI's API that send none, at least 0; 0 is greedy. None: what the
-            checkpoint's ``generation_config.json`` recommends, else 1.
+            checkpoint's ``generation_config.json`` recommends, else 1. An option of ``draftproof serve``
+            comes before the recipe, here and in the next four.
         top_p: The same, above 0, to 1.
         top_k: The same; 0 keeps all tokens.
         min_p: The same, 0 to 1.
@@ -155,6 +157,20 @@ class DefaultSampling:
         """Return those that are set, by name."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
+    @classmethod
+    def of_option(cls, text: str) -> DefaultSampling:
+        """Parse an option such as ``temperature=0.7,top_k=20``.
+
+        Raises:
+            RecipeError: A name is unknown, or a value has the wrong type or range.
+        """
+        pairs = (part.partition("=") for part in text.split(",") if part)
+        raw = {name.strip(): _number(value) for name, _, value in pairs}
+        remedy = "write --default-sampling temperature=0.7,top_k=20"
+        parsed = configuration.parse(cls, raw, RecipeError, remedy)
+        parsed.check()
+        return parsed
+
     def check(self) -> None:
         """Refuse what a request may not send.
 
@@ -166,6 +182,16 @@ class DefaultSampling:
             CompletionRequest(**self.values).check()
         except InvalidRequestError as error:
             raise RecipeError(error.message, error.remedy) from None
+
+
+def _number(text: str) -> float | str:
+    """Return the number that a text says; other texts, which the parser refuses, as they are."""
+    try:
+        return int(text)
+    except ValueError:
+        with suppress(ValueError):
+            return float(text)
+    return text
 
 
 @dataclass(frozen=True)

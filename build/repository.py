@@ -7,8 +7,10 @@ is that of a package, which is checked first; nothing is built.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from build.built_pair import build_pair
 from build.command_line import add_public_key, add_runtime, print_line, recipe_parser, run_command
 from build.digests import known_engine
 from build.package import read_package
-from build.recipe import Recipe, load_recipe
+from build.recipe import DefaultSampling, Recipe, load_recipe
 from build.rendering.kv_blocks import returned_bytes, with_kv_blocks
 from build.rendering.rendered_pair import RenderedPair
 from build.rendering.templates import TEMPLATES, render_repository
@@ -24,7 +26,7 @@ from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import LOOP, PairRecord
-from pipelines.errors import RepositoryError, ServerStartError
+from pipelines.errors import RecipeError, RepositoryError, ServerStartError
 from pipelines.places import CODE, RUN
 from pipelines.socket_path import is_listening
 
@@ -38,6 +40,7 @@ def render_recipe(
     free: Callable[[], float] = available_bytes,
     package: PackageOrigin | None = None,
     name: str | None = None,
+    default_sampling: DefaultSampling | None = None,
     served_model_name: str = "",
 ) -> Path:
     """Check the engines of a recipe against their hashes and render its repository.
@@ -51,6 +54,7 @@ def render_recipe(
         free: Returns the bytes that a server may use, on the embedded runtime.
         package: The package that holds the engines; None for engines of this checkout.
         name: Name of the run directory; None: the recipe's.
+        default_sampling: What an option sets instead of the recipe.
         served_model_name: Name that clients send as ``model``; "" for the recipe's.
 
     Returns:
@@ -75,14 +79,16 @@ def render_recipe(
     pair = with_kv_blocks(pair, loop, lambda: free() + returned_bytes(loop))
     render_repository(TEMPLATES, recipe.runtime, pair.values, destination)
     pair.record.write(loop)
-    launch_of(recipe, package).write(destination.parent)
+    launch_of(recipe, package, default_sampling).write(destination.parent)
     return destination
 
 
-def launch_of(recipe: Recipe, package: PackageOrigin | None = None) -> Launch:
+def launch_of(
+    recipe: Recipe, package: PackageOrigin | None = None, default_sampling: DefaultSampling | None = None
+) -> Launch:
     """Return how to start the server of a recipe that has passed preflight."""
-    chosen = recipe.serving.default_sampling.values
-    sampling = {"recipe": chosen} if chosen else {}
+    chosen = (("serve", default_sampling), ("recipe", recipe.serving.default_sampling))
+    sampling = {source: given.values for source, given in chosen if given is not None and given.values}
     if recipe.runtime == "embedded":
         return Launch(package=package, default_sampling=sampling)
     gpus = {gpu for engine in recipe.engines.values() for gpu in engine.tensorrt_llm.gpus}
@@ -90,11 +96,13 @@ def launch_of(recipe: Recipe, package: PackageOrigin | None = None) -> Launch:
 
 
 def _render(options: argparse.Namespace) -> dict[str, Any]:
+    sampling = DefaultSampling.of_option(options.default_sampling)
     package = None if options.package is None else read_package(options.package, options.public_key)
     recipe = package.pair.recipe if package else load_recipe(options.recipe, options.runtime)
     if options.check_recipe:
         return {"recipe": recipe.name}
     pair = package.pair if package else build_pair(recipe, print_line)
+    recipe = with_prompt_cache(pair.recipe, options.prompt_cache_dir, options.prompt_cache_gb)
     engines = pair.draft_engine, pair.target_engine
     origin = None
     run = (options.run_directory or RUN / pair.recipe.name).resolve()
@@ -103,17 +111,41 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
         if not options.replace:
             _check_not_in_use(run, origin)
     destination = render_recipe(
-        pair.recipe,
+        recipe,
         *engines,
         run.parent,
         pair.memory,
         package=origin,
         name=run.name,
+        default_sampling=sampling,
         served_model_name=options.served_model_name,
     )
     if package is not None:
         package.check_rendered(PairRecord.read(destination / LOOP))
     return {"model_repository": str(destination), "recipe": pair.recipe.name}
+
+
+def with_prompt_cache(recipe: Recipe, folder: str, gigabytes: str) -> Recipe:
+    """Return a recipe with the prompt cache that options of ``draftproof serve`` set; "" keeps the recipe's.
+
+    Raises:
+        RecipeError: The size is none.
+    """
+    serving = recipe.serving
+    if folder:
+        serving = replace(serving, prompt_cache_dir=folder)
+    if gigabytes:
+        try:
+            size = float(gigabytes)
+        except ValueError:
+            size = math.nan
+        if not 0 <= size < math.inf:
+            raise RecipeError(
+                f"--prompt-cache-gb={gigabytes!r} is not a number of gigabytes",
+                "write a number such as 20, or 0 for no prompt cache on disk",
+            )
+        serving = replace(serving, prompt_cache_gb=size)
+    return replace(recipe, serving=serving)
 
 
 def _check_not_in_use(run_directory: Path, package: PackageOrigin) -> None:
@@ -161,6 +193,18 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--served-model-name", default="", help="name that clients send as model (default: the recipe's)"
+    )
+    parser.add_argument(
+        "--default-sampling",
+        default="",
+        metavar="NAME=VALUE,...",
+        help="sampling parameters of requests that send none (default: the recipe's)",
+    )
+    parser.add_argument(
+        "--prompt-cache-dir", default="", metavar="DIRECTORY", help="see serve (default: the recipe's)"
+    )
+    parser.add_argument(
+        "--prompt-cache-gb", default="", metavar="NUMBER", help="see serve (default: the recipe's)"
     )
     parser.add_argument(
         "--replace",

@@ -77,6 +77,27 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     serve.add_argument(
         "--runtime", choices=("", *RUNTIMES), default="", help="runtime (default: the recipe's)"
     )
+    serve.add_argument(
+        "--default-sampling",
+        default="",
+        metavar="NAME=VALUE,...",
+        help="sampling of requests that send none: temperature, top_p, top_k, min_p, repetition_penalty "
+        "(default: the recipe's, else the checkpoint's)",
+    )
+    serve.add_argument(
+        "--prompt-cache-dir",
+        default="",
+        metavar="DIRECTORY",
+        help="folder that keeps computed prompts after the server has ended (default: the recipe's, else "
+        ".run/<recipe>/prompt_cache)",
+    )
+    serve.add_argument(
+        "--prompt-cache-gb",
+        default="",
+        metavar="NUMBER",
+        help="its most gigabytes, 0 for none (default: the recipe's, else a tenth of the free disk, at most "
+        "20)",
+    )
     add(_ready, "ready", "wait until the server is ready", recipe, waiting)
     add(_stop, "stop", "stop the server", recipe)
     add(_doctor, "doctor", "show what this machine has and lacks", ports)
@@ -107,12 +128,18 @@ def _ports(options: argparse.Namespace) -> Ports:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    folder = options.prompt_cache_dir and str(Path(options.prompt_cache_dir).resolve())
+    settings = (
+        *("--default-sampling", options.default_sampling),
+        *("--prompt-cache-dir", folder),
+        *("--prompt-cache-gb", options.prompt_cache_gb),
+    )
     if options.package is None:
         _check_none_runs(options.recipe)
-        done = _render(options)
+        done = _render(options, settings)
     else:
         package = package_arguments(options.package, options.public_key)
-        done = run_build("build.repository", package, _report)
+        done = run_build("build.repository", [*package, *settings], _report)
     directory = Path(done["model_repository"]).parent
     server = Server.start(directory, _ports(options), front_door=options.front_door)
     _report(f"starting; log {server.log}")
@@ -126,14 +153,15 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _render(options: argparse.Namespace) -> dict[str, Any]:
+def _render(options: argparse.Namespace, settings: tuple[str, ...]) -> dict[str, Any]:
     """Render the recipe's own pair, or the one that a rollout has promoted in its place."""
     directory = run_directory(options.recipe)
     promoted = PairSource.promoted(directory)
     if promoted is None:
-        return build_recipe("build.repository", options.recipe, _report, ("--runtime", options.runtime))
+        runtime = ("--runtime", options.runtime)
+        return build_recipe("build.repository", options.recipe, _report, (*runtime, *settings))
     _report(f"{directory.name}: a rollout has promoted {promoted.name}")
-    arguments = [*promoted.arguments, "--run-directory", str(directory)]
+    arguments = [*promoted.arguments, "--run-directory", str(directory), *settings]
     return run_build("build.repository", arguments, _report)
 
 

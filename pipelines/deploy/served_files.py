@@ -47,7 +47,7 @@ class ServedFiles:
         tokenizer: ``tokenizer.json`` of the target.
         chat: Its chat template; None if it has none.
         sampling: Who chose sampling parameters of requests that send none, the one that counts first:
-            ``recipe`` and ``checkpoint`` -> their values by name.
+            ``serve``, ``recipe`` and ``checkpoint`` -> their values by name.
     """
 
     name: str

@@ -220,7 +220,7 @@ def _claim(folder: Path) -> None:
         if others is not None and not is_begun:
             raise RecipeError(
                 f"the folder of the prompt cache holds other files: {others}",
-                "name a folder of its own as serving.prompt_cache_dir",
+                "name a folder of its own as serving.prompt_cache_dir, or with --prompt-cache-dir",
             )
         tag.write_text(_TAG_TEXT, encoding="utf-8")
     with suppress(OSError):  # of a folder that may only be read

@@ -44,7 +44,8 @@ class Launch:
         container: Image with NVIDIA's Triton in which it runs; "" on the embedded runtime.
         gpu_device_ids: GPUs that the engines run on, ascending; () on the embedded runtime.
         package: The package that holds the engines; None if they are the checkout's.
-        default_sampling: Who set those of requests that send none, which is the recipe -> values by name.
+        default_sampling: Who chose sampling parameters of requests that send none, ``serve`` (an option)
+            before ``recipe`` -> their values by name.
     """
 
     runtime: Runtime = "embedded"

@@ -27,23 +27,25 @@ QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
 CHECKPOINT = {"temperature": 0.6, "repetition_penalty": 1.05}
 
 
-def served(tmp_path: Path, of_recipe: dict[str, Any], of_checkpoint: dict[str, Any]) -> ServedFiles:
+def served(
+    tmp_path: Path, option: str, of_recipe: dict[str, Any], of_checkpoint: dict[str, Any]
+) -> ServedFiles:
     """Return what a front door reads of a server with these settings."""
     recipe = load_recipe("demo")
     serving = replace(recipe.serving, default_sampling=DefaultSampling(**of_recipe))
-    launch_of(replace(recipe, serving=serving)).write(tmp_path)
+    launch_of(replace(recipe, serving=serving), None, DefaultSampling.of_option(option)).write(tmp_path)
     chosen = Launch.read(tmp_path).default_sampling
     files = replace(FILES, sampling={**chosen, **({"checkpoint": of_checkpoint} if of_checkpoint else {})})
     return ServedFiles.of_wire(files.to_wire(), "a:1")
 
 
-def test_a_request_comes_before_the_recipe_the_checkpoint_and_openai(tmp_path: Path) -> None:
-    files = served(tmp_path, QWEN, CHECKPOINT)
+def test_a_request_comes_before_the_option_the_recipe_the_checkpoint_and_openai(tmp_path: Path) -> None:
+    files = served(tmp_path, "temperature=0.5,min_p=0", QWEN, CHECKPOINT)
     assert files.default_sampling == {
-        "temperature": (0.7, "recipe"),
+        "temperature": (0.5, "serve"),
         "top_p": (0.8, "recipe"),
         "top_k": (20, "recipe"),
-        "min_p": (0.0, "built-in"),
+        "min_p": (0, "serve"),
         "repetition_penalty": (1.05, "checkpoint"),
     }
     model = ServedModel.of(files)
@@ -54,12 +56,13 @@ def test_a_request_comes_before_the_recipe_the_checkpoint_and_openai(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("of_recipe", "of_checkpoint", "said"),
+    ("option", "of_recipe", "of_checkpoint", "said"),
     [
-        (QWEN, {}, "temperature 0.7, top_p 0.8, top_k 20 (recipe)"),
-        (QWEN, CHECKPOINT, "temperature 0.7, top_p 0.8, top_k 20 (recipe), repetition_penalty 1.05 (che"),
-        ({}, {}, "temperature 1 (neither the recipe nor the checkpoint sets one)"),
+        ("", QWEN, {}, "temperature 0.7, top_p 0.8, top_k 20 (recipe)"),
+        ("temperature=0", QWEN, CHECKPOINT, "temperature 0 (serve), top_p 0.8, top_k 20 (recipe), "),
+        ("", {}, {}, "temperature 1 (neither the recipe nor the checkpoint sets one)"),
         (
+            "",
             {},
             {"top_k": 64},
             "temperature 1 (neither the recipe nor the checkpoint sets one), top_k 64 (che",
@@ -67,16 +70,17 @@ def test_a_request_comes_before_the_recipe_the_checkpoint_and_openai(tmp_path: P
     ],
 )
 def test_a_line_says_what_counts_and_why(
-    of_recipe: dict[str, Any], of_checkpoint: dict[str, Any], said: str, tmp_path: Path
+    option: str, of_recipe: dict[str, Any], of_checkpoint: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    line = served(tmp_path, of_recipe, of_checkpoint).sampling_line()
+    line = served(tmp_path, option, of_recipe, of_checkpoint).sampling_line()
     assert line.startswith(f"requests that send no temperature are sampled at {said}")
 
 
 @pytest.mark.parametrize(
-    ("setting", "reason"),
+    ("option", "reason"),
     [
         ("temprature=0.7", r"did you mean (serving\.default_sampling\.)?temperature\?"),
+        ("temperature", "temperature"),
         ("temperature=warm", "temperature"),
         ("temperature=nan", "temperature=nan is wrong: it must be a finite number"),
         ("temperature=-1", "temperature is out of range.*at least 0"),
@@ -85,8 +89,10 @@ def test_a_line_says_what_counts_and_why(
         ("top_k=4294967296", "top_k"),
     ],
 )
-def test_what_a_request_may_not_send_is_no_default(setting: str, reason: str) -> None:
-    name, _, value = setting.partition("=")
+def test_what_a_request_may_not_send_is_no_default(option: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=reason):
+        DefaultSampling.of_option(option)
+    name, _, value = option.partition("=")
     path = Path("build/recipes/demo.yaml")
     document: Any = load_yaml(path, RecipeError, "")
     document["serving"]["default_sampling"] = {name: float(value) if value not in ("", "warm") else "warm"}

@@ -11,6 +11,7 @@ import pytest
 
 from build.recipe import load_recipe, parse_recipe
 from build.rendering.rendered_pair import RenderedPair
+from build.repository import with_prompt_cache
 from pipelines.configuration import load_yaml
 from pipelines.errors import RecipeError
 from pipelines.triton.backend.parameters import ModelParameters
@@ -18,7 +19,7 @@ from pipelines.triton.engine.in_process_engines import opened_block_files
 from tests.conftest import REPOSITORY_ROOT
 
 
-def rendered(run: Path, **of_recipe: Any) -> RenderedPair:
+def rendered(run: Path, folder: str = "", gigabytes: str = "", **of_recipe: Any) -> RenderedPair:
     recipe = load_recipe("demo")
     recipe = replace(recipe, serving=replace(recipe.serving, **of_recipe))
     engine: Any = SimpleNamespace(
@@ -28,7 +29,8 @@ def rendered(run: Path, **of_recipe: Any) -> RenderedPair:
         sha256=lambda name: "0",
     )
     num_kv_blocks = {"draft": 8, "target": 8}
-    return RenderedPair(recipe, engine, engine, run, num_kv_blocks=num_kv_blocks)
+    cached = with_prompt_cache(recipe, folder, gigabytes)
+    return RenderedPair(cached, engine, engine, run, num_kv_blocks=num_kv_blocks)
 
 
 @pytest.mark.parametrize(
@@ -37,19 +39,24 @@ def rendered(run: Path, **of_recipe: Any) -> RenderedPair:
         ({}, "/run/one/prompt_cache", ""),
         ({"prompt_cache_dir": "caches/shared"}, f"{REPOSITORY_ROOT}/caches/shared", ""),
         ({"prompt_cache_dir": "/b", "prompt_cache_gb": 2.5}, "/b", "2500000000"),
-        ({"prompt_cache_gb": 0}, "/run/one/prompt_cache", "0"),
+        ({"prompt_cache_dir": "/b", "prompt_cache_gb": 2.5, "folder": "/c", "gigabytes": "0"}, "/c", "0"),
     ],
 )
-def test_the_recipe_comes_before_the_default(settings: dict[str, Any], folder: str, num_bytes: str) -> None:
+def test_an_option_comes_before_the_recipe_and_that_before_the_default(
+    settings: dict[str, Any], folder: str, num_bytes: str
+) -> None:
     values = rendered(Path("/run/one"), **settings).values
     assert (values["prompt_cache_dir"], values["prompt_cache_bytes"]) == (folder, num_bytes)
 
 
 def test_a_pair_is_the_same_pair_wherever_its_prompts_are_kept(tmp_path: Path) -> None:
-    assert (
-        rendered(tmp_path).fingerprint
-        == rendered(tmp_path, prompt_cache_dir="/c", prompt_cache_gb=3.0).fingerprint
-    )
+    assert rendered(tmp_path).fingerprint == rendered(tmp_path, "/c", "3").fingerprint
+
+
+@pytest.mark.parametrize("gigabytes", ["-1", "20GB", "nan", "inf"])
+def test_a_size_is_a_number(gigabytes: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="prompt-cache-gb"):
+        rendered(tmp_path, gigabytes=gigabytes)
 
 
 def test_a_recipe_has_no_negative_size() -> None:
