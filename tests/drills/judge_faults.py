@@ -27,7 +27,7 @@ from pipelines.validation.openai.runs import Run
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.size import MOST_PROMPTS, MOST_TOKENS, Size
 from pipelines.validation.stopping import stopped_early
-from tests.drills.upstreams import serving_calls, without_spaces
+from tests.drills.upstreams import serving_calls
 from tests.support.fault_proxy import Memory, fault_proxy
 from tests.support.planted_faults import BY_NAME, FAULTS, Fault
 from tests.support.ready_server import ready_server
@@ -59,10 +59,11 @@ def run(options: argparse.Namespace, folder: Path, about: dict[str, Any]) -> Ite
                 yield result
     prompts = folder / "short.txt"
     prompts.write_text("\n---\n".join(f"x{number} = [" for number in range(_NUM_SHORT)), encoding="utf-8")
-    body, of_tests = {"logit_bias": without_spaces()}, about.setdefault("tests' pair", {})
-    given = {"quick": _SHORT_QUICK, "whole": _SHORT_WHOLE, "prompts": prompts, "body": body}
-    with serving_calls(folder / "calls") as url:
-        yield from try_faults(Memory(url), of_tests, options.only, leave_out=shown, **given)
+    of_tests = about.setdefault("tests' pair", {})
+    given = {"quick": _SHORT_QUICK, "whole": _SHORT_WHOLE, "prompts": prompts}
+    with serving_calls(folder / "calls") as (url, no_spaces):
+        body = {"logit_bias": no_spaces}
+        yield from try_faults(Memory(url), of_tests, options.only, leave_out=shown, body=body, **given)
 
 
 @contextmanager

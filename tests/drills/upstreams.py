@@ -32,7 +32,7 @@ from tests.integration.front_door.conftest import MODEL, TEMPLATE, TOOLS_TEMPLAT
 from tests.support.fault_proxy import Memory, comparable, events_of, fault_proxy
 from tests.support.planted_faults import BY_NAME
 from tests.support.ready_server import ready_server
-from tests.support.tiny_engines import DEMO_TOKENIZER, END_OF_TEXT, build_tiny_pair
+from tests.support.tiny_engines import END_OF_TEXT, build_tiny_pair
 from tests.unit.upstreams.running import Running, record_of, running, write_plan
 
 COLUMNS = {
@@ -106,30 +106,29 @@ DRILLS = (
 
 def run(options: argparse.Namespace, folder: Path, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Roll each candidate out, with the plan's weights and limits in shorter times."""
-    with serving_calls(folder) as url:
+    with serving_calls(folder) as (url, no_spaces):
         memory = Memory(url)
         for number, drill in enumerate(DRILLS):
             if options.only in drill.name:
                 (own := folder / str(number)).mkdir()
-                yield _run(drill, memory, own)
+                yield _run(drill, memory, no_spaces, own)
 
 
 @contextmanager
-def serving_calls(folder: Path) -> Iterator[str]:
-    """Serve the tests' pair, with a chat template for calls of tools; yields its address."""
+def serving_calls(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Serve the tests' pair with a chat template for calls of tools.
+
+    Yields its address, and the ``logit_bias`` with which it, which was not trained, ends its JSON.
+    """
     engines = build_tiny_pair(folder / "engines", draft="noisy", num_threads=1)
     templates = {"default": TEMPLATE, "tool_use": TOOLS_TEMPLATE}
     document = {"templates": templates, "special_tokens": {}, "special_names": [END_OF_TEXT]}
     (engines[1] / "chat.json").write_text(json.dumps(document), encoding="utf-8")
     directory = render_recipe(tiny_recipe(MODEL), *engines, folder / "run").parent
     with ready_server(directory, with_openai=True) as server:
-        yield f"http://127.0.0.1:{server.ports.openai}"
-
-
-def without_spaces() -> dict[str, float]:
-    """Return the ``logit_bias`` with which that pair, which was not trained, ends its JSON."""
-    vocabulary = Vocabulary.from_file(DEMO_TOKENIZER)
-    return {str(each): -100 for each, text in enumerate(vocabulary.bytes_of) if text.isspace()}
+        texts = Vocabulary.from_file(engines[1] / "tokenizer.json").bytes_of
+        no_spaces = {str(each): -100.0 for each, text in enumerate(texts) if text.isspace()}
+        yield f"http://127.0.0.1:{server.ports.openai}", no_spaces
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class _Asked:
     is_right: bool
 
 
-def _questions(memory: Memory, *, is_free: bool) -> list[_Question]:
+def _questions(memory: Memory, no_spaces: dict[str, float], *, is_free: bool) -> list[_Question]:
     """Return greedy questions, a quarter of them for a call, with the server's own answers."""
     schema = {
         "type": "object",
@@ -163,7 +162,7 @@ def _questions(memory: Memory, *, is_free: bool) -> list[_Question]:
         "tool_choice": "required",
         "max_tokens": 60,
         "chat_template_kwargs": {"enable_thinking": False},
-        "logit_bias": without_spaces(),
+        "logit_bias": no_spaces,
     }
     sampling = {"temperature": 1.0} if is_free else {"temperature": 0}
     questions = []
@@ -245,8 +244,8 @@ def _is(question: _Question, content: bytes) -> bool:
     return False
 
 
-def _run(drill: Drill, memory: Memory, folder: Path) -> dict[str, Any]:
-    questions = _questions(memory, is_free=drill.is_free)
+def _run(drill: Drill, memory: Memory, no_spaces: dict[str, float], folder: Path) -> dict[str, Any]:
+    questions = _questions(memory, no_spaces, is_free=drill.is_free)
     _write_plan(folder)
     killed = []
     with (
@@ -322,13 +321,15 @@ def _result(drill: Drill, record: RolloutRecord, asked: list[_Asked]) -> dict[st
         or each.seconds > _WAITED_S
         or (drill.fault == "three times slower" and each.arm == "candidate")
     ]
+    # Each client may have a request under way whenever the service is killed.
+    most_met = _NUM_CLIENTS * len(_KILLED_IN) if drill.is_killed else 0
     checks = {
         f"it ended in {record.phase}": record.phase == drill.ends_in,
         f"the verdict is {judged.verdict}": judged.verdict == drill.verdict,
         f"the reason is another: {judged.reason}": bool(re.search(drill.because, judged.reason)),
         "nobody asked": bool(until),
         "clients got answers that nothing was known about": not (drill.is_free and by_candidate),
-        f"{len(met)} clients met a fault that is none": not met or drill.verdict == "fail",
+        f"{len(met)} clients met a fault that is none": len(met) <= most_met or drill.verdict == "fail",
     }
     return {
         "drill": drill.name,
