@@ -15,7 +15,7 @@ from pipelines.deploy.ports import HOST
 from pipelines.errors import VerificationError
 
 _FILE = Path(__file__).with_name("prompts.jsonl")
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 900.0  # for a chunk: a long prompt takes minutes
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,18 @@ class Answer:
     Attributes:
         text: The text.
         num_tokens: Its tokens.
+        first_s: Seconds until the first chunk.
         decode_s: Seconds from the first chunk to the last one.
+        num_prompt_tokens: Tokens of the prompt.
+        num_cached: Those of them that were not computed.
     """
 
     text: str
     num_tokens: int
+    first_s: float
     decode_s: float
+    num_prompt_tokens: int
+    num_cached: int
 
     @property
     def tokens_per_s(self) -> float:
@@ -85,10 +91,11 @@ def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: 
     }
     path = "/v1/chat/completions" if "messages" in prompt.fields else "/v1/completions"
     connection = HTTPConnection(HOST, port, timeout=_TIMEOUT_S)
+    begun_s = time.monotonic()
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
-        texts, arrivals_s, num_tokens = list[str](), list[float](), 0
+        texts, arrivals_s, usage = list[str](), list[float](), dict[str, Any]()
         for line in response:
             if not line.startswith(b"data: {"):
                 continue
@@ -97,16 +104,24 @@ def ask(port: int, prompt: Prompt, max_tokens: int, temperature: float, length: 
                 texts.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
                 if texts[-1]:
                     arrivals_s.append(time.monotonic())
-            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+            usage = event.get("usage") or usage
     finally:
         connection.close()
+    num_tokens = usage.get("completion_tokens", 0)
     if num_tokens < 2 or len(arrivals_s) < 2:
         raise VerificationError(
             f"an answer cannot be timed: {response.status}, {num_tokens} tokens in {len(arrivals_s)} chunks, "
             f"for {prompt.fields}",
             "read the server's log, or replace the prompt",
         )
-    return Answer("".join(texts), num_tokens, arrivals_s[-1] - arrivals_s[0])
+    return Answer(
+        "".join(texts),
+        num_tokens,
+        arrivals_s[0] - begun_s,
+        arrivals_s[-1] - arrivals_s[0],
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
+    )
 
 
 def ask_all(

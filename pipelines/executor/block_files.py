@@ -47,7 +47,9 @@ class BlockFiles:
 
     Attributes:
         folder: The folder.
-        limit_bytes: Most bytes of files.
+        limit_bytes: Most bytes of files; 0 until ``counted``.
+        counted: Done when the files were counted for the first time, on ``writer``: a server with 100,000
+            of them would start half a second later.
         num_bytes: Bytes of files when they were counted last, and of those written since.
         num_files: The same in files.
         num_damaged: Files that were removed because they were not whole.
@@ -74,10 +76,8 @@ class BlockFiles:
         self._num_new_bytes = 0  # since the files were counted
         self._paused_until_s = 0.0
         self._said: set[str] = set()
-        self._count()
-        if limit_bytes is None:
-            limit_bytes = min(MOST_BYTES, (shutil.disk_usage(folder).free + self.num_bytes) // 10)
-        self.limit_bytes = limit_bytes
+        self.limit_bytes = 0
+        self.counted = self.writer.submit(self._begin, limit_bytes)
 
     @property
     def takes_writes(self) -> bool:
@@ -153,6 +153,12 @@ class BlockFiles:
 
     def _path(self, name: str) -> Path:
         return self.folder / (name + _SUFFIX)
+
+    def _begin(self, limit_bytes: int | None) -> None:
+        self._count()
+        if limit_bytes is None:
+            limit_bytes = min(MOST_BYTES, (shutil.disk_usage(self.folder).free + self.num_bytes) // 10)
+        self.limit_bytes = limit_bytes
 
     def _count(self) -> list[tuple[float, int, str]]:
         """Count the files of all servers; return time, size and path of each."""

@@ -155,6 +155,9 @@ class Model:
                 info = node.get_rt_info()  # is lost when a network is saved
                 info["num_k_heads"] = info["num_v_heads"] = config.num_kv_heads
                 info["k_head_size"] = info["v_head_size"] = config.head_size
+        # Copied here and not for each shape: a copy holds Python's lock, and a thread of the lowest priority
+        # that compiles shapes would hold it for half a second beside others.
+        self._of_one_shape = self._model.clone()
 
     def compiled(self, shape: Shape | None = None) -> Any:
         """Return an ``openvino.CompiledModel`` for steps of a shape, or for any step.
@@ -174,10 +177,9 @@ class Model:
             sizes |= {"hidden": 1, "hidden_rows": shape.num_tokens, "features": 0}
         if self._config.state_bytes:
             sizes |= {"slots": shape.num_sequences}
-        model = self._model.clone()
-        others = {port.get_any_name(): list(port.get_partial_shape())[1:] for port in model.inputs}
-        model.reshape({name: [size, *others[name]] for name, size in sizes.items()})
-        return model
+        others = {port.get_any_name(): list(port.get_partial_shape())[1:] for port in self._model.inputs}
+        self._of_one_shape.reshape({name: [size, *others[name]] for name, size in sizes.items()})
+        return self._of_one_shape
 
 
 def processor_properties(model: Any) -> dict[str, str]:

@@ -23,6 +23,8 @@ from pipelines.executor.executor import Executor
 _LOG = logging.getLogger(__name__)
 
 _LEAST_PRIORITY = 19
+# A network is compiled once no step was made for so long, or after the longer time in any case.
+_IDLE_S, _MOST_BUSY_S = 5.0, 10.0
 
 
 class StepLoop(AsyncioThread):
@@ -37,7 +39,8 @@ class StepLoop(AsyncioThread):
         self._executors = tuple(executors)
         self._work = asyncio.Event()
         self._is_stepping = False
-        self._is_stopped = False
+        self._is_stopping = threading.Event()
+        self._last_step_s = time.monotonic()
         self._compiling = threading.Thread(target=self._compile_small_networks, name="compiling", daemon=True)
         self._time = SharedTime()
         for executor in self._executors:
@@ -51,20 +54,32 @@ class StepLoop(AsyncioThread):
 
     def stop(self) -> None:
         """Cancel all coroutines and end both threads."""
-        self._is_stopped = True
+        self._is_stopping.set()
         super().stop()
         self._compiling.join()  # a process that ends while OpenVINO compiles ends with a fault
 
     def _compile_small_networks(self) -> None:
-        """Compile one network of each engine after another; two at once would spoil each other."""
+        """Compile one network of each engine after another; two at once would spoil each other.
+
+        OpenVINO compiles with threads of its own, which have the usual priority and would slow down the first
+        requests of a new server.
+        """
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
         try:
-            while any([executor.engine.compile_small_network() for executor in self._executors]):
-                if self._is_stopped:
-                    return
+            while self._waits_until_idle() and any(
+                [executor.engine.compile_small_network() for executor in self._executors]
+            ):
                 self._loop.call_soon_threadsafe(self._work.set)  # an idle loop adopts them at once
         except RuntimeError as error:  # of OpenVINO
             _LOG.warning("small steps stay slower than they could be: %s", error)
+
+    def _waits_until_idle(self) -> bool:
+        """Wait until a network may be compiled; return False if the thread has to end."""
+        ends_s = time.monotonic() + _MOST_BUSY_S
+        while time.monotonic() < min(ends_s, self._last_step_s + _IDLE_S):
+            if self._is_stopping.wait(_IDLE_S / 20):
+                break
+        return not self._is_stopping.is_set()
 
     def _adopt_small_networks(self) -> None:
         try:
@@ -120,6 +135,7 @@ class StepLoop(AsyncioThread):
             await asyncio.sleep(0)  # let each coroutine that was answered run and ask for its next step
         seconds = time.perf_counter() - started_s
         executor.learn_time(seconds)
+        self._last_step_s = time.monotonic()
 
 
 def _only_reads_long(executor: Executor) -> bool:

@@ -27,7 +27,9 @@ _FORMAT = 1  # of files; those of another are never asked for
 _FRESH_S = 600.0  # after which the use of a block in memory is noted on disk again
 _MOST_WANTED = 4096
 _MOST_AHEAD_BYTES = 64 << 20  # read and not yet in the cache
-_PATIENCE_S = 0.25  # that a read may take beside half the time to compute
+# What reading may take beside half the time to compute what it brings: so much, and this share of the time to
+# compute all that is lacking. A new server stood still for half a second, gave up and computed for 30 s.
+_PATIENCE_S, _PATIENT_SHARE = 0.25, 0.1
 
 
 class StoredBlocks:
@@ -114,9 +116,10 @@ class StoredBlocks:
         reading = _Reading(self._files, [*map(self._file_name, names)], len(nodes), self._engine.block_bytes)
         began_s, begin, size = time.monotonic(), len(nodes), self._cache.block_size
         compute_s = partial(self._computing_s, len(nodes) * size)
+        patience_s = _PATIENCE_S + _PATIENT_SHARE * compute_s((len(nodes) + len(names)) * size)
         try:
             while True:
-                contents = await reading.next(began_s + _PATIENCE_S + compute_s((begin + 1) * size) / 2)
+                contents = await reading.next(began_s + patience_s + compute_s((begin + 1) * size) / 2)
                 if contents is None:
                     self._slow_until_s = time.monotonic() + PAUSE_S
                     self._files.say("slow", f"is slower than computing, and not read for {PAUSE_S:.0f} s")

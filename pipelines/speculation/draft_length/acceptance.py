@@ -11,61 +11,65 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 GAP_EDGES = (0.5, 1.5, 3.0)
 """Bounds of the classes of gaps, in nats."""
 
 # Acceptance by class before anything was seen. Qwen2.5-Coder 0.5B for 1.5B, four kinds of text.
-_FIRST_RATES = np.array((0.45, 0.65, 0.85, 0.96))
+_FIRST_RATES = (0.45, 0.65, 0.85, 0.96)
 _FIRST_WEIGHT = 5.0  # draft tokens of each class that these count as
 _MEMORY = 300.0  # draft tokens, of which the latest count most
 _FORGOTTEN = 0.002  # of what was seen, by a round without a draft: the text may have changed
 
 
 class Acceptance:
-    """What all requests of a server have shown about its draft."""
+    """What all requests of a server have shown about its draft.
+
+    Attributes:
+        rates: Share of the draft tokens of each class of gaps that are accepted.
+        mean: Probability that the next draft token is accepted, before its gap is known.
+    """
 
     def __init__(self) -> None:
-        # Draft tokens of each class of gaps.
-        self._seen: npt.NDArray[np.float64] = np.zeros(len(_FIRST_RATES))
-        self._accepted = np.zeros(len(_FIRST_RATES))
-
-    @property
-    def rates(self) -> npt.NDArray[np.float64]:
-        """Share of the draft tokens of each class that are accepted, float64 [classes]."""
-        return (_FIRST_WEIGHT * _FIRST_RATES + self._accepted) / (_FIRST_WEIGHT + self._seen)
-
-    @property
-    def mean(self) -> float:
-        """Probability that the next draft token is accepted, before its gap is known."""
-        counts = _FIRST_WEIGHT + self._seen
-        return float(self.rates @ counts / counts.sum())
+        self._seen = [0.0] * len(_FIRST_RATES)  # draft tokens of each class
+        self._accepted = [0.0] * len(_FIRST_RATES)
+        self._expect()
 
     def rate(self, gap: float) -> float:
         """Return the probability that a draft token is accepted if those before it are."""
-        return float(self.rates[bisect_right(GAP_EDGES, gap)])
+        return self.rates[bisect_right(GAP_EDGES, gap)]
 
     def observe(self, gaps: Sequence[float], num_accepted: int) -> None:
         """Learn from draft tokens, in order; what follows the first rejected one tells nothing."""
         for index, gap in enumerate(gaps[: num_accepted + 1]):
-            gap_class = bisect_right(GAP_EDGES, gap)
             self._fade(1 / _MEMORY)
-            self._seen[gap_class] += 1
-            self._accepted[gap_class] += index < num_accepted
+            self._count(bisect_right(GAP_EDGES, gap), 1.0, is_accepted=index < num_accepted)
+        self._expect()
 
     def observe_unseen(self, num_drafted: int, num_accepted: int) -> None:
         """Learn from draft tokens whose gaps are not known: they count as some of each class."""
         for index in range(min(num_drafted, num_accepted + 1)):
             self._fade(1 / _MEMORY)
-            self._seen += 1 / len(_FIRST_RATES)
-            self._accepted += (index < num_accepted) / len(_FIRST_RATES)
+            for gap_class in range(len(_FIRST_RATES)):
+                self._count(gap_class, 1 / len(_FIRST_RATES), is_accepted=index < num_accepted)
+        self._expect()
 
     def forget(self) -> None:
         """Believe less in what was seen: a round did not draft."""
         self._fade(_FORGOTTEN)
+        self._expect()
+
+    def _count(self, gap_class: int, weight: float, *, is_accepted: bool) -> None:
+        self._seen[gap_class] += weight
+        self._accepted[gap_class] += weight * is_accepted
 
     def _fade(self, share: float) -> None:
-        self._seen *= 1 - share
-        self._accepted *= 1 - share
+        self._seen = [(1 - share) * count for count in self._seen]
+        self._accepted = [(1 - share) * count for count in self._accepted]
+
+    def _expect(self) -> None:
+        counts = [_FIRST_WEIGHT + seen for seen in self._seen]
+        accepted = [
+            _FIRST_WEIGHT * rate + count for rate, count in zip(_FIRST_RATES, self._accepted, strict=True)
+        ]
+        self.rates = [part / count for part, count in zip(accepted, counts, strict=True)]
+        self.mean = sum(accepted) / sum(counts)

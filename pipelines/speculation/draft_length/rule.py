@@ -66,12 +66,14 @@ class Aim:
 
     Attributes:
         length: Draft tokens, on average.
+        is_lookup: Whether they are looked up.
         prices: float64 [max_draft_len], by position: the least probability of becoming output with which a
             token is worth a step of the draft and a decode token of the target.
         target_prices: The same for a token that is drafted already.
     """
 
     length: int
+    is_lookup: bool
     prices: npt.NDArray[np.float64]
     target_prices: npt.NDArray[np.float64]
 
@@ -189,7 +191,7 @@ class DraftLengths:
         if trials and is_drafted.any() and read_s.max() < seconds[0]:
             length = min(trials.pop(0), self.max_draft_len)
             free = np.where(depths < length, 0.0, np.inf)
-            self._aims = dict.fromkeys(requests, Aim(length, free, free))
+            self._aims = {each: Aim(length, each.uses_lookup, free, free) for each in requests}
             return
         num_drafting = at_depth[best - 1] if best else np.zeros_like(depths)
         if not num_drafting.any():
@@ -201,7 +203,7 @@ class DraftLengths:
         draft_s = self._draft_times.seconds(num_drafting) / num_drafting
         worth_of_s = num_requests * tokens[range(num_requests), lengths] / seconds[best]
         self._aims = {
-            request: Aim(length, worth * (token_s + draft_s), worth * token_s)
+            request: Aim(length, request.uses_lookup, worth * (token_s + draft_s), worth * token_s)
             for request, length, worth in zip(requests, lengths.tolist(), worth_of_s.tolist(), strict=True)
         }
 
@@ -269,6 +271,8 @@ class RequestDraftLength:
             return all_of(length)
         if self.uses_lookup:
             return DraftPlan(0, lambda: None, lambda drafted: self.lookup.propose(length))
+        if aim.is_lookup:  # no longer: this round began before that could be known
+            return NO_DRAFT
         if self._lengths.in_one_pass:
             return DraftPlan(
                 length,

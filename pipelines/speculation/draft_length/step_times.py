@@ -1,10 +1,11 @@
 """Predicts how long a step of an engine takes, by its rows.
 
 The table begins with what a few steps took at start (``Executor.warm_up``), and every step corrects it: the
-time of its own number of rows by much, and those of all others by little, because other programs or a longer
-context slow them all down. A number of rows that is not in use takes as much longer than was timed as any
-smaller one: otherwise what nobody has tried would look cheap. Of two in use, the greater is taken to be no
-faster, and the others lie between their neighbours in use.
+times of all numbers of rows by a tenth of its error, because other programs or a longer context slow them all
+down, and that of its own by the mean error of its latest steps, because one step tells little. A number of
+rows that is not in use takes as much longer than was timed as any smaller one: otherwise what nobody has
+tried would look cheap. Of two in use, the greater is taken to be no faster, and the others lie between their
+neighbours in use.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-_OWN_SHARE, _MACHINE_SHARE = 0.2, 0.1  # of an error that changes its own number of rows, and all
+_MACHINE_SHARE = 0.1  # of an error that changes all times
+_MEMORY = 50  # steps of a number of rows, whose mean error changes its own time
 _LARGEST_ERROR = 0.7  # of a logarithm, so that a moment without a core does not count as many
 _FORGOTTEN = 0.002  # of the own change with each step of another number of rows
 _IN_USE = 200  # steps since the last one of a number of rows
@@ -36,6 +38,7 @@ class StepTimes:
         self._timed = np.interp(counts, rows, seconds) + slope * np.maximum(counts - rows[-1], 0)
         self._own = np.zeros(_MOST_ROWS)  # logarithms of factors
         self._machine = 0.0
+        self._count = np.zeros(_MOST_ROWS)  # steps of which ``_own`` is the mean error
         self._age = np.where(np.isin(counts, rows), _IN_USE, math.inf)  # steps since the last one
         self._seconds = self._timed
 
@@ -56,9 +59,11 @@ class StepTimes:
         bounded = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
         self._own *= 1 - _FORGOTTEN
         if self._age[index] >= _IN_USE:  # new: what was timed of it may have been wrong
+            self._count[index] = 1
             self._own[index] += error
         else:
-            self._own[index] += _OWN_SHARE * bounded
+            self._count[index] = min(self._count[index] + 1, _MEMORY)
+            self._own[index] += bounded / self._count[index]
             self._machine += _MACHINE_SHARE * bounded
         self._age += 1
         self._age[index] = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from pipelines.manifest import EngineFiles
@@ -18,7 +18,7 @@ _NUM_THREADS = 2
 
 
 class Grammars:
-    """Turns guides into grammars, on threads of its own.
+    """Turns guides into grammars, on threads of its own. To make one takes a second.
 
     Args:
         files: Files of the engine.
@@ -32,7 +32,8 @@ class Grammars:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="guides")
         self._trials = GuideTrials(self._compiler.tokens)
         self._compiling: dict[Guide, _Shared] = {}
-        self._threads.submit(self._compiler.load)  # now: beside streams it would hold them up
+        # Now: beside requests it would hold them up. If it fails, the first guide does and says why.
+        wait([self._threads.submit(self._compiler.load)])
 
     async def compile(self, guide: Guide) -> RequestGrammar:
         """Return the grammar of a guide, for one request.

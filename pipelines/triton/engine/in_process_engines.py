@@ -142,6 +142,10 @@ def opened_block_files(parameters: ModelParameters) -> BlockFiles | None:
     except OSError as error:
         _LOG.warning("there is no prompt cache, and prompts are computed after a restart again: %s", error)
         return None
-    held, most = files.num_bytes / 1e9, files.limit_bytes / 1e9
-    print(f"start: the prompt cache {folder} holds {held:.1f} GB of at most {most:.1f} GB", flush=True)
+
+    def say_contents(_: object) -> None:
+        held, most = files.num_bytes / 1e9, files.limit_bytes / 1e9
+        print(f"start: the prompt cache {folder} holds {held:.1f} GB of at most {most:.1f} GB", flush=True)
+
+    files.counted.add_done_callback(say_contents)
     return files

@@ -74,9 +74,11 @@ def parameters(folder: Path, num_bytes: str) -> ModelParameters:
 def test_a_start_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = opened_block_files(parameters(tmp_path / "c", "3000000000"))
     assert files is not None
+    files.writer.shutdown()
     assert f"start: the prompt cache {tmp_path}/c holds 0.0 GB of at most 3.0 GB\n" == capsys.readouterr().out
     default = opened_block_files(parameters(tmp_path / "c", ""))
     assert default is not None
+    default.counted.result(10)
     assert 0 < default.limit_bytes <= 20 * 10**9
     assert opened_block_files(parameters(tmp_path / "d", "0")) is None
     assert not (tmp_path / "d").exists()

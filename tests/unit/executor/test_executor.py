@@ -21,6 +21,7 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
+from pipelines.executor import step_loop
 from pipelines.executor.step import StepInputs
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.request import GenerationRequest, Output
@@ -309,7 +310,10 @@ class CompilingEngine(RecordingEngine):
                 raise TimeoutError("a step took more than 120.0 s")
 
 
-def test_an_idle_loop_adopts_small_networks_and_an_error_fails_no_request() -> None:
+def test_an_idle_loop_adopts_small_networks_and_an_error_fails_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_loop, "_IDLE_S", 0.01)
     engine = CompilingEngine(NUM_BLOCKS)
     target, asked = make_executor(engine), request([1, 2, 3])
 
@@ -322,6 +326,25 @@ def test_an_idle_loop_adopts_small_networks_and_an_error_fails_no_request() -> N
         return await target.complete(asked)
 
     assert run([target], scenario).token_ids.tolist() == alone(asked)
+
+
+def test_no_network_is_compiled_beside_steps_unless_they_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_loop, "_IDLE_S", 0.2)
+    monkeypatch.setattr(step_loop, "_MOST_BUSY_S", 1.0)
+    engine = CompilingEngine(NUM_BLOCKS)
+    target, asked = make_executor(engine), request([1, 2, 3])
+
+    async def scenario() -> tuple[float, float]:
+        began_s = time.monotonic()
+        while not engine.num_compiled:
+            await target.complete(asked)
+        first_s = time.monotonic()
+        while engine.num_compiled < 2:
+            await asyncio.sleep(0.001)
+        return first_s - began_s, time.monotonic() - first_s
+
+    busy_s, idle_s = run([target], scenario)
+    assert busy_s > 0.8 and idle_s < 0.8
 
 
 def test_a_defect_of_a_grammar_that_looks_ahead_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,21 @@ def test_a_disk_that_is_slower_than_computing_is_left_alone(
     assert sum("slower than computing" in record.message for record in caplog.records) == 1
 
 
+def test_a_moment_without_news_from_the_disk_costs_no_long_prompt(tmp_path: Path) -> None:
+    Server(tmp_path).answer(PROMPT)
+    server = Server(tmp_path)
+    stored, read = server.executor.stored_blocks, server.files.read
+    assert stored is not None
+    stored._computing_s = lambda begin, end: 0.44 * (end - begin) / BLOCK_SIZE
+
+    def halting(name: str, num_bytes: int, depth: int = 0) -> memoryview | None:
+        time.sleep(0.8 if depth == 1 else 0.0)
+        return read(name, num_bytes, depth)
+
+    server.files.read = halting  # type: ignore[method-assign]
+    assert server.answer(PROMPT).num_cached == 6 * BLOCK_SIZE
+
+
 def test_a_step_that_was_given_up_keeps_blocks_from_being_read_into(tmp_path: Path) -> None:
     Server(tmp_path).answer(PROMPT)
     server = Server(tmp_path)
@@ -208,6 +224,7 @@ CONTENTS = {name: random.Random(name).randbytes(SIZE) for name in ("a", "b", "c"
 @pytest.fixture
 def files(tmp_path: Path) -> BlockFiles:
     opened = BlockFiles(tmp_path / "cache", 10**6)
+    opened.counted.result(10)
     for name, content in CONTENTS.items():
         opened.write(name, content)
     return opened
@@ -281,6 +298,7 @@ def test_what_was_not_used_for_longest_goes_first_and_the_end_of_a_prompt_before
     tmp_path: Path,
 ) -> None:
     files = BlockFiles(tmp_path, 10 * (SIZE + 32))
+    files.counted.result(10)
     for depth in range(3):
         files.write(f"old{depth}", bytes(SIZE), depth)
         os.utime(path_of(files, f"old{depth}"), (time.time() - 1000 - depth,) * 2)
@@ -301,6 +319,7 @@ def test_what_was_not_used_for_longest_goes_first_and_the_end_of_a_prompt_before
 
 def test_what_others_wrote_counts(tmp_path: Path) -> None:
     one, other = (BlockFiles(tmp_path, 40 * (SIZE + 32)) for _ in range(2))
+    wait((one.counted, other.counted), 10)
     for number in range(100):
         (one, other)[number % 2].write(str(number), bytes(SIZE))
         assert len(list(tmp_path.glob("*.block"))) <= 44
@@ -323,7 +342,7 @@ def test_what_a_killed_server_left_is_removed_when_nobody_writes_it_any_more(fil
     for name, age_s in (("x.1.part", 0.0), ("y.2.part", 3600.0)):
         (files.folder / name).write_bytes(b"half")
         os.utime(files.folder / name, (time.time() - age_s,) * 2)
-    BlockFiles(files.folder)
+    BlockFiles(files.folder).counted.result(10)
     assert [path.name for path in files.folder.glob("*.part")] == ["x.1.part"]
 
 
@@ -369,6 +388,7 @@ def test_a_crash_in_the_middle_of_a_write_leaves_nothing_wrong(tmp_path: Path, n
         child = os.fork()
         if not child:
             files = BlockFiles(tmp_path, 10**9)
+            files.counted.result(10)
             while True:
                 for name, content in contents.items():
                     path_of(files, name).unlink(missing_ok=True)
@@ -378,6 +398,7 @@ def test_a_crash_in_the_middle_of_a_write_leaves_nothing_wrong(tmp_path: Path, n
         os.waitpid(child, 0)
         num_unfinished += bool(list(tmp_path.glob("*.part")))
         files = BlockFiles(tmp_path, 10**9)
+        files.counted.result(10)
         for name, content in contents.items():
             assert files.read(name, size) in (None, content)
         assert not files.num_damaged, "a file appears whole"

@@ -232,7 +232,32 @@ def test_steps_that_nobody_tried_are_as_much_slower_as_those_that_were() -> None
     assert times.seconds(12) >= times.seconds(8) + 0.99 * (more_s - tried_s)
 
 
+def test_one_slow_step_changes_all_times_and_not_which_is_faster() -> None:
+    times = StepTimes(ROWS, TARGET_S)
+    for _ in range(30):
+        times.observe(4, TARGET_S[2])
+        times.observe(8, TARGET_S[3])
+    before = times.seconds([4, 8])
+    times.observe(4, 1.6 * TARGET_S[2])
+    after = times.seconds([4, 8])
+    assert after.min() > before.min() and after[1] > 1.02 * before[1]
+    assert after[1] / after[0] > 0.98 * before[1] / before[0]
+
+
 # Lookup.
+
+
+def test_a_round_that_was_to_look_up_does_not_call_the_draft_instead() -> None:
+    """The first request to ask begins the round: what the others wrote in the one before is not known yet."""
+    lengths = lengths_of()
+    first = lengths.begin(np.arange(200, 230, dtype=np.int32))
+    second = lengths.begin(np.tile(np.arange(9, dtype=np.int32), 4))
+    for request in (first, second):
+        request.next_round(100)  # a trial
+    first.observe(Proposal(NO_TOKENS, None), np.array([300], np.int32))
+    first.next_round(100)
+    second.observe(Proposal(NO_TOKENS, None), np.array([100], np.int32))  # nothing matches now
+    assert second.next_round(100).max_tokens == 0
 
 
 def test_text_that_repeats_is_looked_up_instead_of_drafted() -> None:
