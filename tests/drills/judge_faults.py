@@ -44,6 +44,7 @@ COLUMNS = {
 _QUICK, _WHOLE = Size(num_prompts=20, max_tokens=16, is_quick=True), Size(num_prompts=80, max_tokens=32)
 _NUM_SHORT = 120
 _SHORT_QUICK, _SHORT_WHOLE = Size(None, 24, 16), Size(None, _NUM_SHORT, 16)
+_NOT_SHOWN = "not planted"
 _SILENCE_S = 3.0
 _MOST_SILENT = 10  # each takes as long as the longest silence
 _FEW = (1, 2, 4, 8, 16, 32, 64)
@@ -121,6 +122,8 @@ def _try(
     most = _MOST_SILENT if fault.sent == "silent" else None
     of_quick, _, _ = _judged(memory, fault, quick, most, body)
     of_whole, sentence, num_hit = _judged(memory, fault, whole, most, body)
+    if fault.is_fault and not num_hit:  # the server never answers so that it could show
+        of_quick = of_whole = _NOT_SHOWN
     share = None
     if of_whole == "fail":
         few = (each for each in _FEW if each < num_hit)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ COLUMNS = {
     "Reason": "reason",
 }
 _NUM_CLIENTS, _NUM_QUESTIONS = 6, 800
+_MAX_SEQ_LEN = 1024  # of questions for two calls
 _EVENT_S = 0.02
 _WITHIN_S = 480.0
 _WAITED_S = 9.0  # the service asks the other server after ten
@@ -124,7 +125,9 @@ def serving_calls(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
     templates = {"default": TEMPLATE, "tool_use": TOOLS_TEMPLATE}
     document = {"templates": templates, "special_tokens": {}, "special_names": [END_OF_TEXT]}
     (engines[1] / "chat.json").write_text(json.dumps(document), encoding="utf-8")
-    directory = render_recipe(tiny_recipe(MODEL), *engines, folder / "run").parent
+    recipe = tiny_recipe(MODEL)
+    recipe = replace(recipe, serving=replace(recipe.serving, max_seq_len=_MAX_SEQ_LEN))
+    directory = render_recipe(recipe, *engines, folder / "run").parent
     with ready_server(directory, with_openai=True) as server:
         texts = Vocabulary.from_file(engines[1] / "tokenizer.json").bytes_of
         no_spaces = {str(each): -100.0 for each, text in enumerate(texts) if text.isspace()}
