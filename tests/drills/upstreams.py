@@ -99,7 +99,7 @@ DRILLS = (
     _bad("HTTP status 500 in 10 %", "errors", "HTTP status 500", 10),
     _bad("HTTP status 429 in half", "errors", "HTTP status 429", 2),
     _bad("three times slower", "ttft|itl|e2e_tail", "three times slower"),
-    _bad("stopped with SIGSTOP", "errors|timeouts|goodput", is_stopped=True),
+    _bad("stopped with SIGSTOP", "errors|timeouts|goodput|refused connections", is_stopped=True),
     Drill("good, the clients leave", "rolled_back", "inconclusive", "no new evidence", clients_leave=True),
     Drill("good, nothing can be compared", "rolled_back", "inconclusive", "answers", is_free=True),
 )
