@@ -1,14 +1,15 @@
 """The drills of the judge: ``draftproof verify`` beside a real server whose answers get a fault on their way.
 
 The server answers each request once; a proxy remembers what it answered. Each fault is planted in all
-questions, of a quick comparison and of a whole one, and then in as few as the judge still fails for.
+questions, of a quick comparison and of a whole one, and then in as few as the judge still fails for. What
+the recipe's server is not asked or refuses, such as calls of tools, is planted at the tests' pair.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -26,6 +27,7 @@ from pipelines.validation.openai.runs import Run
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.size import MOST_PROMPTS, MOST_TOKENS, Size
 from pipelines.validation.stopping import stopped_early
+from tests.drills.upstreams import serving_calls
 from tests.support.fault_proxy import Memory, fault_proxy
 from tests.support.planted_faults import BY_NAME, FAULTS, Fault
 from tests.support.ready_server import ready_server
@@ -40,15 +42,29 @@ COLUMNS = {
 }
 # What slow servers are asked in 5 and in 30 minutes, whatever else the machine does meanwhile.
 _QUICK, _WHOLE = Size(num_prompts=20, max_tokens=16, is_quick=True), Size(num_prompts=80, max_tokens=32)
+_NUM_SHORT = 120
+_SHORT_QUICK, _SHORT_WHOLE = Size(None, 24, 16), Size(None, _NUM_SHORT, 16)
+_NOT_SHOWN = "not planted"
 _SILENCE_S = 3.0
 _MOST_SILENT = 10  # each takes as long as the longest silence
 _FEW = (1, 2, 4, 8, 16, 32, 64)
 
 
 def run(options: argparse.Namespace, folder: Path, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Ask a server of the recipe, and plant each fault."""
+    """Ask a server of the recipe and one of the tests' pair, and plant each fault."""
+    shown = set()
     with _serving(options.recipe, folder) as url:
-        yield from try_faults(Memory(url), about, options.only)
+        for result in try_faults(Memory(url), about, options.only):
+            if result["questions"] or not BY_NAME[result["drill"]].is_fault:
+                shown.add(result["drill"])
+                yield result
+    prompts = folder / "short.txt"
+    prompts.write_text("\n---\n".join(f"x{number} = [" for number in range(_NUM_SHORT)), encoding="utf-8")
+    of_tests = about.setdefault("tests' pair", {})
+    given = {"quick": _SHORT_QUICK, "whole": _SHORT_WHOLE, "prompts": prompts}
+    with serving_calls(folder / "calls") as (url, no_spaces):
+        body = {"logit_bias": no_spaces}
+        yield from try_faults(Memory(url), of_tests, options.only, leave_out=shown, body=body, **given)
 
 
 @contextmanager
@@ -65,6 +81,7 @@ def try_faults(
     about: dict[str, Any],
     only: str = "",
     *,
+    leave_out: Collection[str] = (),
     quick: Size = _QUICK,
     whole: Size = _WHOLE,
     prompts: Path | None = None,
@@ -76,6 +93,7 @@ def try_faults(
         memory: The server.
         about: Conditions, which get the size of both baselines.
         only: The text.
+        leave_out: Names of faults that are not planted.
         quick: Size of the quick comparison.
         whole: Size of the whole one.
         prompts: File of prompts; None for the general ones.
@@ -86,7 +104,7 @@ def try_faults(
         about[name] = dict(Counter(question.kind for question in baseline.answers.questions))
         about["not_checked"] = list(baseline.not_checked)
     for fault in FAULTS:
-        if only in fault.name:
+        if only in fault.name and fault.name not in leave_out:
             yield _try(memory, fault, *recorded, body or {})
 
 
@@ -104,6 +122,8 @@ def _try(
     most = _MOST_SILENT if fault.sent == "silent" else None
     of_quick, _, _ = _judged(memory, fault, quick, most, body)
     of_whole, sentence, num_hit = _judged(memory, fault, whole, most, body)
+    if fault.is_fault and not num_hit:  # the server never answers so that it could show
+        of_quick = of_whole = _NOT_SHOWN
     share = None
     if of_whole == "fail":
         few = (each for each in _FEW if each < num_hit)

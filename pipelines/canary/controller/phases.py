@@ -234,6 +234,8 @@ def _advance(position: Position, facts: Facts, plan: Plan, needs_review: bool) -
     num_pairs = num_awaited(position, facts.num_pairs, facts.num_replays) - position.num_pairs_before
     if needs_review or num_pairs < needed.min_pairs or facts.now_s - position.since_s < needed.bake_s:
         return Decision(position)
+    if step is None and facts.analysis is not None and facts.analysis.lacks_answers:
+        return _wait_for_replays(position, facts, plan)
     number = 1 if step is None else plan.steps.index(step) + 2
     if number <= len(plan.steps):
         if needs_replays and not plan.replayed_share(plan.steps[number - 1].weight):
@@ -246,7 +248,7 @@ def _advance(position: Position, facts: Facts, plan: Plan, needs_review: bool) -
 
 
 def _wait_for_replays(position: Position, facts: Facts, plan: Plan) -> Decision:
-    """Stay in a phase with replays because the next step has none, up to ``max_pairs`` replays."""
+    """Stay in a phase with replays because they must tell more first, up to ``max_pairs`` of them."""
     if facts.num_replays < plan.max_pairs:
         return Decision(position)
     return _roll_back(position, facts, f"no verdict after {facts.num_replays} replays{_found(facts)}")

@@ -52,6 +52,8 @@ class Limits:
         quantile: Quantile of the end-to-end latency for ``e2e_tail``.
         answers: Share of prompts whose answers diverge in anything that a client sees; with "exact" a single
             one fails. If the stable arm answers replays again itself, the rise of that share above its own.
+        answers_repeated: The same, instead of ``answers``, as long as the stable arm has answered each replay
+            as before; None for no such limits.
         errors: Rise of the share of requests that fail.
         timeouts: Rise of the share of requests that time out.
         goodput: Fall of the share of requests that keep the SLO.
@@ -87,11 +89,13 @@ class Limits:
     resources_s: Annotated[float, Field(gt=0, lt=86400)]
     memory: Limit[Rise] | None
     cpu_per_token: Limit[Rise] | None
+    answers_repeated: Limit[Share] | None = None
 
     @property
     def not_judged(self) -> tuple[str, ...]:
         """Names of the metrics without limits."""
-        return tuple(name for name, value in vars(self).items() if value is None)
+        unset = (name for name, value in vars(self).items() if value is None)
+        return tuple(name for name in unset if name != "answers_repeated")
 
     @property
     def judges_resources(self) -> bool:

@@ -48,6 +48,7 @@ class Metric:
         by_replays: Whether only replays give evidence of it.
         is_measured: Whether it is not random, so that the estimate itself is compared with the limits.
         least_trials: Least number of trials for which it is judged; None for ``Limits.min_requests``.
+        review_above: Regression that needs review if it is proven; None for the one that may not pass.
         detail: Text for people in addition to its figures; "" for none.
     """
 
@@ -58,6 +59,7 @@ class Metric:
     by_replays: bool = False
     is_measured: bool = False
     least_trials: int | None = None
+    review_above: float | None = None
     detail: str = ""
 
     @property
@@ -108,6 +110,8 @@ def _answers(requests: Sequence[Observation], limits: Limits) -> Iterator[Metric
     if again and not is_exact:
         yield _answers_above_noise(worst, again, limits, detail)
         return
+    if not worst:
+        detail = "nothing could be compared: that needs requests with temperature 0 or a seed"
     found = np.array([severity(each, limits) for each in worst.values()])
     measure = Rate(found > 1, found > 0)
     yield Metric("answers", measure, limits.answers, is_exact, by_replays=True, detail=detail)
@@ -139,17 +143,21 @@ def _answers_above_noise(
 ) -> Metric:
     """Compare the candidate's replays with those of the stable arm, which shows its own noise.
 
-    Both repeat the same answers, so a candidate that is as noisy as the stable arm differs as often.
+    Both repeat the same answers, so a candidate that is as noisy as the stable arm differs as often. The
+    limits are tighter while the stable arm repeats itself. Their test is valid at all times, so it does not
+    matter that the data choose between them.
     """
     assert limits.answers is not None
     both = [[severity(each[key], limits) > 0 for each in (worst, again)] for key in worst if key in again]
     ours, theirs = np.array(both, np.float64).reshape(-1, 2).T
     noise = f"{_prompts(int(theirs.sum()))} of {len(theirs)} by the stable arm's own repetition"
     detail = f"{detail or 'none'}; {noise}"
+    limit = limits.answers if theirs.any() else limits.answers_repeated or limits.answers
     if theirs.sum() > _MOST_UNREPEATED * len(theirs):
         ours, theirs = ours[:0], theirs[:0]
         detail = f"cannot be judged: {detail}"
-    return Metric("answers", MeanDifference(ours, theirs), limits.answers, by_replays=True, detail=detail)
+    measure = MeanDifference(ours, theirs)
+    return Metric("answers", measure, limit, by_replays=True, review_above=0.0, detail=detail)
 
 
 def _prompts(number: int) -> str:

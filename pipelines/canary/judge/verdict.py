@@ -85,6 +85,15 @@ class Analysis:
         return any(each.metric.by_replays and each.verdict != "pass" for each in self.judged)
 
     @property
+    def lacks_answers(self) -> bool:
+        """Whether too few answers could be compared to judge them."""
+        return any(
+            each.metric.name == "answers"
+            and each.metric.measure.num < _least_trials(each.metric, each.limits)
+            for each in self.judged
+        )
+
+    @property
     def reason(self) -> str:
         """Metrics behind the verdict: those that fail, else those that do not pass; "" if all pass."""
         named: dict[str, list[str]] = {}
@@ -141,7 +150,8 @@ def _judge(metric: Metric, harm: float, limits: Limits) -> Judged:
         if measure.log_evidence("below", metric.limit.pass_below) >= needed:
             verdict = "pass"
         else:
-            needs_review = measure.log_evidence("above", metric.limit.pass_below) >= needed
+            limit = metric.limit.pass_below if metric.review_above is None else metric.review_above
+            needs_review = measure.log_evidence("above", limit) >= needed
     return Judged(metric, verdict, needs_review, harm, limits)
 
 

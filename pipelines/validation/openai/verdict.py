@@ -104,10 +104,9 @@ def sentence(compared: Compared, seconds: float) -> str:
     blamed.sort(key=lambda each: (-len(each.differences["fault"]), -len(each.suspect)))
     of_kind = {each.kind: str(each) for each in reversed(blamed)}  # the worst way of each kind
     seen = [of_kind[kind] for kind in dict.fromkeys(each.kind for each in blamed)]
-    said = [
-        *seen[:_MOST_KINDS],
-        *([f"{len(seen) - _MOST_KINDS} further kinds"] if len(seen) > _MOST_KINDS else []),
-    ]
+    said, num_further = seen[:_MOST_KINDS], len(seen) - _MOST_KINDS
+    if num_further > 0:
+        said.append(f"{num_further} further kind{'s' * (num_further > 1)}")
     if verdict == "fail":
         ties = [reason for way in compared.ways for reason in way.judged.faults]
         return "; ".join([*compared.faults, *said] or ties)

@@ -6,6 +6,8 @@ false alarm and found every fault of the drills each time. These tests use fewer
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -96,8 +98,8 @@ def rollout(noise: float, changed: float, number: int = NUMBER) -> list[Observat
     return found
 
 
-def answers(requests: list[Observation]) -> Judged:
-    return next(each for each in analyse(requests, FOREIGN, SLO).judged if each.metric.name == "answers")
+def answers(requests: list[Observation], limits: Limits = FOREIGN) -> Judged:
+    return next(each for each in analyse(requests, limits, SLO).judged if each.metric.name == "answers")
 
 
 def without_repetition(requests: list[Observation]) -> list[Observation]:
@@ -122,6 +124,32 @@ def test_a_stable_server_that_seldom_repeats_itself_gives_no_verdict(changed: fl
     judged = answers(rollout(0.9, changed))
     assert (judged.verdict, judged.metric.measure.num) == ("inconclusive", 0)
     assert judged.metric.detail.startswith("cannot be judged")
+
+
+def test_limits_are_tight_where_the_stable_server_repeats_itself() -> None:
+    tight = replace(FOREIGN, answers=Limit(0.05, 0.02), answers_repeated=Limit(0.01, 0.003))
+    wide = replace(tight, answers_repeated=None)
+    changed = rollout(0.0, 0.03)
+    assert [answers(changed, each).verdict for each in (wide, tight)] == ["pass", "fail"]
+    noisy = rollout(0.05, 0.0)
+    assert [answers(noisy, each).verdict for each in (wide, tight)] == ["pass", "pass"]
+
+
+def test_a_candidate_that_differs_more_often_than_the_stable_server_is_held_below_the_limit_too() -> None:
+    wide = replace(FOREIGN, answers=Limit(0.05, 0.04))
+    held, left = answers(rollout(0.01, 0.05), wide), answers(rollout(0.01, 0.0, 60), wide)
+    assert [(each.verdict, each.needs_review) for each in (held, left)] == [
+        ("inconclusive", True),
+        ("inconclusive", False),
+    ]
+
+
+def test_answers_that_cannot_be_compared_are_said() -> None:
+    free = [replace(each, answer="", differs_in="") for each in rollout(0.0, 0.0, 60)]
+    analysis = analyse(free, FOREIGN, SLO)
+    assert analysis.lacks_answers
+    assert "nothing could be compared" in analysis.reason
+    assert not analyse(rollout(0.0, 0.0, 60), FOREIGN, SLO).lacks_answers
 
 
 def test_an_answer_without_the_stable_servers_repetition_is_no_trial() -> None:

@@ -22,8 +22,11 @@ MANY: dict[str, Any] = {"num_pairs": 1000, "num_replays": 1000}
 FEW: dict[str, Any] = {"num_pairs": 0, "num_replays": 0}
 
 
-def analysed(verdict: str, action: str = "go_on", needs_replays: bool = True) -> Any:
+def analysed(
+    verdict: str, action: str = "go_on", needs_replays: bool = True, lacks_answers: bool = False
+) -> Any:
     found = {"verdict": verdict, "action": action, "needs_replays": needs_replays}
+    found |= {"lacks_answers": lacks_answers}
     return SimpleNamespace(**found, reason=f"{verdict}: ttft")
 
 
@@ -249,6 +252,17 @@ def test_a_step_in_which_nothing_is_repeated_waits_until_replays_have_shown_all_
     if following == "rolling_back":
         assert decision.reason == f"no verdict after {num_replays} replays: inconclusive: ttft"
         assert decision.evidence["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("num_replays", "following"), [(PLAN.max_pairs - 1, "shadow"), (PLAN.max_pairs, "rolling_back")]
+)
+def test_clients_get_no_answer_of_a_candidate_of_which_none_could_be_compared(
+    num_replays: int, following: str
+) -> None:
+    found = analysed("inconclusive", lacks_answers=True)
+    facts = Facts(NOW_S + 60, analysis=found, num_replays=num_replays)
+    assert decide(Position("shadow", NOW_S), facts, PLAN).position.phase == following
 
 
 def test_a_step_without_replays_goes_back_for_more_if_the_last_ones_were_needed() -> None:

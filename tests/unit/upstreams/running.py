@@ -157,6 +157,7 @@ def write_plan(folder: Path, limits: dict[str, Any] | None = None, **changes: An
         "min_requests": 10,
         "quantile": 0.5,
         "answers": {"pass_below": 0.2, "rollback_above": 0.02},
+        "answers_repeated": None,
         "errors": {"pass_below": 0.3, "rollback_above": 0.02},
         **dict.fromkeys(("timeouts", "goodput", "pauses"), wide),
         **dict.fromkeys(("ttft", "itl", "e2e_tail"), lax),
