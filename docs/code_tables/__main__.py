@@ -65,24 +65,6 @@ def idle_fields() -> str:
     return "\n".join(lines)
 
 
-def planted_faults() -> str:
-    """Return one row for each fault that ``make verify-faults`` planted."""
-    lines = ["| Fault | `--quick` | Whole run | Smallest share |", "|---|---|---|---|"]
-    for each in _recorded("verify-faults.json")["drills"]:
-        name = each["drill"] + (f" ({each['reported']})" if each["reported"] else "")
-        lines.append(f"| {name} | {each['quick']} | {each['whole']} | {each['smallest_share'] or '-'} |")
-    return "\n".join(lines)
-
-
-def planted_in_rollouts() -> str:
-    """Return one row for each candidate of ``make drills-upstreams``."""
-    lines = ["| Candidate | End | In | Seconds | Clients that met the fault |", "|---|---|---|---|---|"]
-    for each in _recorded("drills-upstreams.json")["drills"]:
-        cells = (each[name] for name in ("drill", "phase", "decided_in", "seconds", "met"))
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines).replace("_", " ")
-
-
 def _row(tensor: InputTensor, default: Any) -> str:
     kind = ("STRING" if tensor.datatype == "BYTES" else tensor.datatype) + "[]" * tensor.is_list
     if tensor.is_required:
@@ -109,8 +91,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": errors,
     "idle-fields": idle_fields,
     "metrics": metrics,
-    "planted-faults": planted_faults,
-    "planted-in-rollouts": planted_in_rollouts,
     "recipe-keys": recipe_keys,
     "request-fields": request_fields,
 }
