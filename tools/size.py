@@ -61,7 +61,7 @@ PARTS = (
     Part("canary", 2_300, ("pipelines/canary/",)),
     Part("bench", 870, ("pipelines/bench/",)),
     # Above 1,600 by the files that a model serves, read once and checked by their format.
-    Part("deploy", 1_665, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
+    Part("deploy", 1_720, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     # Above 950: `try` with several drafts or none: a table, and the recipe of the fastest.
     Part("command line", 1_250, ("pipelines/command_line/", "pipelines/demo/", "pipelines/__main__.py")),
     # More than before buys installed packages (where they write, and which commit they are) and one function
