@@ -38,6 +38,11 @@ def all_blocks_are_free(server: Server) -> bool:
     ) and not read_gauge(server, "draftproof_requests_running", model=model, engine="target")
 
 
+def is_busy(server: Server) -> bool:
+    running = read_gauge(server, "draftproof_requests_running", model="speculative")
+    return running > 0 or not all_blocks_are_free(server)
+
+
 @pytest.mark.parametrize("model", ["generate", "generate_target"])
 def test_a_client_that_leaves_a_stream_gives_its_blocks_back(
     client: Client, server: Server, model: str

@@ -110,7 +110,8 @@ def test_an_answer_does_not_depend_on_its_prediction(
         for answer in answers
         if answer.counts is not None
     )
-    assert min(right, partly) > 0 == wrong and partly_rejected > right_rejected
+    # A server that is busy may find no looked-up token worth its time where it would be rejected.
+    assert min(right, partly) > 0 == wrong and partly_rejected >= right_rejected
     assert nothing == (0, 0)
 
 

@@ -32,7 +32,7 @@ def front_door(settings: FrontDoorSettings) -> web.Application:
 
 
 def upstreams(settings: FrontDoorSettings) -> web.Application:
-    stand_in: Any = Mock()
+    stand_in: Any = Mock(answer=AsyncMock(side_effect=ValueError))
     return Application(stand_in, {}, settings, stand_in).application()
 
 
