@@ -235,7 +235,7 @@ class Engine:
         Unless all shapes are fixed, OpenVINO infers the shape of each operation and plans its memory again in
         each step. That is 7 % of a step of a target of 1.5B, and 10 % if the number of rows has changed.
         Products of our own do not copy the weights for another network. Compiling one takes a second, so a
-        thread does it while the server answers.
+        thread does it when the server is idle.
         """
         if not self._small_shapes:
             return False
