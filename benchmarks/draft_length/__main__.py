@@ -11,12 +11,14 @@ not be built or started; 2 wrong usage. Ctrl-C ends it with what was measured un
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,24 +54,28 @@ class Setting:
         temperature: Of all requests.
         constants: Draft lengths of the constant arms.
         num_passes: How often each prompt is asked.
+        is_disturbed: Whether other programs keep all cores busy while the servers start.
     """
 
     num_at_once: int
     temperature: float
     constants: tuple[int, ...]
     num_passes: int
+    is_disturbed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.num_at_once} at once, temperature {self.temperature:g}"
+        start = ", disturbed start" if self.is_disturbed else ""
+        return f"{self.num_at_once} at once, temperature {self.temperature:g}{start}"
 
 
 SETTINGS = (
     Setting(1, 0.0, CONSTANTS, 2),
-    Setting(4, 0.0, (1,), 2),
-    Setting(8, 0.0, (1,), 2),
+    Setting(4, 0.0, (1,), 4),
+    Setting(8, 0.0, (1,), 4),
+    Setting(1, 0.0, (2, 3), 1, is_disturbed=True),
     Setting(1, 0.7, (2, 3), 1),
-    Setting(4, 0.7, (1,), 1),
-    Setting(8, 0.7, (1,), 1),
+    Setting(4, 0.7, (1,), 2),
+    Setting(8, 0.7, (1,), 2),
 )
 
 
@@ -117,10 +123,14 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
                 if options.at_once not in (None, setting.num_at_once):
                     continue
                 with ExitStack() as stack:
+                    other_programs = stack.enter_context(ExitStack())
+                    if setting.is_disturbed:
+                        other_programs.enter_context(_busy_cores())
                     ports = {
                         name: stack.enter_context(version.running()).ports.openai
                         for name, version in versions.items()
                     }
+                    other_programs.close()
                     arms = [Arm(f"alone, {name}", name, port, 0) for name, port in ports.items()]
                     arms += [Arm(CHOSEN, CHOSEN, ports[CHOSEN], None)]
                     arms += [Arm(f"{each}", CONSTANT, ports[CONSTANT], each) for each in setting.constants]
@@ -131,6 +141,20 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     lines = [_table(setting, measured) for setting in SETTINGS if _of(setting, measured)]
     lines.append(f"{num_different} answers differ.")
     return Result("\n\n".join(lines), document, EXIT_FAIL if num_different else EXIT_PASS)
+
+
+@contextmanager
+def _busy_cores() -> Iterator[None]:
+    """Keep every core busy until the block ends."""
+    programs = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 def _measure(
