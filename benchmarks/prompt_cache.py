@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import yaml
-
 from benchmarks.draft_length.asking import Prompt, ask
 from benchmarks.harness import Result, interval_cell, markdown, median_interval, parser_of, run_benchmark, say
 from benchmarks.streams import Streamed
@@ -58,9 +56,17 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     prompts = {name: text[:length] for name, length in _LENGTHS.items()}
     with tempfile.TemporaryDirectory(prefix="prompt-cache-") as scratch:
         servers = {
-            name: _server(Path(scratch) / name, options.recipe, gigabytes)
+            name: Version.of_checkout(
+                Path(scratch) / name,
+                options.recipe,
+                max_seq_len=16_384,
+                max_batch_size=2,
+                prompt_cache_gb=gigabytes,
+            )
             for name, gigabytes in (("with", 8), ("without", 0))
         }
+        for server in servers.values():
+            server.build(ENGINES)
         asked = _asked_after_kills(servers["with"], prompts, options.restarts)
         pairs = _asked_in_turn(servers, text, options.pairs)
     num_different = sum(answer.text != given[0].text for given in asked.values() for answer in given)
@@ -93,21 +99,6 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
         f"{num_different} answers differ.",
     ]
     return Result("\n\n".join(lines), document, EXIT_FAIL if num_different else EXIT_PASS)
-
-
-def _server(tree: Path, recipe: str, gigabytes: int) -> Version:
-    """Build the recipe with a context for the long prompt, and a prompt cache of a size."""
-    document = yaml.safe_load(_recipe_file(recipe).read_text(encoding="utf-8"))
-    document["serving"] |= {"max_seq_len": 16_384, "max_batch_size": 2, "prompt_cache_gb": gigabytes}
-    changed = tree.with_suffix(".yaml")
-    changed.write_text(yaml.safe_dump(document), encoding="utf-8")
-    version = Version.of_checkout(tree, str(changed))
-    version.build(ENGINES)
-    return version
-
-
-def _recipe_file(recipe: str) -> Path:
-    return Path(recipe) if recipe.endswith((".yaml", ".yml")) else _ROOT / f"build/recipes/{recipe}.yaml"
 
 
 def _asked_after_kills(

@@ -13,11 +13,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from build.recipe import RECIPES
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import run_directory
 from pipelines.errors import InvalidRequestError, VerificationError
@@ -71,8 +74,14 @@ class Version:
     recipe: str
 
     @classmethod
-    def of_checkout(cls, tree: Path, recipe: str) -> Version:
-        """Copy the working tree, without what git ignores, into ``tree``."""
+    def of_checkout(cls, tree: Path, recipe: str, **serving: object) -> Version:
+        """Copy the working tree, without what git ignores, into ``tree``.
+
+        Args:
+            tree: See the attribute.
+            recipe: See the attribute.
+            serving: Keys of the recipe's section ``serving`` that get other values.
+        """
         listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").stdout.split(b"\0")
         present = b"\0".join(path for path in listed if path and (_ROOT / os.fsdecode(path)).exists())
         packed = subprocess.run(
@@ -81,6 +90,8 @@ class Version:
             stdout=subprocess.PIPE,
             check=True,
         )
+        if serving:
+            recipe = str(_changed(recipe, tree.with_suffix(".yaml"), serving))
         return cls._unpacked("the checkout", packed.stdout, tree, recipe)
 
     @classmethod
@@ -156,6 +167,15 @@ def resolve(commit: str) -> str:
             "choose one from 'git log', or fetch it first",
         )
     return found.stdout.decode().strip()
+
+
+def _changed(recipe: str, file: Path, serving: Mapping[str, object]) -> Path:
+    """Write a recipe with other values of its section ``serving``."""
+    own = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
+    document = yaml.safe_load(own.read_text(encoding="utf-8"))
+    document["serving"].update(serving)
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return file
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[bytes]:

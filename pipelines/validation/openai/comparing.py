@@ -7,7 +7,7 @@ at that place count for both tokens. What cannot be determined is unknown, which
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipelines.errors import DraftproofError
@@ -139,24 +139,44 @@ _SMALLEST_GAP = 0.1  # nats; what rounding does to the log probability of a like
 
 
 def _of_log_probs(name: str, own: Answer, other: Answer) -> Difference | None:
-    """Compare the log probabilities of likely tokens, if both answers have them; the largest gap counts."""
+    """Compare the log probabilities of likely tokens, if both answers have them.
+
+    The largest gap is shown. All gaps count together, because rounding hardly makes several in one answer.
+    """
     if not own.log_probs or not other.log_probs:
         return None
     nums = len(own.log_probs), len(other.log_probs)
     if nums[0] != nums[1]:
         return Difference(name, "log probabilities", f"of {nums[0]} tokens", f"of {nums[1]} tokens")
-    worst: tuple[float, Difference] | None = None
+    gaps: list[tuple[float, str, str, str]] = []
     for place, (row, beside) in enumerate(zip(own.log_probs, other.log_probs, strict=True)):
-        if row.token != beside.token:  # the servers name tokens differently
+        if row.token != beside.token or row.log_prob == _NONE:  # servers may name tokens differently
             continue
-        its = {**beside.alternatives, beside.token: beside.log_prob}
-        for token, log_prob in {**row.alternatives, row.token: row.log_prob}.items():
-            found = its.get(token, -math.inf)
-            gap = math.inf if math.isnan(found) and not math.isnan(log_prob) else abs(log_prob - found)
-            if log_prob >= _LIKELY and gap > max(_SMALLEST_GAP, worst[0] if worst else 0.0):
-                where = f"log probability of {token!r} at {place}"
-                worst = gap, Difference(name, where, f"{log_prob:.3f}", f"{found:.3f}", Margin(gap))
-    return worst[1] if worst else None
+        gap, token, first, second = max(_gaps(_known(row), _known(beside)), default=(0.0, "", 0.0, 0.0))
+        if gap > _SMALLEST_GAP:
+            gaps.append((gap, f"log probability of {token!r} at {place}", f"{first:.3f}", f"{second:.3f}"))
+    if not gaps:
+        return None
+    return Difference(name, *max(gaps)[1:], Margin(sum(gap for gap, *_ in gaps)))
+
+
+def _known(row: TokenLogProbs) -> dict[str, float]:
+    return {**row.alternatives, row.token: row.log_prob}
+
+
+def _gaps(own: Mapping[str, float], other: Mapping[str, float]) -> Iterator[tuple[float, str, float, float]]:
+    """Yield (gap, token, own log probability, the other) of each token that is likely in one of both.
+
+    The other answer has all likely tokens. Those that are not in the own one are less likely than its others.
+    """
+    for token, log_prob in own.items():
+        if log_prob >= _LIKELY:
+            found = other.get(token, -math.inf)
+            yield math.inf if math.isnan(found) else abs(log_prob - found), token, log_prob, found
+    most = min(own.values())
+    for token, found in other.items():
+        if found >= _LIKELY and token not in own:
+            yield max(0.0, found - most), token, most, found
 
 
 _MARGIN_KEPT = 4.0  # natural log; several times LARGEST_ROUNDING, above which every margin is a fault
@@ -220,7 +240,7 @@ def margin_at(row: TokenLogProbs, expected: str, actual: str | None) -> Margin:
         expected: Name of the control's token.
         actual: Name of the other token; None if it is none of the alternatives.
     """
-    known: Mapping[str, float] = {**row.alternatives, row.token: row.log_prob}
+    known = _known(row)
     if expected not in known or max(known, key=known.__getitem__) not in (expected, actual):
         return Margin(None, "the control prefers a third token")
     if actual is not None and actual in known:

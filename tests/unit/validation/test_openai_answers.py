@@ -241,7 +241,7 @@ def with_log_probs(*values: float, others: float = -3.0) -> Answer:
     [
         (with_log_probs(-0.2, -1.0), ("", None)),
         (with_log_probs(-0.25, -1.05, others=-9.0), ("", None)),  # as rounding does
-        (with_log_probs(-1.0, -0.2), ("log probability of '0' at 0", 0.8)),  # shifted by one token
+        (with_log_probs(-1.0, -0.2), ("log probability of '1' at 1", 1.6)),  # shifted by one token
         (with_log_probs(-0.2, -0.6), ("log probability of '1' at 1", 0.4)),
         (with_log_probs(-0.2, math.nan), ("log probability of '1' at 1", math.inf)),
         (with_log_probs(-0.2), ("log probabilities", "none of tokens")),
@@ -253,6 +253,17 @@ def test_log_probabilities_of_equal_tokens_are_compared(
     place, margin = difference(with_log_probs(-0.2, -1.0), other)
     assert place == found[0]
     assert margin == (pytest.approx(found[1]) if isinstance(found[1], float) else found[1])
+
+
+def test_alternatives_that_are_likely_in_one_answer_alone_are_found() -> None:
+    """As where a stream repeats those of its first token."""
+    first, second = {"a": -0.1, "b": -4.0, "c": -5.0}, {"d": -0.2, "e": -3.0, "f": -7.0}
+    own = Answer(
+        "ad", "length", (5, 6), (), (TokenLogProbs("a", -0.1, first), TokenLogProbs("d", -0.2, second))
+    )
+    copied = replace(own, log_probs=(own.log_probs[0], TokenLogProbs("d", -0.2, first)))
+    place, margin = difference(own, copied)
+    assert (place, margin) == ("log probability of 'a' at 1", pytest.approx(6.9))
 
 
 def test_what_is_kept_of_alternatives_decides_every_margin() -> None:
