@@ -12,7 +12,8 @@ from build.networks.network import Network, NetworkConfig
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from build.recipe import EngineRecipe, KvCache
-from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine import Engine
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 

@@ -53,9 +53,6 @@ _SMALL_STEPS = {
 }
 """Tokens and rows of logits of the steps that are frequent while one or a few requests are answered."""
 
-_TRIED_SIZES = 2, 9, 64, 128  # tokens of the steps that are compared
-_NUM_NAMED = 8  # rows in an error
-
 
 class StepEngine(Protocol):
     """The interface of an engine; implemented by ``Engine``.
@@ -119,14 +116,14 @@ class StepRules:
 
 
 class Engine:
-    """A compiled network with its KV cache; ``load_engine`` returns one that has been checked.
+    """A compiled network with its KV cache; ``loading.load_engine`` returns one that has been checked.
 
     Attributes:
         config: Its description.
         block_bytes: Bytes of keys and values in a block.
         directory: Its directory.
-        kernels: Digest of the keys and values that ``check`` has computed: of equal ones on two machines, or
-            after an update, the kernels were the same.
+        kernels: Digest of the keys and values of the checks: of equal ones on two machines, or after an
+            update, the kernels were the same.
         rules: What its steps keep to.
 
     Args:
@@ -169,7 +166,7 @@ class Engine:
         try:
             model, compiled = _compile(openvino, files, self._weights, self.config)
         except RuntimeError as error:
-            raise _cannot_run(files.directory, error) from error
+            raise cannot_run(files.directory, error) from error
         caches = self._allocate(openvino, compiled, num_blocks, num_slots)
         self.block_bytes = sum(tensor[SCRATCH_BLOCK].nbytes for tensor in self._kv)
         self._network = Network(compiled, caches, openvino.Tensor)
@@ -211,22 +208,12 @@ class Engine:
                     self._states.append(tensor.data)
         return kept
 
-    def check(self) -> None:
-        """Find the rules of the steps by trying some, and give the memory of the original weights back.
+    def cancel(self) -> None:
+        """End a step that was given up: it reads the weights, which are unmapped with this object."""
+        self._network.cancel()
 
-        The first step of a size also lays the weights out for its kernels.
-
-        Raises:
-            EngineLoadError: The network does not run, a target is not exact, or it computes numbers that are
-                not finite.
-        """
-        try:
-            self.rules = _rules_for_lone_tokens(self)
-            self.rules = replace(self.rules, max_num_tokens=_most_exact_tokens(self))
-        except (RuntimeError, TimeoutError) as error:
-            self._network.cancel()  # it reads the weights, which are unmapped with this object
-            raise _cannot_run(self.directory, error) from error
-        self.kernels = sha256_bytes(self.read_block(SCRATCH_BLOCK))
+    def release_weights(self) -> None:
+        """Give the memory of the original weights back: the first steps laid them out for the kernels."""
         self._weights.release()
 
     def compile_small_network(self) -> bool:
@@ -252,11 +239,11 @@ class Engine:
                 token_ids, 1, (SCRATCH_BLOCK,), is_decode=True, num_logits=shape.num_rows, slot=NO_SLOT
             )
             inputs = pack([tokens], self.config.kv_block_size)
-            expected = _run(self, inputs, self.rules).copy()
+            expected = run_slowly(self, inputs, self.rules).copy()
             self._small_networks[shape] = network
             is_same = False
             try:
-                is_same = np.array_equal(_run(self, inputs, self.rules), expected)
+                is_same = np.array_equal(run_slowly(self, inputs, self.rules), expected)
             finally:
                 if not is_same:
                     _LOG.warning(
@@ -342,104 +329,13 @@ def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
-def load_engine(
-    files: EngineFiles,
-    num_blocks: int,
-    config: EngineConfig | None = None,
-    weights_folder: Path | None = None,
-    num_slots: int = 1,
-) -> Engine:
-    """Load an engine and check it; arguments and errors are those of ``Engine`` and ``Engine.check``."""
-    engine = Engine(files, num_blocks, config=config, weights_folder=weights_folder, num_slots=num_slots)
-    engine.check()
-    return engine
-
-
-def _rules_for_lone_tokens(engine: Engine) -> StepRules:
-    """Find out whether a token alone, or a row of logits alone, has the bits that it has with others.
-
-    OpenVINO multiplies a single row by another kernel: that of a layer always, that of the INT8 head if its
-    inputs are not rounded, or if there are few (docs/decisions/exact-rows.md). The kernels of this machine
-    decide, so they are tried here. Products of our own know rows only.
-    """
-    rules, block_size = StepRules(), engine.config.kv_block_size
-    token_ids = np.arange(7, dtype=np.int32)  # a draft may read fewer tokens than it has logits
-    tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), is_decode=False, num_logits=7, slot=NO_SLOT)
-    together = pack([tokens], block_size)
-    expected = _trial(engine, together, rules)[-1].copy()
-    found = _run(engine, replace(together, logits_rows=together.logits_rows[-1:]), rules)[0]
-    repeats_lone_row = bool(np.ptp(expected) == 0) or not np.array_equal(found, expected)
-    rules = replace(rules, repeats_lone_row=repeats_lone_row)
-    if engine.config.linear != "draftproof":
-        return rules
-    # Not the first position, where a dummy row writes.
-    token = Chunk(token_ids[-1:], 1, (SCRATCH_BLOCK,), is_decode=True, num_logits=1, slot=NO_SLOT)
-    alone = pack([token], block_size)
-    expected = _run(engine, alone, rules)[0].copy()
-    alone_rules = replace(rules, least_tokens=1)
-    return alone_rules if np.array_equal(_run(engine, alone, alone_rules)[0], expected) else rules
-
-
-def _most_exact_tokens(engine: Engine) -> int | None:
-    """Return how many tokens a step may have so that a decode token has the bits that it has among two.
-
-    On AVX2, OpenVINO's INT8 products add the inputs of a row up in another order from 81 rows on, and some
-    from five on (docs/decisions/exact-rows.md). None is no limit. What a draft proposes may depend on other
-    tokens.
-
-    Raises:
-        EngineLoadError: Not even steps of more than two tokens are exact.
-    """
-    if engine.config.role == "draft" or engine.config.linear == "draftproof":
-        return None
-    token = Chunk(np.ones(1, np.int32), 1, (SCRATCH_BLOCK,), is_decode=True, num_logits=1, slot=NO_SLOT)
-    expected = None
-    for exact, count in zip((0, *_TRIED_SIZES), _TRIED_SIZES, strict=False):
-        logits = _trial(engine, pack([token] * count, engine.config.kv_block_size), engine.rules)
-        expected = logits[0].copy() if expected is None else expected
-        if (logits != expected).any():
-            if exact <= _TRIED_SIZES[0]:
-                raise _is_not_exact(engine.directory, exact)
-            return exact
-    return None
-
-
-def _trial(engine: Engine, inputs: StepInputs, rules: StepRules) -> Logits:
-    """Compute a step, each of whose rows must have a best token.
-
-    Raises:
-        EngineLoadError: A row has none.
-    """
-    logits = _run(engine, inputs, rules)
-    best = logits.max(axis=1)  # NaN if any number of the row is
-    bad = np.flatnonzero(~np.isfinite(best))
-    if not len(bad):
-        return logits
-    rows = bad[:_NUM_NAMED].tolist()
-    raise EngineLoadError(
-        f"the engine {engine.directory} computes numbers that are not finite: the largest logit is "
-        f"{best[bad[0]]} in {len(bad)} of {len(logits)} rows: {rows}, of the tokens "
-        f"{inputs.input_ids[inputs.logits_rows[rows]].tolist()}",
-        "check the checkpoint and its quantization, whose weights or scales may be damaged or too large, and "
-        "run 'draftproof engines'",
-    )
-
-
-def _run(engine: Engine, inputs: StepInputs, rules: StepRules) -> Logits:
+def run_slowly(engine: Engine, inputs: StepInputs, rules: StepRules) -> Logits:
+    """Compute one step that may take as long as any: the first of a size prepares its kernels."""
     return engine.run(inputs, rules, max(STEP_TIMEOUT_S.values()))
 
 
-def _is_not_exact(directory: Path, num_exact: int) -> EngineLoadError:
-    found = f"a row other bits among {_TRIED_SIZES[1]} rows than among two"
-    return EngineLoadError(
-        f"answers of the target {directory} would depend on what else it computes: OpenVINO gives "
-        f"{found if num_exact else 'equal rows other bits'}",
-        "install g++ where engines are built, set 'linear: draftproof' for the target in the recipe, and run "
-        "'draftproof engines'",
-    )
-
-
-def _cannot_run(directory: Path, error: Exception) -> EngineLoadError:
+def cannot_run(directory: Path, error: Exception) -> EngineLoadError:
+    """Return the error of an engine that this machine does not run."""
     return EngineLoadError(
         f"the engine {directory} does not run on this machine, which must be an x86-64 processor with AVX2: "
         f"{next(iter(str(error).splitlines()), repr(error))}",

@@ -19,10 +19,11 @@ from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError
 from pipelines.executor.batch_class import BatchClass, ScheduledChunk
 from pipelines.executor.block_files import BlockFiles
 from pipelines.executor.contexts import Contexts, HeadContexts, RecurrentContexts
-from pipelines.executor.engine import StepEngine, load_engine
+from pipelines.executor.engine import StepEngine
 from pipelines.executor.grammars import looking_ahead, with_renewed_grammars
 from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.limits import ExecutorLimits, check_draft_tokens, check_states, check_translated
+from pipelines.executor.loading import load_engine
 from pipelines.executor.recurrent_states import StateSlots
 from pipelines.executor.request import (
     AnswerRequest,
@@ -114,7 +115,7 @@ class Executor:
             num_classes: See the class.
 
         Raises:
-            EngineLoadError: See ``EngineFiles`` and ``engine.load_engine``.
+            EngineLoadError: See ``EngineFiles`` and ``loading.load_engine``.
         """
         files = EngineFiles(engine_dir, digest)
         vocabulary = Vocabulary.parse(files.read("tokenizer.json"), files.path("tokenizer.json"))

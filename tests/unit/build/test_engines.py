@@ -14,7 +14,7 @@ import yaml
 from build import engines
 from build.engines import build_engines, main
 from build.recipe import Recipe, load_recipe
-from pipelines.executor.engine import load_engine
+from pipelines.executor.loading import load_engine
 from pipelines.manifest import EngineFiles, checked_engine
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.checkpoints import make_checkpoint

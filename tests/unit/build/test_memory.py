@@ -21,7 +21,7 @@ from build.repository import render_recipe
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import pair_bytes, read_sizes
 from pipelines.errors import RecipeError
-from pipelines.executor.engine import load_engine
+from pipelines.executor.loading import load_engine
 from pipelines.manifest import EngineFiles
 from tests.integration.conftest import tiny_recipe
 from tests.support.compiler import ATTENTIONS

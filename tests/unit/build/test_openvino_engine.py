@@ -20,7 +20,8 @@ from build.openvino import operations
 from build.openvino.engine import EngineSettings, write_engine
 from build.recipe import EngineRecipe, KvCache
 from pipelines.errors import EngineBuildError
-from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine import Engine
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import LLAMA3_SCALING, QUANTIZERS, make_checkpoint, mean_kl, reference_logits

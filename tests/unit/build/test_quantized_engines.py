@@ -24,7 +24,7 @@ from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
 from build.openvino.operations import linear, openvino_product, parameter
 from pipelines.available_resources import has_avx2_alone
-from pipelines.executor.engine import load_engine
+from pipelines.executor.loading import load_engine
 from pipelines.executor.network import processor_properties
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import (

@@ -18,7 +18,8 @@ from build.checkpoints import token_map as built
 from build.checkpoints.token_map import ModelTokens, map_tokens
 from build.engines import build_engines
 from pipelines.errors import EngineLoadError
-from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine import Engine
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from pipelines.text.token_map import TOKEN_MAP_FILE, TokenMap

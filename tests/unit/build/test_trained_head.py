@@ -17,7 +17,8 @@ from build.own_pair import write_recipe
 from build.preflight import check_recipe, check_settings, engine_memory
 from build.recipe import Recipe, load_recipe
 from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
-from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine import Engine
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import make_checkpoint

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.executor import engine as engine_module
-from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine import Engine
 from pipelines.executor.engine_config import EngineConfig
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 

@@ -108,7 +108,7 @@ CHANGING = """
 import hashlib, os, sys
 from pathlib import Path
 import numpy as np
-from pipelines.executor.engine import load_engine
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 

@@ -19,10 +19,11 @@ from build.checkpoints.tensor_file import Tensor
 from build.checkpoints.tensorrt_llm import EMBEDDING
 from pipelines.available_resources import has_avx2_alone
 from pipelines.errors import EngineLoadError
-from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine import Engine
 from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import QUANTIZERS, build_checkpoint_engine

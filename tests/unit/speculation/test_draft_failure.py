@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.executor.engine import Engine, load_engine
+from pipelines.executor.engine import Engine
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import WARM_UP_TOKEN, Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.watched_draft import WatchedDraft

@@ -12,7 +12,7 @@ from build.openvino.engine import OPERATOR_LIBRARY
 from build.operators import library
 from build.operators.library import compiled_library
 from pipelines.errors import EngineBuildError, EngineLoadError
-from pipelines.executor.engine import load_engine
+from pipelines.executor.loading import load_engine
 from pipelines.manifest import MANIFEST_NAME, EngineFiles, sha256_file
 from tests.support.compiler import needs_compiler
 from tests.support.tiny_engines import build_tiny_pair

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.quality.engines import BLOCKS, NUM_BLOCKS, compile_network, step
 from build.networks.network import Network
 from build.networks.source import open_network
-from pipelines.executor.engine import load_engine
+from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk
 from pipelines.manifest import EngineFiles
 from tests.golden.families import save_family, token_ids

@@ -1,0 +1,1 @@
+"""Lets coding agents work with our server, and records what their requests cost."""
