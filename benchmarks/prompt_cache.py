@@ -1,9 +1,10 @@
 """Measure what the prompt cache on disk saves after a server was killed, and what it costs before.
 
 ``python -m benchmarks.prompt_cache`` serves a recipe, asks a short and a long prompt, ends every process of
-the server with SIGKILL, starts it again and asks the same, several times. Then two servers, with and without
-the cache, are asked new prompts in turn. Exit codes: 0 measured, and all answers are equal; 1 an answer
-differs, or a server could not be built or started; 2 wrong usage.
+the server with SIGKILL, starts it again and asks the same, several times. Then it times starts with 100,000
+more files in the cache, and asks two servers, with and without the cache, new prompts in turn. Exit codes: 0
+measured, and all answers are equal; 1 an answer differs, or a server could not be built or started; 2 wrong
+usage.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _LENGTHS = {"short": 6_400, "long": 51_000}  # in characters, 4.25 to a token
 _NEW_LENGTH = 2_200
 _NUM_ANSWERED, _NUM_NEW_ANSWERED = 16, 48
 _WRITTEN_S = 3.0  # in which the folder does not grow: all is written
+_NUM_MORE_FILES = 100_000
 _NUM_DRAFT_TOKENS = 2  # a number, as the draft length that a server chooses differs with what it has seen
 
 
@@ -68,6 +70,7 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
         for server in servers.values():
             server.build(ENGINES)
         asked = _asked_after_kills(servers["with"], prompts, options.restarts)
+        starts = _start_times(servers["with"], options.restarts)
         pairs = _asked_in_turn(servers, text, options.pairs)
     num_different = sum(answer.text != given[0].text for given in asked.values() for answer in given)
     num_different += sum(one.text != other.text for one, other in pairs)
@@ -86,6 +89,7 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     )
     document = {
         "asked": {name: [asdict(answer) for answer in given] for name, given in asked.items()},
+        "start_s": starts,
         "with_to_without": {"first_s": round(first, 4), "tokens_per_s": round(speed, 4)},
         "pairs": [[asdict(answer) for answer in pair] for pair in pairs],
         "num_different": num_different,
@@ -96,6 +100,9 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
         markdown(heads, rows),
         f"With the cache, the first token of a new prompt takes {first:.3f} of the time without it, and the "
         f"answer has {speed:.3f} of the speed (medians of {len(pairs)} pairs).",
+        "A start takes {more:.1f} s with {num:,} more files, and {as_it_is:.1f} s without (medians).".format(
+            num=_NUM_MORE_FILES, **{name: statistics.median(times_s) for name, times_s in starts.items()}
+        ),
         f"{num_different} answers differ.",
     ]
     return Result("\n\n".join(lines), document, EXIT_FAIL if num_different else EXIT_PASS)
@@ -116,6 +123,24 @@ def _asked_after_kills(
             for process, _ in list(processes_with(f"{server.tree}/")):
                 os.kill(process.pid, signal.SIGKILL)
     return asked
+
+
+def _start_times(server: Version, num_starts: int) -> dict[str, list[float]]:
+    """Return the seconds of starts with the cache as it is, and with more files in it, in turn."""
+    folder = next(server.tree.glob(".run/*/prompt_cache"))
+    seconds: dict[str, list[float]] = {"as_it_is": [], "more": []}
+    for _ in range(num_starts):
+        for name, times_s in seconds.items():
+            count = _NUM_MORE_FILES if name == "more" else 0
+            files = [folder / f"{number:064x}.block" for number in range(count)]
+            for file in files:
+                file.touch()
+            with server.running() as running:
+                times_s.append(round(running.start_s, 2))
+            for file in files:
+                file.unlink(missing_ok=True)
+            say(f"start, {name}: {times_s[-1]} s")
+    return seconds
 
 
 def _asked_in_turn(servers: dict[str, Version], text: str, num_pairs: int) -> list[tuple[Streamed, Streamed]]:
