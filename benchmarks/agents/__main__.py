@@ -119,11 +119,13 @@ def _cells(asked: Sequence[dict[str, Any]]) -> list[object]:
 
 def _installed(folder: Path, packages: Sequence[str]) -> Path:
     """Install packages of npm, and return the folder of their programs."""
-    command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
+    scripts = ",".join(package.rpartition("@")[0] for package in packages)
+    options = ["--no-audit", "--no-fund", "--allow-scripts", scripts, "--prefix", str(folder)]
+    command = ["npm", "install", "--global", *options, *packages]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise VerificationError(f"npm failed: {done.stderr[-500:]}", "install Node.js 20 with npm")
-    return folder / "node_modules" / ".bin"
+    return folder / "bin"
 
 
 def _prepare(agent: Agent, scratch: Path, programs: Path, url: str) -> dict[str, str]:
