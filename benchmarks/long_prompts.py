@@ -77,20 +77,20 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
             ours = _decoded(running.ports.openai, tokens, options.contexts)
         engine = json.loads((target / "engine.json").read_text(encoding="utf-8"))
     theirs = _decoded_by_llama_cpp(options.recipe, engine, tokens, options.contexts)
-    document = {"beside_others": beside, "contexts": {"draftproof": ours, LLAMA_CPP: theirs}}
+    contexts = {"draftproof": ours, LLAMA_CPP: theirs}
     lines = [
         markdown(["Beside a long prompt", "measured"], [[name, value] for name, value in beside.items()]),
         markdown(
             ["Engine", *(f"{length:,} tokens" for length in options.contexts)],
             [
                 [f"{engine}, {arm}", *(f"{speeds[arm]:.1f}" for speeds in of_length.values())]
-                for engine, of_length in document["contexts"].items()
+                for engine, of_length in contexts.items()
                 for arm in next(iter(of_length.values()))
             ],
         ),
         f"Tokens per second, greedy, {_NUM_DECODED} tokens, the prompt in the cache of the server.",
     ]
-    return Result("\n\n".join(lines), {**document, "conditions": about})
+    return Result("\n\n".join(lines), {"beside_others": beside, "contexts": contexts, "conditions": about})
 
 
 def _beside_others(running: RunningVersion, tokens: Sequence[int], num_long: int) -> dict[str, float]:

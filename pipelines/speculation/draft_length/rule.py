@@ -38,11 +38,11 @@ On nonlinear fractional programming). SmartSpec (arXiv:2406.14066) maximises tok
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.speculation.draft_length.acceptance import Acceptance
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
@@ -57,6 +57,7 @@ _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
 # from then on. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
 _LEAST_GAIN = 0.02  # of a logarithm: less is lost again by what no step's time shows, and by errors of times
+_FIRST = itemgetter(0)
 _CHUNK = 16  # rows of the step by which the time to read a prompt is judged
 
 
@@ -67,15 +68,15 @@ class Aim:
     Attributes:
         length: Draft tokens, on average.
         is_lookup: Whether they are looked up.
-        prices: float64 [max_draft_len], by position: the least probability of becoming output with which a
-            token is worth a step of the draft and a decode token of the target.
+        prices: By position, as many as the longest draft: the least probability of becoming output with which
+            a token is worth a step of the draft and a decode token of the target.
         target_prices: The same for a token that is drafted already.
     """
 
     length: int
     is_lookup: bool
-    prices: npt.NDArray[np.float64]
-    target_prices: npt.NDArray[np.float64]
+    prices: list[float]
+    target_prices: list[float]
 
 
 class DraftLengths:
@@ -165,47 +166,74 @@ class DraftLengths:
         return self._aims[request]
 
     def _begin_round(self) -> None:
-        """Find the best lengths: add the token that gains most, of any request, and compare all sums."""
-        requests = list(self._requests)
-        num_requests, depths = len(requests), np.arange(self.max_draft_len)
-        accepted = np.array([request.expected_acceptance for request in requests])
-        tokens = np.cumsum(accepted[:, np.newaxis] ** np.arange(self.max_draft_len + 1), axis=1)
-        gains = np.diff(np.log(tokens), axis=1)
-        order = np.argsort(-gains, axis=None, kind="stable")
-        owners, depth = np.divmod(order, self.max_draft_len)
-        is_drafted = np.array([not request.uses_lookup for request in requests])[owners]
-        at_depth = np.cumsum((depth[:, np.newaxis] == depths) & is_drafted[:, np.newaxis], axis=0)  # m_j
-        steps = at_depth
-        if self.in_one_pass:
-            rows = np.cumsum(is_drafted * (1 + accepted[owners] ** (depth + 1)))
-            steps = np.rint(rows).astype(int)[:, np.newaxis]
-        drafting_s = np.where(steps, self._draft_times.seconds(np.maximum(steps, 1)), 0.0).sum(axis=1)
-        read_s = np.array([self._reading_s(request) for request in requests])[owners]
-        seconds = self._target_times.seconds(num_requests + np.arange(len(order) + 1))
-        seconds[1:] += drafting_s + np.cumsum(read_s * (depth == 0) * is_drafted)
-        speeds = np.append(0.0, np.cumsum(gains.ravel()[order])) - num_requests * np.log(seconds)
-        speeds[1:] -= num_requests * _LEAST_GAIN
-        best = int(np.argmax(speeds))
-        lengths = np.bincount(owners[:best], minlength=num_requests)
+        """Find the best lengths: add the token that gains most, of any request, and compare all sums.
+
+        No engine computes meanwhile, and numpy's calls would take several times as long as this loop.
+        """
+        requests, depths = list(self._requests), range(self.max_draft_len)
+        num_requests, v, d = len(requests), self._target_times.seconds, self._draft_times.seconds
+        looks_up = [request.uses_lookup for request in requests]
+        accepted = [request.expected_acceptance for request in requests]
+        read_s = [self._reading_s(request) for request in requests]
+        gains = {each: _gains(each, self.max_draft_len) for each in set(accepted)}
+        tokens = [(gains[each][depth], owner) for owner, each in enumerate(accepted) for depth in depths]
+        lengths, best_lengths = [0] * num_requests, [0] * num_requests
+        num_drafting = [0] * self.max_draft_len  # m_j
+        gain, drafting_s, num_rows, best_s = 0.0, 0.0, 0.0, v(num_requests)
+        best_speed = -num_requests * math.log(best_s)
+        for count, (gain_of_token, owner) in enumerate(sorted(tokens, key=_FIRST, reverse=True), 1):
+            depth = lengths[owner]
+            lengths[owner] += 1
+            gain += gain_of_token
+            if not looks_up[owner]:
+                num_drafting[depth] += 1
+                drafting_s += 0.0 if depth else read_s[owner]
+                before = round(num_rows) if self.in_one_pass else num_drafting[depth] - 1
+                num_rows += 1 + accepted[owner] ** (depth + 1)
+                after = round(num_rows) if self.in_one_pass else num_drafting[depth]
+                drafting_s += d(after) - (d(before) if before else 0.0)
+            seconds = v(num_requests + count) + drafting_s
+            speed = gain - num_requests * (math.log(seconds) + _LEAST_GAIN)
+            if speed > best_speed:
+                best_speed, best_s, best_lengths = speed, seconds, lengths.copy()
         trials = self._trials.setdefault(num_requests, list(_TRIALS if num_requests == 1 else (0,)))
-        if trials and is_drafted.any() and read_s.max() < seconds[0]:
+        if trials and not all(looks_up) and max(read_s) < v(num_requests):
             length = min(trials.pop(0), self.max_draft_len)
-            free = np.where(depths < length, 0.0, np.inf)
+            free = [0.0 if depth < length else math.inf for depth in depths]
             self._aims = {each: Aim(length, each.uses_lookup, free, free) for each in requests}
             return
-        num_drafting = at_depth[best - 1] if best else np.zeros_like(depths)
-        if not num_drafting.any():
+        self._aims = self._priced(requests, looks_up, accepted, best_lengths, best_s)
+
+    def _priced(
+        self,
+        requests: Sequence[RequestDraftLength],
+        looks_up: Sequence[bool],
+        accepted: Sequence[float],
+        lengths: Sequence[int],
+        round_s: float,
+    ) -> dict[RequestDraftLength, Aim]:
+        """Return the lengths of a round with the price of each further token."""
+        drafted = [length for length, is_lookup in zip(lengths, looks_up, strict=True) if not is_lookup]
+        if not any(drafted):
             self._draft_times.follow(self._target_times)
-        num_others = num_requests + best - num_drafting.sum()  # decode tokens that are not drafted by a model
-        num_drafting = np.maximum(num_drafting, 1)
-        up_to_depth = num_others + np.append(0, np.cumsum(num_drafting))
-        token_s = np.diff(self._target_times.seconds(up_to_depth)) / num_drafting
-        draft_s = self._draft_times.seconds(num_drafting) / num_drafting
-        worth_of_s = num_requests * tokens[range(num_requests), lengths] / seconds[best]
-        self._aims = {
-            request: Aim(length, request.uses_lookup, worth * (token_s + draft_s), worth * token_s)
-            for request, length, worth in zip(requests, lengths.tolist(), worth_of_s.tolist(), strict=True)
-        }
+        num_rows = (
+            len(requests) + sum(lengths) - sum(drafted)
+        )  # decode tokens that are not drafted by a model
+        token_s, step_s = [], []
+        for depth in range(self.max_draft_len):
+            num_drafting = max(1, sum(length > depth for length in drafted))
+            added_s = self._target_times.seconds(num_rows + num_drafting) - self._target_times.seconds(
+                num_rows
+            )
+            token_s.append(added_s / num_drafting)
+            step_s.append(added_s / num_drafting + self._draft_times.seconds(num_drafting) / num_drafting)
+            num_rows += num_drafting
+        aims = {}
+        for request, is_lookup, rate, length in zip(requests, looks_up, accepted, lengths, strict=True):
+            worth = len(requests) * sum(rate**depth for depth in range(length + 1)) / round_s
+            prices, target_prices = [worth * each for each in step_s], [worth * each for each in token_s]
+            aims[request] = Aim(length, is_lookup, prices, target_prices)
+        return aims
 
     def _reading_s(self, request: RequestDraftLength) -> float:
         """Return what a round with a draft costs because the draft has to read what it does not know.
@@ -213,9 +241,19 @@ class DraftLengths:
         That is shared by the rounds of the rest of the answer, which is expected to be as long as the answer,
         as far as the request allows.
         """
-        reading_s = request.num_unread * float(self._draft_times.seconds(_CHUNK)) / _CHUNK
+        reading_s = request.num_unread * self._draft_times.seconds(_CHUNK) / _CHUNK
         rest = min(max(request.num_output, _LEAST_REST), request.num_remaining)
         return reading_s * _TOKENS_OF_ROUND / rest
+
+
+def _gains(acceptance: float, max_draft_len: int) -> list[float]:
+    """Return by how much each further token raises the logarithm of the tokens expected of a round."""
+    power, expected, gains = 1.0, 1.0, []
+    for _ in range(max_draft_len):
+        power *= acceptance
+        gains.append(math.log1p(power / expected))
+        expected += power
+    return gains
 
 
 class RequestDraftLength:
@@ -281,7 +319,7 @@ class RequestDraftLength:
             )
         return DraftPlan(
             limit,
-            lambda: self._above(aim.prices.tolist()),
+            lambda: self._above(aim.prices),
             lambda drafted: self._verified(drafted, aim.target_prices),
         )
 
@@ -327,10 +365,14 @@ class RequestDraftLength:
 
         return keep_drafting
 
-    def _verified(self, drafted: Output | None, target_prices: npt.NDArray[np.float64]) -> Proposal:
+    def _verified(self, drafted: Output | None, target_prices: list[float]) -> Proposal:
         """Return the draft's tokens without those at the end that are not worth verifying."""
         if drafted is None or drafted.gaps is None:
             return Proposal(NO_TOKENS, drafted)
-        so_far = np.cumprod([self.acceptance.rate(gap) for gap in drafted.gaps.tolist()])
-        is_worth = so_far >= target_prices[: len(so_far)]
-        return Proposal(drafted.token_ids[: int(np.append(is_worth, False).argmin())], drafted)
+        so_far, num_worth = 1.0, 0
+        for gap, price in zip(drafted.gaps.tolist(), target_prices, strict=False):
+            so_far *= self.acceptance.rate(gap)
+            if so_far < price:
+                break
+            num_worth += 1
+        return Proposal(drafted.token_ids[:num_worth], drafted)

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 _MACHINE_SHARE = 0.1  # of an error that changes all times
 _MEMORY = 50  # steps of a number of rows, whose mean error changes its own time
@@ -40,13 +39,13 @@ class StepTimes:
         self._machine = 0.0
         self._count = np.zeros(_MOST_ROWS)  # steps of which ``_own`` is the mean error
         self._age = np.where(np.isin(counts, rows), _IN_USE, math.inf)  # steps since the last one
-        self._seconds = self._timed
+        self._seconds: list[float] = self._timed.tolist()
 
-    def seconds(self, rows: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the time of steps with these numbers of rows, at least 1; float64 of the same shape."""
-        counts = np.asarray(rows)
-        times = self._seconds[np.minimum(counts, _MOST_ROWS) - 1]
-        return np.asarray(times * np.maximum(counts / _MOST_ROWS, 1))
+    def seconds(self, rows: int) -> float:
+        """Return the time of a step with a number of rows, at least 1."""
+        if rows > _MOST_ROWS:
+            return self._seconds[-1] * rows / _MOST_ROWS
+        return self._seconds[rows - 1]
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step."""
@@ -86,4 +85,4 @@ class StepTimes:
         times = np.where(in_use, times, np.maximum(times, slower))
         most = np.minimum.accumulate(np.where(in_use, times, np.inf)[::-1])[::-1]
         least = np.maximum.accumulate(np.where(in_use, most, 0.0))
-        self._seconds = np.clip(times, least, most)
+        self._seconds = np.clip(times, least, most).tolist()

@@ -53,10 +53,9 @@ def gap_of(scores: npt.NDArray[np.floating[Any]]) -> float:
     """Return the gap between the largest and the second largest score, at most ``MAX_GAP``."""
     if len(scores) < 2:
         return MAX_GAP
-    others = scores.copy()
-    best = int(np.argmax(others))
-    others[best] = -np.inf
-    return min(float(scores[best] - others.max()), MAX_GAP)
+    best = int(np.argmax(scores))
+    second = max(scores[:best].max(initial=-np.inf), scores[best + 1 :].max(initial=-np.inf))
+    return min(float(scores[best] - second), MAX_GAP)
 
 
 def _contenders(

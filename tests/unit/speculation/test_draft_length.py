@@ -226,7 +226,7 @@ def test_a_prompt_is_not_read_for_the_last_tokens_of_an_answer() -> None:
 
 def test_steps_that_nobody_tried_are_as_much_slower_as_those_that_were() -> None:
     times = StepTimes(ROWS, TARGET_S)
-    tried_s, more_s = times.seconds([8, 12])
+    tried_s, more_s = map(times.seconds, (8, 12))
     for _ in range(30):
         times.observe(8, 1.5 * tried_s)
     assert times.seconds(12) >= times.seconds(8) + 0.99 * (more_s - tried_s)
@@ -237,10 +237,10 @@ def test_one_slow_step_changes_all_times_and_not_which_is_faster() -> None:
     for _ in range(30):
         times.observe(4, TARGET_S[2])
         times.observe(8, TARGET_S[3])
-    before = times.seconds([4, 8])
+    before = [*map(times.seconds, (4, 8))]
     times.observe(4, 1.6 * TARGET_S[2])
-    after = times.seconds([4, 8])
-    assert after.min() > before.min() and after[1] > 1.02 * before[1]
+    after = [*map(times.seconds, (4, 8))]
+    assert min(after) > min(before) and after[1] > 1.02 * before[1]
     assert after[1] / after[0] > 0.98 * before[1] / before[0]
 
 
