@@ -57,7 +57,6 @@ _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
 # from then on. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
 _LEAST_GAIN = 0.02  # of a logarithm: less is lost again by what no step's time shows, and by errors of times
-_FIRST = itemgetter(0)
 _CHUNK = 16  # rows of the step by which the time to read a prompt is judged
 
 
@@ -77,6 +76,23 @@ class Aim:
     is_lookup: bool
     prices: list[float]
     target_prices: list[float]
+
+
+@dataclass(frozen=True)
+class _Chance:
+    """What a request can expect of a round.
+
+    Attributes:
+        request: The request.
+        is_lookup: Whether it looks its draft up.
+        acceptance: Probability that the next draft token is accepted.
+        reading_s: Seconds in which the draft reads what it does not know, as a part of this round.
+    """
+
+    request: RequestDraftLength
+    is_lookup: bool
+    acceptance: float
+    reading_s: float
 
 
 class DraftLengths:
@@ -166,73 +182,74 @@ class DraftLengths:
         return self._aims[request]
 
     def _begin_round(self) -> None:
-        """Find the best lengths: add the token that gains most, of any request, and compare all sums.
+        chances = [
+            _Chance(each, each.uses_lookup, each.expected_acceptance, self._reading_s(each))
+            for each in self._requests
+        ]
+        num_requests = len(chances)
+        trials = self._trials.setdefault(num_requests, list(_TRIALS if num_requests == 1 else (0,)))
+        longest_s = max(each.reading_s for each in chances)
+        if (
+            trials
+            and longest_s < self._target_times.seconds(num_requests)
+            and not all(each.is_lookup for each in chances)
+        ):
+            length = min(trials.pop(0), self.max_draft_len)
+            free = [0.0 if depth < length else math.inf for depth in range(self.max_draft_len)]
+            self._aims = {each.request: Aim(length, each.is_lookup, free, free) for each in chances}
+        else:
+            self._aims = self._priced(chances, *self._fastest(chances))
 
+    def _fastest(self, chances: Sequence[_Chance]) -> tuple[list[int], float]:
+        """Return the best lengths, and the seconds of such a round.
+
+        Tokens are added, of any request, in the order of what they gain, and all these rounds are compared.
         No engine computes meanwhile, and numpy's calls would take several times as long as this loop.
         """
-        requests, depths = list(self._requests), range(self.max_draft_len)
-        num_requests, v, d = len(requests), self._target_times.seconds, self._draft_times.seconds
-        looks_up = [request.uses_lookup for request in requests]
-        accepted = [request.expected_acceptance for request in requests]
-        read_s = [self._reading_s(request) for request in requests]
-        gains = {each: _gains(each, self.max_draft_len) for each in set(accepted)}
-        tokens = [(gains[each][depth], owner) for owner, each in enumerate(accepted) for depth in depths]
+        num_requests, target_s, draft_s = len(chances), self._target_times.seconds, self._draft_times.seconds
+        gains = {rate: _gains(rate, self.max_draft_len) for rate in {each.acceptance for each in chances}}
+        tokens = [(gain, owner) for owner, each in enumerate(chances) for gain in gains[each.acceptance]]
         lengths, best_lengths = [0] * num_requests, [0] * num_requests
         num_drafting = [0] * self.max_draft_len  # m_j
-        gain, drafting_s, num_rows, best_s = 0.0, 0.0, 0.0, v(num_requests)
+        gain, drafting_s, num_rows, best_s = 0.0, 0.0, 0.0, target_s(num_requests)
         best_speed = -num_requests * math.log(best_s)
-        for count, (gain_of_token, owner) in enumerate(sorted(tokens, key=_FIRST, reverse=True), 1):
-            depth = lengths[owner]
+        for count, (gain_of_token, owner) in enumerate(sorted(tokens, key=itemgetter(0), reverse=True), 1):
+            chance, depth = chances[owner], lengths[owner]
             lengths[owner] += 1
             gain += gain_of_token
-            if not looks_up[owner]:
+            if not chance.is_lookup:
                 num_drafting[depth] += 1
-                drafting_s += 0.0 if depth else read_s[owner]
                 before = round(num_rows) if self.in_one_pass else num_drafting[depth] - 1
-                num_rows += 1 + accepted[owner] ** (depth + 1)
+                num_rows += 1 + chance.acceptance ** (depth + 1)
                 after = round(num_rows) if self.in_one_pass else num_drafting[depth]
-                drafting_s += d(after) - (d(before) if before else 0.0)
-            seconds = v(num_requests + count) + drafting_s
+                drafting_s += draft_s(after) - (draft_s(before) if before else 0.0)
+                drafting_s += 0.0 if depth else chance.reading_s
+            seconds = target_s(num_requests + count) + drafting_s
             speed = gain - num_requests * (math.log(seconds) + _LEAST_GAIN)
             if speed > best_speed:
                 best_speed, best_s, best_lengths = speed, seconds, lengths.copy()
-        trials = self._trials.setdefault(num_requests, list(_TRIALS if num_requests == 1 else (0,)))
-        if trials and not all(looks_up) and max(read_s) < v(num_requests):
-            length = min(trials.pop(0), self.max_draft_len)
-            free = [0.0 if depth < length else math.inf for depth in depths]
-            self._aims = {each: Aim(length, each.uses_lookup, free, free) for each in requests}
-            return
-        self._aims = self._priced(requests, looks_up, accepted, best_lengths, best_s)
+        return best_lengths, best_s
 
     def _priced(
-        self,
-        requests: Sequence[RequestDraftLength],
-        looks_up: Sequence[bool],
-        accepted: Sequence[float],
-        lengths: Sequence[int],
-        round_s: float,
+        self, chances: Sequence[_Chance], lengths: Sequence[int], round_s: float
     ) -> dict[RequestDraftLength, Aim]:
         """Return the lengths of a round with the price of each further token."""
-        drafted = [length for length, is_lookup in zip(lengths, looks_up, strict=True) if not is_lookup]
+        target_s, draft_s = self._target_times.seconds, self._draft_times.seconds
+        drafted = [length for length, each in zip(lengths, chances, strict=True) if not each.is_lookup]
         if not any(drafted):
             self._draft_times.follow(self._target_times)
-        num_rows = (
-            len(requests) + sum(lengths) - sum(drafted)
-        )  # decode tokens that are not drafted by a model
+        num_rows = len(chances) + sum(lengths) - sum(drafted)  # those that no model drafts
         token_s, step_s = [], []
         for depth in range(self.max_draft_len):
             num_drafting = max(1, sum(length > depth for length in drafted))
-            added_s = self._target_times.seconds(num_rows + num_drafting) - self._target_times.seconds(
-                num_rows
-            )
-            token_s.append(added_s / num_drafting)
-            step_s.append(added_s / num_drafting + self._draft_times.seconds(num_drafting) / num_drafting)
+            token_s.append((target_s(num_rows + num_drafting) - target_s(num_rows)) / num_drafting)
+            step_s.append(token_s[-1] + draft_s(num_drafting) / num_drafting)
             num_rows += num_drafting
         aims = {}
-        for request, is_lookup, rate, length in zip(requests, looks_up, accepted, lengths, strict=True):
-            worth = len(requests) * sum(rate**depth for depth in range(length + 1)) / round_s
-            prices, target_prices = [worth * each for each in step_s], [worth * each for each in token_s]
-            aims[request] = Aim(length, is_lookup, prices, target_prices)
+        for each, length in zip(chances, lengths, strict=True):
+            worth = len(chances) * sum(each.acceptance**depth for depth in range(length + 1)) / round_s
+            prices, target_prices = [worth * price for price in step_s], [worth * price for price in token_s]
+            aims[each.request] = Aim(length, each.is_lookup, prices, target_prices)
         return aims
 
     def _reading_s(self, request: RequestDraftLength) -> float:
