@@ -26,7 +26,7 @@ def load_engine(
     weights_folder: Path | None = None,
     num_slots: int = 1,
 ) -> Engine:
-    """Load an engine, find the rules of its steps by trying some, and give memory back.
+    """Load an engine and check it.
 
     Args:
         files: See ``Engine``.
@@ -40,6 +40,12 @@ def load_engine(
             numbers that are not finite.
     """
     engine = Engine(files, num_blocks, config=config, weights_folder=weights_folder, num_slots=num_slots)
+    check(engine)
+    return engine
+
+
+def check(engine: Engine) -> None:
+    """Find the rules of an engine's steps by trying some, and give memory back; raises EngineLoadError."""
     try:
         engine.rules = _rules_for_lone_tokens(engine)
         engine.rules = replace(engine.rules, max_num_tokens=_most_exact_tokens(engine))
@@ -48,7 +54,6 @@ def load_engine(
         raise cannot_run(engine.directory, error) from error
     engine.kernels = sha256_bytes(engine.read_block(SCRATCH_BLOCK))
     engine.release_weights()
-    return engine
 
 
 def _rules_for_lone_tokens(engine: Engine) -> StepRules:

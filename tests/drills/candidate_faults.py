@@ -20,7 +20,7 @@ from typing import Any
 from pipelines.canary.run_files import arms_file
 from pipelines.deploy.triton.pair_record import LOOP
 from pipelines.errors import EngineFailedError
-from pipelines.executor import engine
+from pipelines.executor import loading
 from pipelines.executor.engine import Engine
 from pipelines.router.arms import read_table
 from pipelines.speculation.request import GenerationRequest, Output
@@ -214,7 +214,7 @@ def _slower() -> None:
             time.sleep(RISE_SLOWER * (time.perf_counter() - began_s))
             return logits
 
-    engine.Engine = SlowEngine  # type: ignore[misc]
+    loading.Engine = SlowEngine  # type: ignore[misc]
 
 
 def _burning() -> None:

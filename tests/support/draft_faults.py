@@ -14,7 +14,7 @@ from typing import Any
 
 import openvino
 
-from pipelines.executor import engine
+from pipelines.executor import engine, loading
 from pipelines.executor.engine import Engine
 from pipelines.executor.engine_config import EngineConfig
 from pipelines.executor.step import StepInputs
@@ -69,12 +69,12 @@ def install(state_file: str) -> None:
                     self._kv.clear()
                 elif self._network is None:
                     super().__init__(**self._made_of)
-                    self.check()
+                    loading.check(self)
             return super().step(inputs)
 
     openvino.Core.compile_model = compile_model_with_gate
     engine._compile = compile_with_gate
-    engine.Engine = UnloadableEngine  # type: ignore[misc]
+    loading.Engine = UnloadableEngine  # type: ignore[misc]
 
 
 def _put_gate_before(port: Any, model: Any, state: Path) -> None:

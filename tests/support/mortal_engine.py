@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.executor import engine
+from pipelines.executor import loading
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import StepInputs
 
@@ -46,7 +46,7 @@ def install() -> None:
             time.sleep(_STEP_S)
             return super().step(inputs)
 
-    engine.Engine = MortalEngine  # type: ignore[misc]
+    loading.Engine = MortalEngine  # type: ignore[misc]
 
 
 def loading_late(model: type[Any], file: str) -> type[Any]:
