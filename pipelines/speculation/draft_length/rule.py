@@ -53,8 +53,8 @@ from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 _LEAST_REST = 64  # tokens that an answer is expected to have left, unless its limit is nearer
 _TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
-# Lengths of the first rounds of a server with one request, whatever promises most: what was tried is known
-# from then on. With more requests, one round without drafts is tried.
+# Lengths of the first rounds of a server with one request, whatever promises most, so that their times become
+# known. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
 _LEAST_GAIN = 0.02  # of a logarithm: less is lost again by what no step's time shows, and by errors of times
 _CHUNK = 16  # rows of the step by which the time to read a prompt is judged
@@ -255,8 +255,8 @@ class DraftLengths:
     def _reading_s(self, request: RequestDraftLength) -> float:
         """Return what a round with a draft costs because the draft has to read what it does not know.
 
-        That is shared by the rounds of the rest of the answer, which is expected to be as long as the answer,
-        as far as the request allows.
+        That is shared by the rounds of the rest of the answer, which is expected to be as long as the answer
+        so far, as far as the request allows.
         """
         reading_s = request.num_unread * self._draft_times.seconds(_CHUNK) / _CHUNK
         rest = min(max(request.num_output, _LEAST_REST), request.num_remaining)
