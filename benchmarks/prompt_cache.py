@@ -119,7 +119,7 @@ def _asked_after_kills(
                 answer = _ask(running.ports.openai, prompt, _NUM_ANSWERED)
                 asked[name].append(answer)
                 say(f"start {number}, {name}: {answer.first_s:.2f} s, {answer.num_cached} cached")
-            wait_until_written(next(server.tree.glob(".run/*/prompt_cache")))
+            _wait_until_written(next(server.tree.glob(".run/*/prompt_cache")))
             for process, _ in list(processes_with(f"{server.tree}/")):
                 os.kill(process.pid, signal.SIGKILL)
     return asked
@@ -161,8 +161,7 @@ def _asked_in_turn(servers: dict[str, Version], text: str, num_pairs: int) -> li
     return pairs
 
 
-def wait_until_written(folder: Path) -> None:
-    """Wait until a prompt cache on disk no longer grows."""
+def _wait_until_written(folder: Path) -> None:
     num_files, since_s = -1, time.monotonic()
     while time.monotonic() - since_s < _WRITTEN_S:
         if (found := len(list(folder.glob("*.block")))) != num_files:

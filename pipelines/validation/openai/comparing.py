@@ -136,28 +136,34 @@ def _of_usage(name: str, own: Answer, other: Answer, with_ids: bool) -> Differen
 
 _LIKELY = math.log(0.2)  # at most four tokens are, which even a server with five alternatives tells
 _SMALLEST_GAP = 0.1  # nats; what rounding does to the log probability of a likely token is smaller
+_MANY = 0.25  # of the tokens of an answer
 
 
 def _of_log_probs(name: str, own: Answer, other: Answer) -> Difference | None:
     """Compare the log probabilities of likely tokens, if both answers have them.
 
-    The largest gap is shown. All gaps count together, because rounding hardly makes several in one answer.
+    The largest gap is shown. Gaps at many of the tokens count together, because rounding moves few so far;
+    the few of a long prompt could add up, so they do not.
     """
     if not own.log_probs or not other.log_probs:
         return None
     nums = len(own.log_probs), len(other.log_probs)
     if nums[0] != nums[1]:
         return Difference(name, "log probabilities", f"of {nums[0]} tokens", f"of {nums[1]} tokens")
-    gaps: list[tuple[float, str, str, str]] = []
+    num_compared, gaps = 0, list[tuple[float, str, str, str]]()
     for place, (row, beside) in enumerate(zip(own.log_probs, other.log_probs, strict=True)):
         if row.token != beside.token or row.log_prob == _NONE:  # servers may name tokens differently
             continue
+        num_compared += 1
         gap, token, first, second = max(_gaps(_known(row), _known(beside)), default=(0.0, "", 0.0, 0.0))
         if gap > _SMALLEST_GAP:
             gaps.append((gap, f"log probability of {token!r} at {place}", f"{first:.3f}", f"{second:.3f}"))
     if not gaps:
         return None
-    return Difference(name, *max(gaps)[1:], Margin(sum(gap for gap, *_ in gaps)))
+    gap, where, own_has, other_has = max(gaps)
+    if len(gaps) >= _MANY * num_compared:
+        gap = sum(each for each, *_ in gaps)
+    return Difference(name, where, own_has, other_has, Margin(gap))
 
 
 def _known(row: TokenLogProbs) -> dict[str, float]:

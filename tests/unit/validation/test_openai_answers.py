@@ -255,6 +255,18 @@ def test_log_probabilities_of_equal_tokens_are_compared(
     assert margin == (pytest.approx(found[1]) if isinstance(found[1], float) else found[1])
 
 
+def test_gaps_at_few_tokens_of_many_do_not_add_up() -> None:
+    """A long prompt has some, without a fault."""
+    own, few, many = ([-0.2] * 9 for _ in range(3))
+    few[:2] = many[:2] = -0.7, -0.9
+    many[2] = -0.6
+    for other, margin in ((few, 0.7), (many, 1.6)):
+        assert difference(with_log_probs(*own), with_log_probs(*other)) == (
+            "log probability of '1' at 1",
+            pytest.approx(margin),
+        )
+
+
 def test_alternatives_that_are_likely_in_one_answer_alone_are_found() -> None:
     """As where a stream repeats those of its first token."""
     first, second = {"a": -0.1, "b": -4.0, "c": -5.0}, {"d": -0.2, "e": -3.0, "f": -7.0}
