@@ -24,8 +24,9 @@ from pipelines.errors import (
     NothingAllowedError,
     RequestRefusedError,
 )
-from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftLength, KeepDrafting, Proposal
+from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftLength, KeepDrafting
 from pipelines.speculation.log_probs import LogProbs
+from pipelines.speculation.proposal import Proposal
 from pipelines.speculation.request import MAX_STATES, GenerationRequest, Grammar, Output, TargetStates
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
@@ -175,7 +176,7 @@ class _Loop:
         num_wanted = min(plan.max_tokens, max_draft_len - len(forced))
         if len(forced) and self.states.begin is not None:
             num_wanted = 0  # a head cannot read tokens whose states the target has not computed
-        drafted = await self._call_draft(forced, num_wanted, plan.keep_drafting()) if num_wanted else None
+        drafted = await self._call_draft(forced, num_wanted, plan.keep_drafting) if num_wanted else None
         return plan.complete(drafted).behind(forced, max_draft_len)
 
     async def verify(self, proposal: Proposal) -> Output:

@@ -18,7 +18,8 @@ GAP_EDGES = (0.5, 1.5, 3.0)
 _FIRST_RATES = (0.45, 0.65, 0.85, 0.96)
 _FIRST_WEIGHT = 5.0  # draft tokens of each class that these count as
 _MEMORY = 300.0  # draft tokens, of which the latest count most
-_FORGOTTEN = 0.002  # of what was seen, by a round without a draft: the text may have changed
+FORGOTTEN = 0.002
+"""Part of what was seen that counts no more after a round without news of it: all may have changed."""
 
 
 class Acceptance:
@@ -38,29 +39,23 @@ class Acceptance:
         """Return the probability that a draft token is accepted if those before it are."""
         return self.rates[bisect_right(GAP_EDGES, gap)]
 
-    def observe(self, gaps: Sequence[float], num_accepted: int) -> None:
-        """Learn from draft tokens, in order; what follows the first rejected one tells nothing."""
+    def observe(self, gaps: Sequence[float | None], num_accepted: int) -> None:
+        """Learn from draft tokens, in order; what follows the first rejected one tells nothing.
+
+        A token whose gap is not known counts as some of each class.
+        """
         for index, gap in enumerate(gaps[: num_accepted + 1]):
             self._fade(1 / _MEMORY)
-            self._count(bisect_right(GAP_EDGES, gap), 1.0, is_accepted=index < num_accepted)
-        self._expect()
-
-    def observe_unseen(self, num_drafted: int, num_accepted: int) -> None:
-        """Learn from draft tokens whose gaps are not known: they count as some of each class."""
-        for index in range(min(num_drafted, num_accepted + 1)):
-            self._fade(1 / _MEMORY)
-            for gap_class in range(len(_FIRST_RATES)):
-                self._count(gap_class, 1 / len(_FIRST_RATES), is_accepted=index < num_accepted)
+            classes = range(len(_FIRST_RATES)) if gap is None else (bisect_right(GAP_EDGES, gap),)
+            for gap_class in classes:
+                self._seen[gap_class] += 1 / len(classes)
+                self._accepted[gap_class] += (index < num_accepted) / len(classes)
         self._expect()
 
     def forget(self) -> None:
         """Believe less in what was seen: a round did not draft."""
-        self._fade(_FORGOTTEN)
+        self._fade(FORGOTTEN)
         self._expect()
-
-    def _count(self, gap_class: int, weight: float, *, is_accepted: bool) -> None:
-        self._seen[gap_class] += weight
-        self._accepted[gap_class] += weight * is_accepted
 
     def _fade(self, share: float) -> None:
         self._seen = [(1 - share) * count for count in self._seen]

@@ -1,4 +1,4 @@
-"""Defines what a round drafts and the protocols that decide it."""
+"""Defines the plan of a round's draft and who decides it."""
 
 from __future__ import annotations
 
@@ -6,47 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
+from pipelines.speculation.proposal import Proposal
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 KeepDrafting = Callable[[float], bool]
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """The draft tokens of a round.
-
-    Attributes:
-        token_ids: int32 [n], tokens to verify: forced ones, then those of the draft model or looked-up ones.
-        drafted: Output of the draft model; None if it was not called or failed.
-        num_forced: Number of leading tokens that the grammar forces.
-        num_predicted: Number of last tokens that stand in the client's prediction.
-    """
-
-    token_ids: TokenIds
-    drafted: Output | None
-    num_forced: int = 0
-    num_predicted: int = 0
-
-    @property
-    def num_by_model(self) -> int:
-        """Number of tokens from the draft model."""
-        if self.drafted is None:
-            return 0
-        return min(len(self.drafted.token_ids), len(self.token_ids) - self.num_forced)
-
-    def behind(self, forced: TokenIds, max_draft_len: int) -> Proposal:
-        """Return the draft model's tokens behind forced ones, int32 [n], at most ``max_draft_len`` in all.
-
-        Looked-up tokens are left out: they would follow the known tokens.
-        """
-        if not len(forced):
-            return self
-        num_kept = min(self.num_by_model, max_draft_len - len(forced))
-        token_ids = np.concatenate((forced, self.token_ids[:num_kept]))
-        return Proposal(token_ids, self.drafted, len(forced))
 
 
 @dataclass(frozen=True)
@@ -55,13 +19,13 @@ class DraftPlan:
 
     Attributes:
         max_tokens: Maximum number of tokens from the draft model; 0 not to call it.
-        keep_drafting: Returns ``GenerationRequest.keep_drafting``; None to always draft ``max_tokens``.
+        keep_drafting: See ``GenerationRequest``; None to always draft ``max_tokens``.
         complete: Builds the proposal from the draft model's output, or from None if it was not called or
             failed.
     """
 
     max_tokens: int
-    keep_drafting: Callable[[], KeepDrafting | None]
+    keep_drafting: KeepDrafting | None
     complete: Callable[[Output | None], Proposal]
 
 
@@ -128,7 +92,7 @@ class FixedDraftLength:
 
 def all_of(num_draft_tokens: int) -> DraftPlan:
     """Return a plan that drafts this many tokens and verifies them all."""
-    return DraftPlan(num_draft_tokens, lambda: None, _whole)
+    return DraftPlan(num_draft_tokens, None, _whole)
 
 
 def _whole(drafted: Output | None) -> Proposal:

@@ -39,60 +39,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
+from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
+from operator import itemgetter, mul
 
 import numpy as np
 
 from pipelines.speculation.draft_length.acceptance import Acceptance
-from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
+from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, all_of
 from pipelines.speculation.draft_length.step_times import StepTimes
 from pipelines.speculation.lookup.lookup_draft import LookupDraft
+from pipelines.speculation.proposal import Proposal
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 _LEAST_REST = 64  # tokens that an answer is expected to have left, unless its limit is nearer
-_TOKENS_OF_ROUND = 2  # by which the rounds of that rest are estimated
 # Lengths of the first rounds of a server with one request, whatever promises most, so that their times become
 # known. With more requests, one round without drafts is tried.
 _TRIALS = (3, 1, 2, 4)
 _LEAST_GAIN = 0.02  # of a logarithm: less is lost again by what no step's time shows, and by errors of times
-_CHUNK = 16  # rows of the step by which the time to read a prompt is judged
 
 
-@dataclass(frozen=True)
+@dataclass
 class Aim:
-    """What a request is to draft in a round.
+    """What a request is to draft in a round, and what that follows from.
 
     Attributes:
+        is_lookup: Whether tokens are looked up.
+        acceptance: Probability that the next draft token is accepted.
+        reading_s: Seconds in which the draft reads what it does not know, as a part of this round.
         length: Draft tokens, on average.
-        is_lookup: Whether they are looked up.
         prices: By position, as many as the longest draft: the least probability of becoming output with which
             a token is worth a step of the draft and a decode token of the target.
         target_prices: The same for a token that is drafted already.
     """
 
-    length: int
-    is_lookup: bool
-    prices: list[float]
-    target_prices: list[float]
-
-
-@dataclass(frozen=True)
-class _Chance:
-    """What a request can expect of a round.
-
-    Attributes:
-        request: The request.
-        is_lookup: Whether it looks its draft up.
-        acceptance: Probability that the next draft token is accepted.
-        reading_s: Seconds in which the draft reads what it does not know, as a part of this round.
-    """
-
-    request: RequestDraftLength
     is_lookup: bool
     acceptance: float
     reading_s: float
+    length: int = 0
+    prices: list[float] = field(default_factory=list)
+    target_prices: list[float] = field(default_factory=list)
 
 
 class DraftLengths:
@@ -182,75 +169,68 @@ class DraftLengths:
         return self._aims[request]
 
     def _begin_round(self) -> None:
-        chances = [
-            _Chance(each, each.uses_lookup, each.expected_acceptance, self._reading_s(each))
-            for each in self._requests
-        ]
-        num_requests = len(chances)
-        trials = self._trials.setdefault(num_requests, list(_TRIALS if num_requests == 1 else (0,)))
-        longest_s = max(each.reading_s for each in chances)
-        if (
-            trials
-            and longest_s < self._target_times.seconds(num_requests)
-            and not all(each.is_lookup for each in chances)
-        ):
+        requests = list(self._requests)
+        aims = [Aim(each.uses_lookup, each.expected_acceptance, self._reading_s(each)) for each in requests]
+        self._aims = dict(zip(requests, aims, strict=True))
+        round_s = self._choose_lengths(aims)
+        trials = self._trials.setdefault(len(aims), list(_TRIALS if len(aims) == 1 else (0,)))
+        is_read = max(each.reading_s for each in aims) < self._target_times.seconds(len(aims))
+        if trials and is_read and not all(each.is_lookup for each in aims):
             length = min(trials.pop(0), self.max_draft_len)
-            free = [0.0 if depth < length else math.inf for depth in range(self.max_draft_len)]
-            self._aims = {each.request: Aim(length, each.is_lookup, free, free) for each in chances}
+            free = [0.0] * length + [math.inf] * (self.max_draft_len - length)
+            for each in aims:
+                each.length, each.prices, each.target_prices = length, free, free
         else:
-            self._aims = self._priced(chances, *self._fastest(chances))
+            self._set_prices(aims, round_s)
 
-    def _fastest(self, chances: Sequence[_Chance]) -> tuple[list[int], float]:
-        """Return the best lengths, and the seconds of such a round.
+    def _choose_lengths(self, aims: Sequence[Aim]) -> float:
+        """Set the best lengths, and return the seconds of such a round.
 
         Tokens are added, of any request, in the order of what they gain, and all these rounds are compared.
         No engine computes meanwhile, and numpy's calls would take several times as long as this loop.
         """
-        num_requests, target_s, draft_s = len(chances), self._target_times.seconds, self._draft_times.seconds
-        gains = {rate: _gains(rate, self.max_draft_len) for rate in {each.acceptance for each in chances}}
-        tokens = [(gain, owner) for owner, each in enumerate(chances) for gain in gains[each.acceptance]]
+        num_requests, target_s, draft_s = len(aims), self._target_times.seconds, self._draft_times.seconds
+        gains = {rate: _gains(rate, self.max_draft_len) for rate in {each.acceptance for each in aims}}
+        tokens = [(gain, owner) for owner, each in enumerate(aims) for gain in gains[each.acceptance]]
         lengths, best_lengths = [0] * num_requests, [0] * num_requests
-        num_drafting = [0] * self.max_draft_len  # m_j
-        gain, drafting_s, num_rows, best_s = 0.0, 0.0, 0.0, target_s(num_requests)
+        draft_rows = [0.0] * self.max_draft_len  # of each step of the draft: m_j
+        gain, reading_s, drafting_s, best_s = 0.0, 0.0, 0.0, target_s(num_requests)
         best_speed = -num_requests * math.log(best_s)
         for count, (gain_of_token, owner) in enumerate(sorted(tokens, key=itemgetter(0), reverse=True), 1):
-            chance, depth = chances[owner], lengths[owner]
+            aim, depth = aims[owner], lengths[owner]
             lengths[owner] += 1
             gain += gain_of_token
-            if not chance.is_lookup:
-                num_drafting[depth] += 1
-                before = round(num_rows) if self.in_one_pass else num_drafting[depth] - 1
-                num_rows += 1 + chance.acceptance ** (depth + 1)
-                after = round(num_rows) if self.in_one_pass else num_drafting[depth]
-                drafting_s += draft_s(after) - (draft_s(before) if before else 0.0)
-                drafting_s += 0.0 if depth else chance.reading_s
+            if not aim.is_lookup:
+                if self.in_one_pass:
+                    draft_rows[0] += 1 + aim.acceptance ** (depth + 1)
+                else:
+                    draft_rows[depth] += 1
+                reading_s += 0.0 if depth else aim.reading_s
+                drafting_s = reading_s + sum(draft_s(round(rows)) for rows in draft_rows if rows)
             seconds = target_s(num_requests + count) + drafting_s
             speed = gain - num_requests * (math.log(seconds) + _LEAST_GAIN)
             if speed > best_speed:
                 best_speed, best_s, best_lengths = speed, seconds, lengths.copy()
-        return best_lengths, best_s
+        for aim, length in zip(aims, best_lengths, strict=True):
+            aim.length = length
+        return best_s
 
-    def _priced(
-        self, chances: Sequence[_Chance], lengths: Sequence[int], round_s: float
-    ) -> dict[RequestDraftLength, Aim]:
-        """Return the lengths of a round with the price of each further token."""
+    def _set_prices(self, aims: Sequence[Aim], round_s: float) -> None:
         target_s, draft_s = self._target_times.seconds, self._draft_times.seconds
-        drafted = [length for length, each in zip(lengths, chances, strict=True) if not each.is_lookup]
+        drafted = [each.length for each in aims if not each.is_lookup]
         if not any(drafted):
             self._draft_times.follow(self._target_times)
-        num_rows = len(chances) + sum(lengths) - sum(drafted)  # those that no model drafts
+        num_rows = len(aims) + sum(each.length for each in aims) - sum(drafted)  # those that no model drafts
         token_s, step_s = [], []
         for depth in range(self.max_draft_len):
             num_drafting = max(1, sum(length > depth for length in drafted))
             token_s.append((target_s(num_rows + num_drafting) - target_s(num_rows)) / num_drafting)
             step_s.append(token_s[-1] + draft_s(num_drafting) / num_drafting)
             num_rows += num_drafting
-        aims = {}
-        for each, length in zip(chances, lengths, strict=True):
-            worth = len(chances) * sum(each.acceptance**depth for depth in range(length + 1)) / round_s
-            prices, target_prices = [worth * price for price in step_s], [worth * price for price in token_s]
-            aims[each.request] = Aim(length, each.is_lookup, prices, target_prices)
-        return aims
+        for each in aims:
+            worth = len(aims) * sum(each.acceptance**depth for depth in range(each.length + 1)) / round_s
+            each.prices = [worth * price for price in step_s]
+            each.target_prices = [worth * price for price in token_s]
 
     def _reading_s(self, request: RequestDraftLength) -> float:
         """Return what a round with a draft costs because the draft has to read what it does not know.
@@ -258,9 +238,10 @@ class DraftLengths:
         That is shared by the rounds of the rest of the answer, which is expected to be as long as the answer
         so far, as far as the request allows.
         """
-        reading_s = request.num_unread * self._draft_times.seconds(_CHUNK) / _CHUNK
+        if not request.num_unread:
+            return 0.0
         rest = min(max(request.num_output, _LEAST_REST), request.num_remaining)
-        return reading_s * _TOKENS_OF_ROUND / rest
+        return self._draft_times.seconds(request.num_unread) * (1 + request.expected_acceptance) / rest
 
 
 def _gains(acceptance: float, max_draft_len: int) -> list[float]:
@@ -322,23 +303,15 @@ class RequestDraftLength:
         length = min(aim.length, limit)
         if length < 1:
             return NO_DRAFT
-        if not self._sees_gaps:
-            return all_of(length)
         if self.uses_lookup:
-            return DraftPlan(0, lambda: None, lambda drafted: self.lookup.propose(length))
+            return DraftPlan(0, None, lambda drafted: self.lookup.propose(length))
         if aim.is_lookup:  # no longer: this round began before that could be known
             return NO_DRAFT
+        if not self._sees_gaps:
+            return all_of(length)
         if self._lengths.in_one_pass:
-            return DraftPlan(
-                length,
-                lambda: lambda gap: True,
-                lambda drafted: self._verified(drafted, aim.target_prices),
-            )
-        return DraftPlan(
-            limit,
-            lambda: self._above(aim.prices),
-            lambda drafted: self._verified(drafted, aim.target_prices),
-        )
+            return DraftPlan(length, lambda gap: True, lambda drafted: self._verified(drafted, aim))
+        return DraftPlan(limit, self._above(aim.prices), lambda drafted: self._verified(drafted, aim))
 
     def num_alone(self, num_remaining: int) -> int:
         """Return all remaining tokens: the stream is closed as soon as drafting pays."""
@@ -362,10 +335,8 @@ class RequestDraftLength:
         self.num_unread = 0
         token_ids = token_ids[proposal.num_forced :]
         num_accepted = count_accepted(drafted.token_ids, token_ids)
-        if drafted.gaps is None:
-            self.acceptance.observe_unseen(min(len(drafted.token_ids), len(token_ids)), num_accepted)
-        else:
-            self.acceptance.observe(drafted.gaps[: len(token_ids)].tolist(), num_accepted)
+        gaps = [None] * len(drafted.token_ids) if drafted.gaps is None else drafted.gaps.tolist()
+        self.acceptance.observe(gaps[: len(token_ids)], num_accepted)
 
     def end(self) -> None:
         """Record that the request has ended."""
@@ -382,14 +353,10 @@ class RequestDraftLength:
 
         return keep_drafting
 
-    def _verified(self, drafted: Output | None, target_prices: list[float]) -> Proposal:
+    def _verified(self, drafted: Output | None, aim: Aim) -> Proposal:
         """Return the draft's tokens without those at the end that are not worth verifying."""
         if drafted is None or drafted.gaps is None:
             return Proposal(NO_TOKENS, drafted)
-        so_far, num_worth = 1.0, 0
-        for gap, price in zip(drafted.gaps.tolist(), target_prices, strict=False):
-            so_far *= self.acceptance.rate(gap)
-            if so_far < price:
-                break
-            num_worth += 1
-        return Proposal(drafted.token_ids[:num_worth], drafted)
+        accepted = accumulate(map(self.acceptance.rate, drafted.gaps.tolist()), mul)
+        worth = takewhile(lambda each: each[0] >= each[1], zip(accepted, aim.target_prices, strict=False))
+        return Proposal(drafted.token_ids[: len(list(worth))], drafted)

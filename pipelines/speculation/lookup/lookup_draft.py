@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelines.speculation.draft_length.draft_plan import Proposal
 from pipelines.speculation.lookup.prediction_lookup import PredictionLookup
 from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, MIN_MATCH, PromptLookup
+from pipelines.speculation.proposal import Proposal
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 # Prior acceptance rate of a token by length of the match: longer matches are less likely to be chance. These

@@ -41,6 +41,7 @@ class Machine:
         timed_target_s: What the server believes at first.
         timed_draft_s: The same of the draft.
         slow_draft: Rounds in which a step of the draft takes ten times as long.
+        noise: Standard deviation of the logarithm of what the server sees of each step.
     """
 
     target_s: Sequence[float] = TARGET_S
@@ -48,6 +49,7 @@ class Machine:
     timed_target_s: Sequence[float] = TARGET_S
     timed_draft_s: Sequence[float] = DRAFT_S
     slow_draft: range = range(0)
+    noise: float = 0.0
 
 
 @dataclass
@@ -89,6 +91,7 @@ def play(
         for _ in range(num_requests)
     ]
     played, position = Played(), 0
+    noise = np.random.default_rng(seed)
     num_reread = dict.fromkeys(requests, 0)
     for number in range(num_rounds):
         # All ways of drafting get the same random numbers, so that nothing else differs.
@@ -99,7 +102,7 @@ def play(
             plan = request.next_round(1_000_000)
             position += 100  # tokens never repeat, so there is nothing to look up
             drafted, num_right = _draft(
-                draws[: plan.max_tokens], plan.keep_drafting(), agreement(number), position, sees_gaps
+                draws[: plan.max_tokens], plan.keep_drafting, agreement(number), position, sees_gaps
             )
             proposal = plan.complete(drafted if plan.max_tokens else None)
             num_accepted = min(num_right, len(proposal.token_ids))
@@ -116,10 +119,10 @@ def play(
         steps = [pass_rows] if in_one_pass else num_drafting
         for step, step_rows in enumerate(filter(None, steps)):
             step_s = slowdown * float(np.interp(step_rows, ROWS, machine.draft_s)) + FIRST_S * (step == 0)
-            draft.observe(step_rows, step_s)
+            draft.observe(step_rows, step_s * noise.lognormal(0, machine.noise))
             seconds += step_s
         step_s = float(np.interp(rows, ROWS, machine.target_s)) + OUTSIDE_S
-        target.observe(rows, step_s)
+        target.observe(rows, step_s * noise.lognormal(0, machine.noise))
         played.tokens.append(num_tokens)
         played.seconds.append(seconds + step_s)
         played.verified.append(rows / num_requests - 1)

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.speculation import loop
-from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, FixedDraftLength, Proposal
+from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, FixedDraftLength
 from pipelines.speculation.lookup.prompt_lookup import PromptLookup
 from pipelines.speculation.loop import TOKEN_SOURCES, Round, speculate
+from pipelines.speculation.proposal import Proposal
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.token_ids import TokenIds, count_accepted
