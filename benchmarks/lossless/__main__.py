@@ -82,6 +82,8 @@ def _verified(engine: str, options: argparse.Namespace) -> Row:
         verify(["--against", urls[0], "--control", *urls[1:], *size, "--json", str(report)])
         verdict, asked, *_, missing = (each["figures"] for each in json.loads(report.read_text())["sections"])
     kept = {name: verdict[name] for name in ("sentence", "faults", "doubts", "differences")}
+    for each in kept["differences"]:
+        del each["curl"]  # it names a folder of this machine
     return {"version": version, "kinds": asked["kinds"], **kept, "not_checked": missing["not_checked"]}
 
 

@@ -13,7 +13,12 @@ import pytest
 from benchmarks.lossless import __main__ as command
 
 KIND = {"kind": "plain answers", "questions": 9, "differ one at a time": 2, "control's own": 1}
-VERDICT: dict[str, Any] = {"sentence": "2 of 9 differ", "faults": [], "doubts": [], "differences": [{}]}
+VERDICT: dict[str, Any] = {
+    "sentence": "2 of 9 differ",
+    "faults": [],
+    "doubts": [],
+    "differences": [{"curl": "curl http"}],
+}
 SECTIONS = VERDICT, {"kinds": [KIND]}, {}, {"not_checked": ["echo"]}
 GENAI = """
 import json, sys
@@ -62,6 +67,7 @@ def test_each_engine_gets_a_row_and_the_file_keeps_the_others(
     rows = json.loads(file.read_text())["rows"]
     assert [*rows] == ["llama.cpp", "openvino genai"]
     assert rows["llama.cpp"]["kinds"] == [KIND] and rows["llama.cpp"]["not_checked"] == ["echo"]
+    assert rows["llama.cpp"]["differences"] == [{}], "a command names a folder of this machine"
     (found,) = rows["openvino genai"]["differences"]
     assert (found["asked"], found["position"], found["candidate"]) == (
         "differ one at a time",
