@@ -69,6 +69,7 @@ class LlamaCpp:
 
     Attributes:
         version: Version of the package ``xllamacpp``.
+        url: Address of OpenAI's API.
 
     Raises:
         PeerError: It did not start.
@@ -92,7 +93,7 @@ class LlamaCpp:
             raise self._failed(f"exit code {self._process.returncode}")
         told = json.loads(line)
         self.version = str(told["version"])
-        self._url = f"{told['address']}/completion"
+        self.url = str(told["address"])
 
     def ask(self, request: CompletionRequest, model: str) -> Generation:
         """Answer a prompt of token ids greedily; raises PeerError."""
@@ -105,7 +106,9 @@ class LlamaCpp:
         }
         began_s = time.monotonic()
         try:
-            ids = tuple(self._http.post(self._url, json=body).raise_for_status().json()["tokens"])
+            ids = tuple(
+                self._http.post(f"{self.url}/completion", json=body).raise_for_status().json()["tokens"]
+            )
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise self._failed(repr(error)) from None
         seconds = time.monotonic() - began_s

@@ -9,8 +9,9 @@ the target alone differs from itself (``noise_floor``). An unknown margin is nev
 
 - passes if the upper bound of its rate of non-ties per question (including unknown margins) is below a limit
   and its rate of ties is not much higher than that of the target alone;
-- fails if one of these is refuted, if its other differences are more frequent than the control's own, if a
-  margin is larger than noise or any rounding explains, or if a difference is none of tokens, as an error;
+- fails if one of these is refuted, if its other differences, of all questions or of one kind, are more
+  frequent than the control's own, if a margin is larger than noise or any rounding explains, or if a
+  difference is none of tokens, as an error;
 - is inconclusive otherwise; the report then says how many questions would decide.
 
 Where nothing depends on the batch, equality can be required: then each difference fails.
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +46,7 @@ TIE_RISE_LIMIT = 0.05
 """Limit of the rate of ties less that of the target alone."""
 
 _NUM_AUDITS = 4  # of plain answers and of other kinds, alone and under load; they share ALPHA
-_NUM_REASONS = 4  # to fail by chance
+_NUM_REASONS = 5  # to fail by chance
 ALPHA_OF_REASON = ALPHA / (_NUM_AUDITS * _NUM_REASONS)
 
 KINDS = ("fault", "non-tie", "unknown", "tie")
@@ -79,7 +81,9 @@ class Judged:
         return "fail" if self.faults else "inconclusive" if self.doubts else "pass"
 
 
-def judge(name: str, compared: Comparison, noise: Comparison, *, exact: bool = False) -> Judged:
+def judge(
+    name: str, compared: Comparison, noise: Comparison, *, exact: bool = False, kinds: Sequence[str] = ()
+) -> Judged:
     """Judge answers of a candidate by the noise floor of the control.
 
     Args:
@@ -87,6 +91,7 @@ def judge(name: str, compared: Comparison, noise: Comparison, *, exact: bool = F
         compared: The candidate beside the control, question by question.
         noise: The control beside itself, likewise.
         exact: Whether every difference fails, however small its margin.
+        kinds: Kind of each question, where there are several: noise of one does not explain another.
     """
     excused = (None,) * len(noise.differences) if exact else noise.differences
     both = [
@@ -116,6 +121,14 @@ def judge(name: str, compared: Comparison, noise: Comparison, *, exact: bool = F
         faults.append(f"non-ties in more than {lower:.2%} of the answers")
     if num_suspect and chance_of_more(num_suspect, num, num_noise, num) <= ALPHA_OF_REASON:
         faults.append(f"{num_suspect} of {num} answers differ, and the control's own only in {num_noise}")
+    suspects = {number for kind in KINDS[:-1] for number in by_kind[kind]}
+    asked = defaultdict[str, list[tuple[bool, bool]]](list)
+    for number, _, noisy in both if kinds else ():
+        asked[kinds[number]].append((number in suspects, noisy is not None))
+    for kind, seen in asked.items():
+        differing, own = map(sum, zip(*seen, strict=True))
+        if chance_of_more(differing, len(seen), own, len(seen)) * len(asked) <= ALPHA_OF_REASON:
+            faults.append(f"{differing} of {len(seen)} {kind} differ, and the control's own only in {own}")
     if rise := max(0.0, rate_difference_bounds(*pair, 1 - ALPHA_OF_REASON)[0] - TIE_RISE_LIMIT):
         faults.append(f"ties are more frequent than in the control alone, {rise:.1%} beyond the limit")
     sizes = [_finite_size(compared.differences[number]) or 0.0 for number in by_kind["non-tie"]]

@@ -53,7 +53,12 @@ def rounds(num_questions: int, until_s: float) -> Iterator[slice]:
     Args:
         num_questions: Number of all questions.
         until_s: Clock time at which the last round ends, in seconds of ``time.monotonic``.
+
+    Raises:
+        StoppedError: The time was over before anything was asked.
     """
+    if error := stop_error():
+        raise error
     first, size = 0, _FIRST
     while first < num_questions and size >= _FIRST and not stop_error():
         began_s = time.monotonic()

@@ -118,13 +118,6 @@ def test_a_recorded_baseline_replaces_the_control(
     assert report["conditions"]["baseline"]["command"].startswith("draftproof verify --control")
 
 
-STREAMED = "x3, streamed"
-QUARANTINED = pytest.mark.xfail(
-    reason="issue 66: with two such questions, the verdict depends on how streams were cut into chunks",
-    strict=False,
-)
-
-
 @pytest.mark.parametrize(
     ("name", "one_in", "found"),
     [
@@ -136,10 +129,8 @@ QUARANTINED = pytest.mark.xfail(
         ("another answer the second time", 1, {"plain answers"}),
         ("streams lack their last text", 1, {"plain answers"}),
         ("HTTP status 500", 2, {"plain answers"}),
-        pytest.param(
-            "log probabilities are shifted by one token", 1, {"log probabilities"}, marks=QUARANTINED
-        ),
-        pytest.param("alternatives are copied in streams", 1, {"log probabilities"}, marks=QUARANTINED),
+        ("log probabilities are shifted by one token", 1, {"log probabilities"}),
+        ("alternatives are copied in streams", 1, {"log probabilities"}),
         ("the second system message is dropped", 1, {"answers to two system messages"}),
         ("the second choice is empty", 1, {"pairs of choices (n=2)"}),
         ("stop words are ignored", 1, {"answers with a stop word"}),

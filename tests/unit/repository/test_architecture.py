@@ -121,6 +121,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     ),
     "modelopt": ("build/quantization/modelopt_worker.py", "tests/"),
     "xllamacpp": ("benchmarks/peers/llama_cpp_server.py",),
+    "openvino_genai": ("benchmarks/lossless/genai_answers.py",),
     "openvino": (
         "build/",
         "benchmarks/",

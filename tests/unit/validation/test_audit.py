@@ -199,3 +199,28 @@ def test_bounds_of_a_rates_rise_hold_as_often_as_stated() -> None:
         assert np.all(held / 500 >= 0.92), (first_only, second_only, held)
     low, high = rate_difference_bounds(0, 0, 300, 0.95)
     assert -low == pytest.approx(high) and 0.008 < high < 0.01
+
+
+@pytest.mark.parametrize(("num", "verdict"), [(2, "inconclusive"), (12, "fail")])
+def test_noise_of_one_kind_of_questions_does_not_explain_differences_of_another(
+    num: int, verdict: str
+) -> None:
+    noise = compared(dict.fromkeys(range(20, 32), None), 60)
+    kinds = ["JSON answers"] * 12 + ["long prompts"] * 48
+    candidate = compared(dict.fromkeys(range(num), None), 60)
+    assert judge("other kinds", candidate, noise).verdict == "inconclusive"
+    found = judge("other kinds", candidate, noise, kinds=kinds)
+    assert found.verdict == verdict
+    assert not found.faults or found.faults == (
+        "12 of 12 JSON answers differ, and the control's own only in 0",
+    )
+
+
+def test_a_candidate_as_noisy_as_the_control_in_one_kind_does_not_fail() -> None:
+    rng, kinds = np.random.default_rng(5), [str(number % 13) for number in range(260)]
+    for _ in range(100):
+        both = [
+            compared({n: None for n in range(260) if kinds[n] == "3" and rng.random() < 0.5}, 260)
+            for _ in range(2)
+        ]
+        assert judge("other kinds", *both, kinds=kinds).verdict != "fail"

@@ -23,7 +23,7 @@ from pipelines.validation.openai.recording import Recorder, can_score, rounds, s
 from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import Question
 from pipelines.validation.size import MOST_PROMPTS, MOST_TOKENS, Size
-from pipelines.validation.stopping import stop, stopped_early
+from pipelines.validation.stopping import StoppedError, stop, stopped_early
 from tests.support.recorded_baseline import ABILITIES
 from tests.support.scripted_http import scripted_http
 
@@ -161,6 +161,12 @@ def test_a_pair_is_asked_what_there_is_time_for(rate: int, monkeypatch: pytest.M
     assert plain == 320 or rate < 3_000
     assert len(baseline.answers.alone) == len(baseline.answers.loaded) == len(baseline.answers.questions)
     assert control.longest == {12: 500, 100: 500, 3_000: 16_000}[rate], "reading takes a part of the time"
+
+
+def test_a_time_that_ends_before_the_first_question_is_told() -> None:
+    with stopped_early(None), pytest.raises(StoppedError, match="its 5 min are over"):
+        stop("its 5 min are over", "give --minutes more")
+        next(rounds(3, math.inf))
 
 
 CALLS = ToolCall("file_text", '{"folder": "code"}'), ToolCall("ask_person", '{"person": "author"}')

@@ -1,0 +1,1 @@
+"""Compares answers of engines with speculation and without."""
