@@ -346,6 +346,16 @@ def test_with_the_ratio_rule_a_refused_request_drafts_nothing() -> None:
     assert plan.max_tokens == 0 and not len(plan.complete(None).token_ids)
 
 
+def test_with_the_ratio_rule_a_request_refused_in_this_round_drafts_nothing() -> None:
+    lengths = lengths_of()
+    first, second = (lengths.begin(NO_TOKENS, sees_gaps=False) for _ in range(2))
+    for request in (first, second):
+        request.next_round(100)  # a trial
+    assert first.next_round(100).max_tokens
+    second.note_refusal()
+    assert not second.next_round(100).max_tokens
+
+
 def test_with_the_ratio_rule_the_length_follows_acceptance_too() -> None:
     played = play(1, 600, lambda number: float(number >= 150), sees_gaps=False)
     assert sum(played.verified[100:150]) <= 5
