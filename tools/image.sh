@@ -28,18 +28,18 @@ printf 'FROM scratch\nADD base.tar /\nENV PATH=/usr/local/sbin:/usr/local/bin:/u
 
 .venv/bin/python -m tools.wheel --output "$scratch/context/dist" >&2
 cp requirements/run.txt "$scratch/context/requirements"
-# pip finds the other packages here, with this machine's settings, and inside installs them from a folder.
+# pip finds the other packages here, with this machine's settings, and inside installs them from /mnt.
 .venv/bin/python -m pip download -qq --no-deps --require-hashes --only-binary :all: --dest "$scratch/wheels" \
     --requirement requirements/run.txt
-printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$scratch/pip.conf"
 
 private="--root $scratch/storage --runroot $scratch/run --storage-driver vfs"
 # shellcheck disable=SC2086 # several words
-build() { buildah $private build --quiet --timestamp "$SOURCE_DATE_EPOCH" "$@" >&2; }
+build() { buildah $private build --quiet --format docker --timestamp "$SOURCE_DATE_EPOCH" "$@" >&2; }
 build --tag base "$scratch/base"
 build --tag draftproof --isolation chroot --pull=never --build-arg BASE_IMAGE=localhost/base --file deploy/Dockerfile \
-    --volume "$scratch/wheels:/wheels:ro" --volume "$scratch/pip.conf:/etc/pip.conf:ro" "$scratch/context"
+    --volume "$scratch/wheels:/mnt:ro" --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/mnt "$scratch/context"
 rm -rf "$output"
 # shellcheck disable=SC2086
 buildah $private push --quiet draftproof "oci:$output:$version"
-sed 's/.*"digest":"\([^"]*\)".*/\1/' "$output/index.json"
+# shellcheck disable=SC2086
+buildah $private inspect --type image draftproof | .venv/bin/python -m tools.health_check "$output"
