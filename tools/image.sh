@@ -17,12 +17,14 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$scratch/context/requirements" "$scratch/base"
 
-# Python, pip, and what Triton links against; nothing that they only recommend, and no compiler.
+# Python, pip, and what Triton links against; nothing that they only recommend, and no compiler. Bytecode goes, because
+# the same source may be compiled to other bytes.
 # shellcheck disable=SC2016 # mmdebstrap's shell expands $1
 mmdebstrap --quiet --variant=essential --include=python3,python3-pip,libpython3.11,libstdc++6,zlib1g,passwd \
     --dpkgopt='path-exclude=/usr/share/doc/*/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
     --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --customize-hook='rm -rf "$1"/etc/apt/sources.list* "$1"/var/cache/* "$1"/var/log/* "$1"/etc/resolv.conf "$1"/etc/hostname' \
+    --customize-hook='find "$1/usr" -name __pycache__ -prune -exec rm -r {} +' \
     bookworm "$scratch/base/base.tar" - </etc/apt/sources.list.d/debian.sources # where this machine has packages from
 printf 'FROM scratch\nADD base.tar /\nENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n' >"$scratch/base/Dockerfile"
 
