@@ -44,4 +44,4 @@ rm -rf "$output"
 # shellcheck disable=SC2086
 buildah $private push --quiet draftproof "oci:$output:$version"
 # shellcheck disable=SC2086
-buildah $private inspect --type image draftproof | .venv/bin/python -m tools.health_check "$output"
+buildah $private inspect --type image draftproof | .venv/bin/python -m tools.image_configuration "$output"

@@ -86,7 +86,7 @@ PARTS = (
     Part("benchmarks", 1_700, ("benchmarks/",)),
     Part("docs generators", 370, ("docs/",)),
     # More than before buys the wheel of the server, programs beside the client in the small one, and the
-    # health check of the image.
+    # configuration of the image.
     Part("tools", 585, ("tools/",)),
     # The image without a registry, and the command of a checkout.
     Part("shell scripts", 45, ("tools/",), (".sh",)),

@@ -1,7 +1,7 @@
-"""Adds a health check to an image and prints the image's digest.
+"""Finishes the configuration of an image that buildah wrote, and prints the image's digest.
 
-OCI's format has none, so buildah leaves it out. Docker reads it in the image's configuration, where its own
-builder writes it.
+OCI's format has no health check, so buildah leaves it out; Docker reads it in the configuration, where its
+own builder writes it. Comments of the history hold ids of buildah's that no second build has.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def main(folder: Path) -> None:
 
     def configure(document: dict[str, Any]) -> None:
         document["config"]["Healthcheck"] = health_check
+        for step in document["history"]:
+            step.pop("comment", None)
 
     index = json.loads((folder / "index.json").read_bytes())
     (image,) = index["manifests"]
