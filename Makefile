@@ -154,6 +154,10 @@ licences: .venv/test.stamp ## list the licences of the locked packages in THIRD_
 wheel: .venv/test.stamp ## build what pip installs into dist/: draftproof, and draftproof-serve with compiled operators
 	@$(venv) -m tools.wheel $(ARGS)
 
+.PHONY: image
+image: .venv/test.stamp ## build the container image into dist/image, an OCI layout, without a registry (root, mmdebstrap, buildah; 5 minutes)
+	@tools/image.sh $(ARGS)
+
 ##@ Clean
 .PHONY: clean
 clean: ## stop servers, delete caches and .run/ (never build/, which holds sources)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from pipelines.atomic_file import write_whole
@@ -33,8 +34,10 @@ def file_digests(
         digests[path] = str(found[name][-1])
         advance(status.st_size)
     if found != known:
-        _KNOWN.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(_KNOWN, json.dumps({name: each for name, each in found.items() if Path(name).exists()}))
+        text = json.dumps({name: each for name, each in found.items() if Path(name).exists()})
+        with suppress(OSError):  # in a container that may not write there, every start reads all files
+            _KNOWN.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(_KNOWN, text)
     return digests
 
 

@@ -8,7 +8,8 @@ r"""Python client of a Draftproof server over gRPC, with streaming and typed err
             print(chunk.text, end="")
 """
 
-from pipelines.client.client import Client, GenerationStream
+from typing import TYPE_CHECKING, Any
+
 from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Generation
 from pipelines.wire.chunk import Chunk, SpeculationCounts
@@ -23,3 +24,18 @@ __all__ = [
     "SpeculationCounts",
     "Timeouts",
 ]
+
+if TYPE_CHECKING:
+    from pipelines.client.client import Client, GenerationStream
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import what needs tritonclient, which the installed package has behind an extra."""
+        if name not in ("Client", "GenerationStream"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            from pipelines.client import client
+        except ModuleNotFoundError as error:
+            remedy = "run: pip install 'draftproof[client]'"
+            raise ModuleNotFoundError(f"no module {error.name}; {remedy}", name=error.name) from None
+        return getattr(client, name)

@@ -6,7 +6,6 @@ capabilities and ports are real.
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import time
@@ -39,6 +38,7 @@ from tests.support.deployment_files import (
 )
 from tests.support.deployment_files import pod as pod_of
 from tests.support.namespaces import Container, Mount, Pod
+from tools.wheel.__main__ import SERVED
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.long]
 
@@ -113,9 +113,7 @@ class Built:
 def built(pod: Pod, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Return the packages of both recipes and the code; no container sees the checkout."""
     made = Built(tmp_path_factory.mktemp("image"), tmp_path_factory.mktemp("checkout"))
-    dockerfile = (DEPLOY / "Dockerfile").read_text()
-    copied = tuple(re.findall(rf"^COPY (\S+) {CODE}/", dockerfile, re.MULTILINE))
-    assert len(copied) == 4
+    copied = tuple(f"{name}/" for name in SERVED)
     for name in tracked_files():
         roots = [made.checkout] * (not name.startswith(("tests/", "docs/", "deploy/")))
         for root in (*roots, *[made.image] * name.startswith(copied)):

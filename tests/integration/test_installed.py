@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.deploy.ports import PORTS, Ports
 from tests.support.empty_environment import empty_environment, run_in
 from tools.wheel.__main__ import build_serve, build_small
 
@@ -51,9 +52,10 @@ def test_the_demonstration_runs_from_an_empty_folder(tmp_path: Path) -> None:
     assert (home / ".local/state/draftproof/demo/server.log").is_file()
 
     (empty / "ours.yaml").write_text(OURS)
-    here = empty / "here"
+    here, free = empty / "here", Ports.free()
+    ports = [word for name in PORTS for word in (f"--{name}-port", getattr(free, name))]
     for arguments in (
-        ("serve", "--openai-port", "0"),
+        ("serve", *ports),
         ("verify", "--quick", "--num-prompts", "12", "--max-tokens", "24"),
         ("bench", "--quick", "--concurrency", "1", "--draft-lengths", "2"),
         ("stop",),

@@ -54,9 +54,8 @@ def test_the_wheel_asks_a_server(version: str, wheel: Path, server: Server, tmp_
     tests/unit/tools/test_wheel.py imports the wheel and checks what it requires; test_client_server.py asks a
     server with the same code.
     """
-    python = empty_environment(tmp_path, wheel, version=version)
-    packages = run_in(tmp_path, python, "-m", "pip", "list", "--format", "json")
-    names = {package["name"] for package in json.loads(packages.stdout)}
+    python = empty_environment(tmp_path, f"{wheel}[client]", version=version)
+    names = _packages(python)
     assert "draftproof" in names and not names & {"openvino", "torch", "tokenizers", "pipelines", "build"}
     url = f"grpc://127.0.0.1:{server.ports.grpc}"
     with grpc_client(server) as client:
@@ -69,3 +68,15 @@ def test_the_wheel_asks_a_server(version: str, wheel: Path, server: Server, tmp_
         assert answers == [expected] * 2
         assert refused == "PromptTooLongError"
         assert is_operator is bool(key_file)
+
+
+def test_without_extras_it_is_small_and_compares_servers(wheel: Path, tmp_path: Path) -> None:
+    python = empty_environment(tmp_path, wheel)
+    assert wheel.stat().st_size < 3e6 and len(_packages(python) - {"pip", "setuptools"}) < 20
+    said = run_in(tmp_path, python.with_name("draftproof"), "verify", "--help").stdout
+    assert said.startswith("usage: draftproof verify")
+
+
+def _packages(python: Path) -> set[str]:
+    listed = run_in(python.parent, python, "-m", "pip", "list", "--format", "json")
+    return {package["name"] for package in json.loads(listed.stdout)}

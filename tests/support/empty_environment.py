@@ -40,7 +40,6 @@ def run_in(folder: Path, *command: object, **options: Any) -> subprocess.Complet
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=600,
         check=False,
-        **options,
+        **{"timeout": 600, **options},
     )

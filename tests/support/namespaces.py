@@ -45,13 +45,18 @@ class Mount:
 
 @dataclass(frozen=True)
 class Container:
-    """A container as a manifest describes it."""
+    """A container as a manifest describes it.
+
+    ``root``: an image's files; None for this machine's programs. ``user``: who runs the command.
+    """
 
     command: Sequence[str]
     working_dir: str
     mounts: Sequence[Mount]
     empty: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    root: Path | None = None
+    user: int = 0
 
 
 class Pod:
@@ -117,14 +122,17 @@ class Pod:
 def _script(container: Container, root: Path) -> str:
     """Return a script that mounts a root, then replaces itself with the command."""
     lines = ["set -e", f"mount -t tmpfs tmpfs {root}"]
-    for name in _PROGRAMS:
+    if container.root is not None:
+        lines[1] = f"mount --bind {container.root} {root}"
+    for name in _PROGRAMS if container.root is None else ("dev", "proc", "sys"):
         path = Path("/") / name
         if path.is_symlink():
             lines.append(f"cp --no-dereference {path} {root}/{name}")
         elif path.is_dir():
-            lines += [f"mkdir {root}/{name}", f"mount --rbind {path} {root}/{name}"]
+            lines += [f"mkdir -p {root}/{name}", f"mount --rbind {path} {root}/{name}"]
     places = {each: [f"mount -t tmpfs tmpfs {root}{each}"] for each in container.empty}
-    for mount in (Mount(Path(sys.prefix), PYTHON_HOME, is_read_only=True), *_base(), *container.mounts):
+    tests = (Mount(Path(sys.prefix), PYTHON_HOME, is_read_only=True), *_base())
+    for mount in (*(tests if container.root is None else ()), *container.mounts):
         places[mount.target] = _bound(mount, shlex.quote(f"{root}{mount.target}"))
     files = {mount.target for mount in container.mounts if mount.source.is_file()}
     for target in sorted(places):  # mount a folder before what lies in it
@@ -134,9 +142,10 @@ def _script(container: Container, root: Path) -> str:
         elif target not in files:
             lines.append(f"mkdir -p {shlex.quote(inside)}")
         lines += places[target]
-    lines.append(f"mount -o remount,ro {root}")
+    lines.append(f"mount -o remount,{'ro' if container.root is None else 'bind,ro'} {root}")
     program = f"cd {shlex.quote(container.working_dir)} && exec {shlex.join(container.command)}"
-    confined = ["setpriv", *_CONFINED, "sh", "-c", program]
+    user = [f"--reuid={container.user}", f"--regid={container.user}", "--clear-groups"]
+    confined = ["setpriv", *_CONFINED, *(user if container.user else ()), "sh", "-c", program]
     return "\n".join([*lines, f"exec chroot {root} {shlex.join(confined)}"])
 
 

@@ -33,7 +33,7 @@ for step in steps:
     name = getattr(build_meta, step)(folder)
 print(name)
 """
-_SERVED = ("build", "pipelines", "model_repository", "engines/demo_pair")
+SERVED = ("build", "pipelines", "model_repository", "engines/demo_pair")
 # Needs files that are not in the package: a trained head of 35 MB.
 _LEFT_OUT = ("build/recipes/qwen2-5-coder-head.yaml",)
 _GLIBC = 35  # glibc 2.35, which nvidia-pytriton needs
@@ -110,7 +110,7 @@ def _write_serve(folder: Path, sources: Sources) -> None:
     """Write the project ``draftproof-serve``."""
     package = folder / "draftproof_serve"
     shutil.copytree(_HERE / "serve", package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in _SERVED:
+    for name in SERVED:
         shutil.copytree(CODE / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in _LEFT_OUT:
         (package / name).unlink()

@@ -175,6 +175,15 @@ def test_a_file_in_anothers_place_with_its_size_and_time_is_read(tmp_path: Path,
     assert file_digests([path])[path] == hashlib.sha256(b"2").hexdigest()
 
 
+def test_where_nothing_can_be_written_files_are_read_each_time(tmp_path: Path, read: list[Path]) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"1")
+    digests._KNOWN.parent.touch()
+    for _ in range(2):
+        assert file_digests([path])[path] == hashlib.sha256(b"1").hexdigest()
+    assert read == [path, path]
+
+
 def test_damaged_memory_is_forgotten(tmp_path: Path, read: list[Path]) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"1")

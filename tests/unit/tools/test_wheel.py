@@ -29,9 +29,19 @@ OF_UPSTREAMS = {
     "prometheus-client",
     "pyyaml",
     "tokenizers",
+    "tritonclient",
     "uvloop",
 }
-BY_NAME = {"aiohttp", "backports", "llguidance", "prometheus_client", "yaml", "tokenizers", "uvloop"}
+BY_NAME = {
+    "aiohttp",
+    "backports",
+    "llguidance",
+    "prometheus_client",
+    "yaml",
+    "tokenizers",
+    "tritonclient",
+    "uvloop",
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +82,7 @@ def test_its_metadata_are_those_of_the_project(wheel: Path, installed: Path) -> 
     parts = [each.partition("; ") for each in metadata.get_all("Requires-Dist") or ()]
     extras = {re.split(r"[\[<>]", name)[0]: extra for name, _, extra in parts}
     always = {name for name, extra in extras.items() if not extra}
-    assert always == {"httpx", "jinja2", "pydantic", "scipy", "tritonclient"}
+    assert always == {"httpx", "jinja2", "pydantic", "scipy"}
     assert {name for name, extra in extras.items() if 'extra == "upstreams"' in extra} == OF_UPSTREAMS
     (serve,) = (name for name, _, extra in parts if 'extra == "serve"' in extra)
     assert serve == f"draftproof-serve=={VERSION}"
@@ -133,6 +143,12 @@ def test_the_command_says_what_to_install(
     done = run_installed(installed, tmp_path, "-c", program)
     assert done.returncode == 1 and said in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_client_says_what_to_install(installed: Path, tmp_path: Path) -> None:
+    program = "import sys; sys.modules['tritonclient'] = None; from draftproof import Client"
+    done = run_installed(installed, tmp_path, "-c", program)
+    assert done.returncode == 1 and "pip install 'draftproof[client]'" in done.stderr, done.stderr
 
 
 def test_it_knows_its_version_and_writes_where_xdg_says(installed: Path, tmp_path: Path) -> None:
