@@ -24,6 +24,7 @@ from tests.support.namespaces import Container, Mount, Pod
 pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 PROGRAMS = "mmdebstrap", "buildah", "umoci"
+SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 MOST_BYTES = 900e6
 USER = 10001
 COMPILERS = re.compile(r"(gcc|g\+\+|cc|c\+\+|clang|ld|as|make)(-[\d.]+)?")
@@ -47,8 +48,9 @@ def made(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if os.getuid() != 0 or not all(map(shutil.which, PROGRAMS)):
-        pytest.skip(f"needs root and {', '.join(PROGRAMS)}: not run")
+    is_bookworm = SOURCES.exists() and sys.version_info[:2] == (3, 11)
+    if not is_bookworm or os.getuid() != 0 or not all(map(shutil.which, PROGRAMS)):
+        pytest.skip(f"needs root, Debian 12 with its Python 3.11, and {', '.join(PROGRAMS)}: not run")
     folder = tmp_path_factory.mktemp("image") / "image"
     made(folder)
     return folder
