@@ -21,7 +21,6 @@ from build.package import PACKAGES
 from pipelines.canary.controller.own_servers import served_pair
 from pipelines.canary.controller.state import Store
 from pipelines.canary.run_files import state_file
-from pipelines.deploy.served_files import ServedFiles
 from pipelines.deploy.server import beside
 from pipelines.program import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS
 from tests.conftest import REPOSITORY_ROOT, tracked_files
@@ -177,6 +176,12 @@ import sys, urllib.request
 print(urllib.request.urlopen("http://127.0.0.1:" + sys.argv[1], timeout=120).read().decode())
 """
 
+SERVED_NAME = f"""
+from pathlib import Path
+from pipelines.deploy.served_files import ServedFiles
+print(ServedFiles.read(Path({RUN!r})).name)
+"""
+
 
 def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
     log, controller_log, said = (tmp_path / f"{name}.log" for name in ("server", "controller", "said"))
@@ -231,7 +236,7 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     server = pod.start(boxes.server, log)
     wait_for(is_ready, server, log)
     assert served_pair(boxes.run).name == CANDIDATE["name"]
-    assert ServedFiles.read(boxes.run).name == RECIPE["name"]
+    assert inside("-c", SERVED_NAME) == (0, f"{RECIPE['name']}\n")
     server.terminate()
     server.wait(120)
 
