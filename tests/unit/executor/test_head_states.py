@@ -137,7 +137,7 @@ class Adaptive(FixedDraftLength):
     """Asks for gaps, as the adaptive length does: such proposals go on without a plan."""
 
     def next_round(self, num_remaining: int) -> DraftPlan:
-        return replace(super().next_round(num_remaining), keep_drafting=lambda: lambda gap: True)
+        return replace(super().next_round(num_remaining), keep_drafting=lambda gap: True)
 
 
 def answer(
