@@ -50,8 +50,6 @@ def without(text: bytes, models: set[str]) -> bytes:
         text: Metrics in Prometheus' format.
         models: Models whose values are stale.
     """
-    if not models:
-        return text
     frozen = {model.encode() for model in models}
     kept = []
     for line in text.splitlines(keepends=True):
