@@ -241,7 +241,7 @@ class DraftLengths:
         if not request.num_unread:
             return 0.0
         rest = min(max(request.num_output, _LEAST_REST), request.num_remaining)
-        return self._draft_times.seconds(request.num_unread) * (1 + request.expected_acceptance) / rest
+        return self._draft_times.seconds(request.num_unread) * (1 + self.acceptance.mean) / rest
 
 
 def _gains(acceptance: float, max_draft_len: int) -> list[float]:

@@ -186,7 +186,7 @@ def compare(baseline: Baseline, candidate: Candidate, expect: Expect) -> Compare
         )
         name = "one at a time" if is_alone else candidate.load_name
         title = f"{PLAIN if is_plain else 'other kinds'}, {name}"
-        kinds = [question.kind for question in chosen]
+        kinds = [] if is_plain else [question.kind for question in chosen]
         judged = judge(title, compared, noise, exact=expect == "exact", kinds=kinds)
         if chosen or is_plain:
             ways.append(Way(name, is_alone, chosen, mine, theirs, compared, noise, judged))
