@@ -8,12 +8,15 @@ sends it; what comes without one is a program.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import re
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import hdrs, web
@@ -30,6 +33,8 @@ SHUTDOWN_S = 2.0
 BACKLOG = 4096
 """Connections of a burst that wait to be accepted."""
 
+_METRICS_KEPT_S = 0.5
+_METRICS_HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 _FETCH_SITE = "Sec-Fetch-Site"
 _OWN_SITES = ("none", "same-origin")
 _PREFLIGHT_S = 600
@@ -61,6 +66,29 @@ def guarded_application(
     application = web.Application(middlewares=[*outside, guard.admit], client_max_size=max_body_bytes)
     application.on_response_prepare.append(guard.add_headers)
     return application
+
+
+def metrics_page(read: Callable[[], Awaitable[bytes]]) -> Handler:
+    """Return a handler that answers with metrics in Prometheus' format.
+
+    Reading them takes several milliseconds of the cores that a step needs, so all who ask within half a
+    second get the same page.
+
+    Args:
+        read: Returns the metrics as text.
+    """
+    reading = asyncio.Lock()
+    page, read_at_s = b"", -math.inf
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal page, read_at_s
+        async with reading:
+            if time.monotonic() - read_at_s > _METRICS_KEPT_S:
+                page = await read()
+                read_at_s = time.monotonic()
+        return web.Response(body=page, headers=_METRICS_HEADERS)
+
+    return answer
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import get_args
 
 import aiohttp
-from aiohttp import web
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -24,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from pipelines.front_door.observing.exchange import Ending, Exchange
 from pipelines.front_door.served_model import ServedModel
+from pipelines.web_application import metrics_page
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -97,15 +97,17 @@ class RequestMetrics:
 _LOG = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
-_HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 class MetricsPage:
-    """The metrics of a front door, and of its server.
+    """The metrics of a front door, and of its server unless the gateway is silent.
 
     Args:
         model: The served model; None where requests are passed on.
         address: ``host:port`` of the gateway's metrics; None without a server.
+
+    Attributes:
+        answer: Answers ``GET /metrics``.
     """
 
     def __init__(self, model: ServedModel | None = None, address: str | None = None) -> None:
@@ -122,6 +124,7 @@ class MetricsPage:
         )
         self._url = f"http://{address}/metrics" if address else None
         self._session: aiohttp.ClientSession | None = None
+        self.answer = metrics_page(self._read)
 
     def observe(self, exchange: Exchange) -> None:
         """Count a request that has ended."""
@@ -138,10 +141,8 @@ class MetricsPage:
         if self._session is not None:
             await self._session.close()
 
-    async def answer(self, request: web.Request) -> web.Response:
-        """Return all metrics in Prometheus' format; only those of the front door if the gateway is silent."""
-        text = (await self._published()).encode() + generate_latest(self._registry)
-        return web.Response(body=text, headers=_HEADERS)
+    async def _read(self) -> bytes:
+        return (await self._published()).encode() + generate_latest(self._registry)
 
     async def _published(self) -> str:
         if self._url is None:

@@ -15,7 +15,7 @@ from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.relay import Relay
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.supervisor import Supervisor
-from pipelines.web_application import guarded_application
+from pipelines.web_application import guarded_application, metrics_page
 
 _OF_A_MODEL = re.compile(rb'^(?:draftproof_|vllm:)\w+\{[^}]*\bmodel="(?P<model>[^"]*)"')
 
@@ -33,13 +33,12 @@ def application(
     registry = CollectorRegistry()
     registry.register(GatewayMetrics(relay.supervisor, relay.calls, front_door))
 
-    async def answer(request: web.Request) -> web.Response:
-        published = without((await relay.triton.metrics()).encode(), relay.supervisor.unanswering)
-        text = published + generate_latest(registry)
-        return web.Response(body=text, headers={"Content-Type": "text/plain; charset=utf-8"})
+    async def read() -> bytes:
+        published = (await relay.triton.metrics()).encode()
+        return without(published, relay.supervisor.unanswering) + generate_latest(registry)
 
     metrics = guarded_application(errors_in_json, hosts=hosts)
-    metrics.router.add_get("/metrics", answer)
+    metrics.router.add_get("/metrics", metrics_page(read))
     return metrics
 
 

@@ -112,9 +112,10 @@ def test_clients_that_leave_and_refusals_are_counted(door: Server) -> None:
     assert wait_until(lambda: num_left() > before)
     before = refused()
     assert post(door, "/v1/completions", b"{").status_code == 400
-    assert refused() == before + 1
+    assert wait_until(lambda: refused() == before + 1)
     assert get(door, "/nowhere/at/all").status_code == 404
-    assert value(door, "draftproof_front_door_responses_total", path="other", status="404") >= 1
+    lost = {"path": "other", "status": "404"}
+    assert wait_until(lambda: value(door, "draftproof_front_door_responses_total", **lost) >= 1)
 
 
 BY_PROMETHEUS = {"instance", "job"}  # labels that it adds
