@@ -146,15 +146,16 @@ def _start_times(server: Version, num_starts: int) -> dict[str, list[float]]:
 def _asked_in_turn(servers: dict[str, Version], text: str, num_pairs: int) -> list[tuple[Streamed, Streamed]]:
     """Return answers to new prompts by the server with and by that without the cache."""
     order, pairs = random.Random(0), []
+    written = next(servers["with"].tree.glob(".run/*/prompt_cache"))
     with servers["with"].running() as first, servers["without"].running() as second:
         ports = {"with": first.ports.openai, "without": second.ports.openai}
         for number in range(num_pairs):
             begin = 60_000 + number * _NEW_LENGTH
             prompt = text[begin : begin + _NEW_LENGTH]
-            given = {
-                name: _ask(ports[name], prompt, _NUM_NEW_ANSWERED)
-                for name in order.sample([*ports], len(ports))
-            }
+            given = {}
+            for name in order.sample([*ports], len(ports)):
+                given[name] = _ask(ports[name], prompt, _NUM_NEW_ANSWERED)
+                _wait_until_written(written)  # it would slow the other server down
             pairs.append((given["with"], given["without"]))
             ratio = given["with"].first_s / given["without"].first_s
             say(f"pair {number + 1}: {given['with'].first_s:.2f} s until the first token, ratio {ratio:.3f}")

@@ -79,6 +79,21 @@ def test_an_answer_in_the_next_prompt_is_read_only_if_its_bits_are_the_same(
     assert again.num_cached == (6 if attention == "openvino" else 9) * BLOCK_SIZE
 
 
+def test_blocks_are_written_at_a_pace_that_leaves_the_cores_to_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.executor.stored_blocks._WRITING_SHARE", 1e-9)
+    server = Server(tmp_path)
+
+    async def answered() -> int:
+        for _ in range(2):
+            await server.executor.complete(request(PROMPT, 12))
+            await asyncio.sleep(0.1)
+        return server.files.num_files
+
+    assert run([server.executor], answered) == 1, "the next one is due in an hour"
+
+
 def test_a_prompt_that_goes_on_otherwise_takes_what_it_shares(tmp_path: Path) -> None:
     Server(tmp_path).answer(PROMPT)
     other = [*PROMPT[: 3 * BLOCK_SIZE + 1], 14, 14, 14, 14, 14]
