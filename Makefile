@@ -64,7 +64,7 @@ demo: .venv/run.stamp ## run everything: build engines, start a server, send pro
 	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: .venv/run.stamp ## compare our speed with llama.cpp's, which is installed into .venv-peers/, on RECIPE=qwen2-5-coder-cpu
+bench-peers: .venv/run.stamp ## compare our speed with llama.cpp and ik_llama.cpp, which are installed into .venv-peers/, on RECIPE=qwen2-5-coder-cpu
 	@$(venv) -m benchmarks.peers --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: published
@@ -179,7 +179,7 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra run -o requirements/run.txt
 	$(uv_compile) -c requirements/test.txt --extra run --extra build -o requirements/build.txt
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
-	for extra in peers-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
+	for extra in peers-llama-cpp peers-ik-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
 uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt

@@ -1,10 +1,10 @@
-"""Compare our server with llama.cpp's, with and without speculation.
+"""Compare our server with llama.cpp's and with ik_llama.cpp, with and without speculation.
 
 ``python -m benchmarks.peers --recipe qwen2-5-coder-cpu --concurrency 1,4``
 
-Both answer the same prompts from the same GGUF files on the same cores, in turn in one run, so that other
-load on the machine affects both alike. Exit codes: 0 success; 1 our server failed or its answers differ; 2
-wrong usage; 3 llama.cpp could not be measured.
+All answer the same prompts from the same GGUF files on the same cores, in turn in one run, so that other
+load on the machine affects them alike. Exit codes: 0 success; 1 our server failed or its answers differ; 2
+wrong usage; 3 another engine could not be measured.
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ from dataclasses import dataclass, field
 
 from benchmarks.harness import Result, parser_of, run_benchmark, say
 from benchmarks.peers.environment import ensure_environment
-from benchmarks.peers.figures import LLAMA_CPP, OURS, documents, first_token_table, name_of, table
-from benchmarks.peers.llama_cpp import LlamaCpp, Settings, gguf_files
+from benchmarks.peers.figures import (
+    IK_LLAMA_CPP,
+    LLAMA_CPP,
+    OURS,
+    documents,
+    engine_of,
+    first_token_table,
+    name_of,
+    table,
+)
+from benchmarks.peers.llama_cpp import IK_SERVER, SERVER, LlamaCpp, Settings, gguf_files
 from build.recipe import load_recipe
 from pipelines.bench.figures import figures_of
 from pipelines.bench.measuring import Measurement, run_once
@@ -36,11 +45,16 @@ from pipelines.deploy.server import run_directory
 from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
 
-DRAFT_LENGTHS = (2, 4)  # of llama.cpp
-_TITLES = {OURS: "Draftproof, through Triton", LLAMA_CPP: "llama.cpp, its server"}
+PROGRAMS = {LLAMA_CPP: SERVER, IK_LLAMA_CPP: IK_SERVER}
+ARMS = (*(Arm(LLAMA_CPP, length) for length in (0, 2, 4)), Arm(IK_LLAMA_CPP, 0))
+_TITLES = {
+    OURS: "Draftproof, through Triton",
+    LLAMA_CPP: "llama.cpp, its server",
+    IK_LLAMA_CPP: "ik_llama.cpp, its Python package",
+}
 _METHOD = (
-    "greedy, not streamed; our server over gRPC, llama.cpp's over HTTP; except for first tokens, prompts are "
-    "in the prefix caches of both"
+    "greedy, not streamed; our server over gRPC, the others over HTTP; except for first tokens, prompts are "
+    "in the prefix caches of all; ik_llama.cpp answers one request after the other and has no speculation"
 )
 
 
@@ -53,7 +67,7 @@ class Measured:
         measurements: All measurements, in chronological order.
         first_token_s: Arm and prompt set -> seconds from a prompt that is in no cache to its first token, for
             each of its prompts.
-        failures: Arm of llama.cpp that failed -> reason.
+        failures: Arm of another engine that failed -> reason.
     """
 
     workers: dict[Arm, Workers] = field(default_factory=dict)
@@ -62,11 +76,11 @@ class Measured:
     failures: dict[Arm, str] = field(default_factory=dict)
 
     def ask(self, cell: Cell, arm: Arm, max_tokens: int, repetition: int = -1) -> Measurement | None:
-        """Measure an arm once; an arm of llama.cpp that fails is dropped, with None."""
+        """Measure an arm once; an arm of another engine that fails is dropped, with None."""
         try:
             return run_once(cell, arm, max_tokens, self.workers[arm], repetition)
         except DraftproofError as error:
-            if arm.model != LLAMA_CPP:
+            if engine_of(arm) == OURS:
                 raise
             self.failures[arm] = str(error)
             del self.workers[arm]
@@ -110,11 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     recipe, most = load_recipe(options.recipe), max(options.concurrency)
-    files, interpreter = gguf_files(recipe), ensure_environment(LLAMA_CPP)
+    files, interpreters = gguf_files(recipe), {engine: ensure_environment(engine) for engine in PROGRAMS}
     prompts, count = choose_prompts(options.prompts, options.recipe), ClosedLoop(most).num_requests
     names = names_of_sets(prompts, options.prompt_sets, is_quick=False)
     draw_sets(prompts, names, count)  # too few are an error before anything is started
-    measured, versions = Measured(), set[str]()
+    measured, versions = Measured(), dict[str, str]()
     with ExitStack() as stack:
         url = stack.enter_context(running_server("", options.recipe))
         with Client.connect(url) as client:
@@ -123,20 +137,22 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         ours = stack.enter_context(Workers.connect(url, most, streaming=False))
         measured.workers |= {TARGET_ALONE: ours, ADAPTIVE: ours}
         engine = json.loads((directories["target"] / "engine.json").read_text(encoding="utf-8"))
-        for length in (0, *DRAFT_LENGTHS):
-            arm = Arm(LLAMA_CPP, length)
-            log = run_directory(options.recipe) / f"llama-cpp-{length}.log"
-            sizes = engine["num_threads"], most, recipe.serving.max_seq_len
+        sizes = engine["num_threads"], most, recipe.serving.max_seq_len
+        for arm in ARMS:
+            name, length = engine_of(arm), arm.num_draft_tokens
+            assert length is not None
+            log = run_directory(options.recipe) / f"{name}-{length}.log"
             settings = Settings(files["target"], files["draft"], length, *sizes)
             say(f"{name_of(arm)}: loading")
             try:
-                server = LlamaCpp(interpreter, settings, tuple(engine["end_ids"]), log)
+                end_ids = tuple(engine["end_ids"])
+                server = LlamaCpp(interpreters[name], settings, end_ids, log, PROGRAMS[name])
             except DraftproofError as error:
                 measured.failures[arm] = str(error)
                 continue
             stack.enter_context(closing(server))
             measured.workers[arm] = Workers([server.ask] * most)
-            versions.add(server.version)
+            versions[name] = server.version
         about = conditions(
             "benchmarks.peers",
             command_line,
@@ -144,7 +160,7 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
             triton_version=triton_version,
             engines=engine_conditions(directories),
             prompts=drawn.document(),
-            peers={LLAMA_CPP: {"title": _TITLES[LLAMA_CPP], "xllamacpp": ", ".join(versions)}},
+            peers={name: {"title": _TITLES[name], "version": versions.get(name, "")} for name in PROGRAMS},
             method=_METHOD,
         )
         ids = encode_prompts(drawn.all, read_tokenizer(directories["target"]))
@@ -166,7 +182,7 @@ def _result(measured: Measured, options: argparse.Namespace, about: Mapping[str,
         first_token_table(measured.first_token_s, _TITLES),
         "",
         "Medians of output tokens/s: target alone -> speculating, at the engine's best draft length. Bold: "
-        "how many times as fast Draftproof is as the faster of both, with a 95 % interval. "
+        "how many times as fast Draftproof is as the faster of these, with a 95 % interval. "
         f"{options.repetitions} repetitions in turn, at most {options.max_tokens} tokens; {_METHOD}.",
         *(f"Not measured: {name}: {reason}" for name, reason in failures.items()),
     ]
@@ -188,7 +204,9 @@ def _result(measured: Measured, options: argparse.Namespace, about: Mapping[str,
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("benchmarks.peers", "Compare our server with llama.cpp's.", "qwen2-5-coder-cpu")
+    parser = parser_of(
+        "benchmarks.peers", "Compare our server with llama.cpp's and ik_llama.cpp.", "qwen2-5-coder-cpu"
+    )
     parser.add_argument(
         "--prompt-sets",
         type=lambda text: tuple(dict.fromkeys(text.split(","))),

@@ -11,17 +11,18 @@ from benchmarks.harness import interval_cell, markdown
 from pipelines.bench.figures import CellFigures
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm
 
-OURS, LLAMA_CPP = "draftproof", "llama-cpp"
+OURS, LLAMA_CPP, IK_LLAMA_CPP = "draftproof", "llama-cpp", "ik-llama-cpp"
+PEERS = (LLAMA_CPP, IK_LLAMA_CPP)
 
 
 def engine_of(arm: Arm) -> str:
     """Return the engine of an arm."""
-    return LLAMA_CPP if arm.model == LLAMA_CPP else OURS
+    return arm.model if arm.model in PEERS else OURS
 
 
 def alone_of(arm: Arm) -> Arm:
     """Return the arm of the same engine's target alone."""
-    return Arm(LLAMA_CPP, 0) if arm.model == LLAMA_CPP else TARGET_ALONE
+    return Arm(arm.model, 0) if arm.model in PEERS else TARGET_ALONE
 
 
 def name_of(arm: Arm) -> str:
@@ -71,32 +72,35 @@ def table(cells: Sequence[CellFigures], titles: Mapping[str, str]) -> str:
     for load in sorted({figures.cell.load.num_at_once for figures in cells}):
         of_load = {each.cell.prompt_set.name: each for each in cells if each.cell.load.num_at_once == load}
         for engine, title in titles.items():
-            drafting = [
-                (num_different(figures, entry.arm), len(entry.generations))
+            of_engine = [
+                (figures, entry)
                 for figures in of_load.values()
                 for entry in figures.arms
-                if engine_of(entry.arm) == engine and entry.arm != alone_of(entry.arm)
+                if engine_of(entry.arm) == engine
             ]
-            if drafting:
-                different, answers = map(sum, zip(*drafting, strict=True))
-                speeds = [_cell(of_load[name], engine) if name in of_load else "-" for name in sets]
-                rows.append([load, title, *speeds, f"{different} of {answers}"])
+            if not of_engine:
+                continue
+            drafting = [each for each in of_engine if each[1].arm != alone_of(each[1].arm)]
+            different = sum(num_different(figures, entry.arm) for figures, entry in drafting)
+            answers = sum(len(entry.generations) for _, entry in drafting)
+            speeds = [_cell(of_load[name], engine) if name in of_load else "-" for name in sets]
+            rows.append([load, title, *speeds, f"{different} of {answers}" if drafting else "-"])
     return markdown(["Concurrent", "Engine", *sets, "Answers unlike its target"], rows)
 
 
 def _cell(figures: CellFigures, engine: str) -> str:
     """Return an engine's speeds, alone and at its best draft length, and ours beside the faster one."""
     arms = [entry.arm for entry in figures.arms if engine_of(entry.arm) == engine]
-    drafting = [arm for arm in arms if arm != alone_of(arm)]
-    if not drafting:
+    if not arms:
         return "-"
-    best = max(drafting, key=lambda arm: figures.of(arm).output_tokens_per_s.median)
-    alone = [f"{figures.of(arm).output_tokens_per_s.median:.0f}" for arm in arms if arm == alone_of(arm)]
-    speeds = f"{alone[0] if alone else '-'} -> {figures.of(best).output_tokens_per_s.median:.0f}"
+    rates = {arm: figures.of(arm).output_tokens_per_s.median for arm in arms}
+    alone = [f"{rate:.0f}" for arm, rate in rates.items() if arm == alone_of(arm)]
+    best = max((arm for arm in arms if arm != alone_of(arm)), key=rates.__getitem__, default=None)
+    speeds = f"{alone[0] if alone else '-'}" + (f" -> {rates[best]:.0f}" if best else "")
     if engine == OURS:
         return speeds
     ours = figures.blocks.ratio(ADAPTIVE, figures.blocks.fastest(arms))
-    return f"{speeds} ({best}): **{interval_cell(ours, 2)}**"
+    return f"{speeds}{f' ({best})' if best else ''}: **{interval_cell(ours, 2)}**"
 
 
 def first_token_table(seconds: Mapping[tuple[Arm, str], Sequence[float]], titles: Mapping[str, str]) -> str:

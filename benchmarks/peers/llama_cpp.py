@@ -1,4 +1,4 @@
-"""Start llama.cpp's server in its environment, and ask it."""
+"""Start a server of llama.cpp's family in its environment, and ask it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import PeerError
 from pipelines.places import located
 
-PROGRAM = Path(__file__).with_name("llama_cpp_server.py")
+SERVER = Path(__file__).with_name("llama_cpp_server.py")
+IK_SERVER = Path(__file__).with_name("ik_llama_server.py")
 _TIMEOUT_S = 1200.0  # of an answer
 _END_TIMEOUT_S = 10.0
 
@@ -66,21 +67,29 @@ class LlamaCpp:
         settings: What it is started with.
         end_ids: End tokens to remove from answers, because our server does not return them.
         log: File for what it prints.
+        program: Starts it.
 
     Attributes:
-        version: Version of the package ``xllamacpp``.
+        version: Version of its package.
         url: Address of OpenAI's API.
 
     Raises:
         PeerError: It did not start.
     """
 
-    def __init__(self, interpreter: Path, settings: Settings, end_ids: tuple[int, ...], log: Path) -> None:
+    def __init__(
+        self,
+        interpreter: Path,
+        settings: Settings,
+        end_ids: tuple[int, ...],
+        log: Path,
+        program: Path = SERVER,
+    ) -> None:
         self._end_ids, self._log = end_ids, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as file:
             self._process = subprocess.Popen(
-                [interpreter, PROGRAM, json.dumps(asdict(settings))],
+                [interpreter, program, json.dumps(asdict(settings))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -125,5 +134,5 @@ class LlamaCpp:
     def _failed(self, why: str) -> PeerError:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return PeerError(
-            f"llama.cpp failed: {why}: {lines[-1] if lines else 'it printed nothing'}", f"read {self._log}"
+            f"the server failed: {why}: {lines[-1] if lines else 'it printed nothing'}", f"read {self._log}"
         )

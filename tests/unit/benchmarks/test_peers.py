@@ -1,4 +1,4 @@
-"""Tests of the comparison with llama.cpp, on scripted workers and a stand-in for its server."""
+"""Tests of the comparison with other engines, on scripted workers and a stand-in for their servers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 
 from benchmarks.harness import generation_of
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import llama_cpp
 from benchmarks.peers.__main__ import Measured
-from benchmarks.peers.figures import LLAMA_CPP, documents, first_token_table, table
+from benchmarks.peers.figures import IK_LLAMA_CPP, LLAMA_CPP, documents, first_token_table, table
 from benchmarks.peers.llama_cpp import LlamaCpp, Settings, gguf_files
 from build.recipe import load_recipe
 from pipelines.bench.figures import CellFigures, figures_of
@@ -29,7 +28,7 @@ from pipelines.errors import PeerError
 from tests.support.tiny_engines import write_tokenizer
 
 ALONE, SHORT, LONG = (Arm(LLAMA_CPP, length) for length in (0, 2, 4))
-ARMS = (TARGET_ALONE, ADAPTIVE, ALONE, SHORT, LONG)
+ARMS, OTHER = (TARGET_ALONE, ADAPTIVE, ALONE, SHORT, LONG), Arm(IK_LLAMA_CPP, 0)
 CODE = PromptSet("code", tuple(CompletionRequest(prompt_ids=(index, 7)) for index in range(8)))
 SETTINGS = Settings("target.gguf", "draft.gguf", 2, 3, 4, 512)
 PROGRAM = """
@@ -56,18 +55,17 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "server.py"
+def program(folder: Path) -> Path:
+    path = folder / "server.py"
     path.write_text(PROGRAM)
-    monkeypatch.setattr(llama_cpp, "PROGRAM", path)
+    return path
 
 
 def started(tmp_path: Path, settings: Settings = SETTINGS) -> LlamaCpp:
-    return LlamaCpp(Path(sys.executable), settings, (99, 98), tmp_path / "logs" / "server.log")
+    log = tmp_path / "logs" / "server.log"
+    return LlamaCpp(Path(sys.executable), settings, (99, 98), log, program(tmp_path))
 
 
-@pytest.mark.usefixtures("program")
 def test_the_server_answers_or_says_why_it_does_not(tmp_path: Path) -> None:
     with closing(started(tmp_path)) as server:
         assert server.version == "1.0"
@@ -129,24 +127,26 @@ def cell_figures(walls: dict[Arm, float], **answers: tuple[int, ...]) -> CellFig
 
 
 def test_ratios_are_taken_within_a_repetition_and_answers_compared_with_the_engines_own_target() -> None:
-    walls = dict(zip(ARMS, (1.0, 0.5, 1.0, 2.0, 1.25), strict=True))
+    walls = dict(zip((*ARMS, OTHER), (1.0, 0.5, 1.0, 2.0, 1.25, 0.75), strict=True))
     figures = cell_figures(walls, **{"K=4": (9, 9)})
     found = {each["arm"]: each for each in documents(figures)}
     assert [*found] == [
         *("draftproof target alone", "draftproof adaptive"),
         *("llama-cpp target alone", "llama-cpp K=2", "llama-cpp K=4"),
+        "ik-llama-cpp target alone",
     ]
     assert found["llama-cpp K=2"]["ratio_to_alone"]["value"] == pytest.approx(0.5)
     assert found["llama-cpp K=2"]["ours_to_this"]["value"] == pytest.approx(4.0)
-    assert [each["num_different"] for each in found.values()] == [0, 0, 0, 0, 2]
-    assert [each["num_draft_tokens"] for each in found.values()] == [0, None, 0, 2, 4]
-    assert table([figures], {"draftproof": "Ours", LLAMA_CPP: "Another"}).splitlines()[2:] == [
+    assert [each["num_different"] for each in found.values()] == [0, 0, 0, 0, 2, 0]
+    assert [each["num_draft_tokens"] for each in found.values()] == [0, None, 0, 2, 4, 0]
+    titles = {"draftproof": "Ours", LLAMA_CPP: "Another", IK_LLAMA_CPP: "A third"}
+    assert table([figures], titles).splitlines()[2:] == [
         "| 1 | Ours | 3 -> 6 | 0 of 4 |",
         "| 1 | Another | 3 -> 2 (K=4): **2.00 (2.00 to 2.00)** | 2 of 8 |",
+        "| 1 | A third | 4: **1.50 (1.50 to 1.50)** | - |",
     ]
 
 
-@pytest.mark.usefixtures("program")
 @pytest.mark.parametrize(
     ("is_right", "target", "exit_code"), [(False, "t.gguf", 1), (True, "broken.gguf", 3), (True, "t.gguf", 0)]
 )
@@ -172,6 +172,7 @@ def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
         "fitting_prompts": lambda prompts, client, num_more: prompts,
         "engine_conditions": lambda directories: {},
     }
+    monkeypatch.setattr(command, "PROGRAMS", dict.fromkeys(command.PROGRAMS, program(tmp_path)))
     for name, stand_in in everything.items():
         monkeypatch.setattr(command, name, stand_in)
     monkeypatch.setattr(command.Client, "server_version", lambda client: "2.70")
@@ -180,11 +181,12 @@ def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
     assert command.main(arguments) == exit_code
     output = capsys.readouterr().out
     printed = json.loads(output.splitlines()[-1])
-    broken = {f"llama-cpp {way}" for way in ("target alone", "K=2", "K=4")} if "broken" in target else set()
+    others = {f"llama-cpp {way}" for way in ("target alone", "K=2", "K=4")} | {"ik-llama-cpp target alone"}
+    broken = others if "broken" in target else set()
     assert set(printed["not_measured"]) == broken
     different = {each["arm"]: each["num_different"] for each in printed["arms"]}
     assert (different["draftproof adaptive"] > 0) != is_right
-    assert printed["conditions"]["peers"][LLAMA_CPP]["xllamacpp"] == ("" if broken else "1.0")
+    assert printed["conditions"]["peers"][IK_LLAMA_CPP]["version"] == ("" if broken else "1.0")
     assert "| Concurrent | Engine | prompts | Answers" in output
 
 

@@ -120,6 +120,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "tests/",
     ),
     "modelopt": ("build/quantization/modelopt_worker.py", "tests/"),
+    "ik_llama_cpp": ("benchmarks/peers/ik_llama_server.py",),
     "xllamacpp": ("benchmarks/peers/llama_cpp_server.py",),
     "openvino_genai": ("benchmarks/lossless/genai_answers.py",),
     "openvino": (

@@ -10,7 +10,7 @@ from build.tensorrt_llm.settings import TensorRtLlm
 from tests.conftest import REPOSITORY_ROOT
 
 LOCKS = ("run", "test", "build")
-PEER_LOCKS = ("peers-llama-cpp", "clients")  # without our numpy
+PEER_LOCKS = ("peers-llama-cpp", "peers-ik-llama-cpp", "clients")  # without our numpy
 
 
 def _lines(name: str) -> list[str]:
