@@ -24,7 +24,7 @@ from pipelines.front_door.requests.fields import parse_body, read_body
 from pipelines.front_door.requests.sampling import sampling_request
 from pipelines.wire.request import CompletionRequest
 from tests.attacks.guides import chain_of_references, slow_to_read_function, with_schema, with_tools
-from tests.unit.front_door.test_anthropic import ASKED, open_door
+from tests.unit.front_door.scripted_door import ASKED, open_door
 
 
 def ticks_beside(work: Callable[[], Any]) -> int:

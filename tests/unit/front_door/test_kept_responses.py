@@ -18,7 +18,7 @@ from pipelines.front_door.endpoints import kept_responses, responses
 from pipelines.front_door.endpoints.kept_responses import KEPT, KEPT_S, KeptResponses
 from pipelines.front_door.messages.call_styles.json_calls import HERMES
 from tests.unit.front_door.messages.cases import ARGUMENTS, TOKENIZER, WEATHER, written
-from tests.unit.front_door.test_anthropic import SIZE, Door, open_door
+from tests.unit.front_door.scripted_door import SIZE, Door, open_door
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "get_weather", "parameters": WEATHER.parameters}
