@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import generation_of
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.__main__ import Measured
 from benchmarks.peers.figures import LLAMA_CPP, documents, first_token_table, table
-from benchmarks.peers.llama_cpp import LlamaCpp, Settings, gguf_files
+from benchmarks.peers.llama_cpp import LlamaCpp, Settings, generation_of, gguf_files
 from build.recipe import load_recipe
 from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.measuring import Measurement
