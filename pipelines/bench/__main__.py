@@ -16,13 +16,12 @@ from pathlib import Path
 
 from pipelines.atomic_file import write_whole
 from pipelines.bench.figures import figures_of
-from pipelines.bench.measuring import Measurement, measure, num_different_answers, warm_up
+from pipelines.bench.measuring import Measurement, measure, num_different_answers, streaming, warm_up
 from pipelines.bench.options import Size, make_parser, size_of
 from pipelines.bench.plan import ClosedLoop, Plan, describe
 from pipelines.bench.prompt_sets import draw_sets, make_prompt_sets, names_of_sets
 from pipelines.bench.report import Results, as_document, as_text
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
-from pipelines.bench.workers import Workers
 from pipelines.client import Client
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
@@ -78,26 +77,26 @@ def _bench(
             prompts=drawn.document(),
             temperature=options.temperature,
         )
-    for line in drawn.lines():
-        _report(line)
-    plan = Plan(
-        prompt_sets=make_prompt_sets(drawn, options.temperature),
-        concurrency=size.concurrency,
-        draft_lengths=size.draft_lengths,
-        max_tokens=size.max_tokens,
-        repetitions=options.repetitions,
-    )
-    measurements: list[Measurement] = []
-    was_stopped = False
-    with Workers.connect(url, max(size.concurrency), streaming=True) as workers:
+        for line in drawn.lines():
+            _report(line)
+        plan = Plan(
+            prompt_sets=make_prompt_sets(drawn, options.temperature),
+            concurrency=size.concurrency,
+            draft_lengths=size.draft_lengths,
+            max_tokens=size.max_tokens,
+            repetitions=options.repetitions,
+        )
+        ask = streaming(client)
         _report("warming up ...")
-        alone = warm_up(plan, workers)
+        alone = warm_up(plan, ask)
         _report(describe(plan))
         progress = TimeLeft(
             plan.num_requests, _report, lambda done: f"{done:.0f} of {plan.num_requests} requests"
         )
+        measurements: list[Measurement] = []
+        was_stopped = False
         try:
-            for measurement in measure(plan, workers):
+            for measurement in measure(plan, ask):
                 measurements.append(measurement)
                 progress.advance(len(measurement.generations))
         except KeyboardInterrupt:

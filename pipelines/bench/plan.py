@@ -52,7 +52,7 @@ class ClosedLoop:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests of one measurement, at least two per worker."""
+        """Number of requests of one measurement, at least two for each that runs."""
         return max(LEAST_REQUESTS, 2 * self.num_at_once)
 
     def __str__(self) -> str:
