@@ -188,9 +188,6 @@ def _arm(entry: ArmFigures) -> dict[str, Any]:
         "num_output_tokens": sum(generation.num_output_tokens for generation in entry.generations),
         "acceptance_rate": acceptance.acceptance_rate,
         "mean_acceptance_length": acceptance.mean_acceptance_length,
-        "mean_draft_length": acceptance.mean_draft_length,
-        "accepted_per_position": acceptance.accepted_per_position,
-        "rounds_by_draft_length": acceptance.rounds_by_draft_length,
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.bench.blocks import Blocks, Interval
-from pipelines.bench.figures import figures_of, percentiles, pooled, spread
+from pipelines.bench.figures import figures_of, percentiles, spread
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Cell, ClosedLoop
 from pipelines.bench.report import comparisons
 from pipelines.bench.reporting.section import joint_verdict
@@ -90,8 +90,6 @@ def test_figures_follow_their_formulas() -> None:
         num_rounds=4,
         total_draft_tokens=8,
         total_accepted_draft_tokens=3,
-        accepted_per_position=(2, 1, 0),
-        drafted_per_round=(0, 4, 4),
     )
     walls = {0: 2.0, 1: 1.0, 2: 4.0}
     measurements = [
@@ -113,16 +111,6 @@ def test_figures_follow_their_formulas() -> None:
     acceptance = figures.of(K2).acceptance
     assert (acceptance.acceptance_rate, acceptance.mean_acceptance_length) == (3 / 8, 1.75)
     assert figures.of(TARGET_ALONE).acceptance.acceptance_rate is None
-
-
-def test_the_histograms_count_rounds() -> None:
-    first = answer(num_rounds=5, accepted_per_position=(4, 2, 0), drafted_per_round=(0, 3, 3, 1))
-    second = answer(num_rounds=3, accepted_per_position=(1, 1, 1), drafted_per_round=(0, 3))
-    counts = pooled([first, second])
-    assert counts.accepted_per_position == (5, 3, 1)
-    assert counts.num_rounds == 8
-    assert counts.rounds_by_draft_length == (2, 1, 0, 3)
-    assert pooled([answer()]).rounds_by_draft_length == ()
 
 
 def test_a_run_that_was_stopped_is_compared_where_every_arm_was_measured_twice() -> None:
