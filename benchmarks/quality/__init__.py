@@ -1,1 +1,1 @@
-"""Measures what quantization and arithmetic cost a model: predictions, and tasks with one right answer."""
+"""Measures what quantization and arithmetic cost a model's predictions."""
