@@ -68,7 +68,7 @@ def test_verdicts_join_so_that_nothing_bad_and_nothing_at_all_passes(
 
 def test_a_section_is_printed_in_columns_with_its_power() -> None:
     lines = as_text(section("pass")).splitlines()
-    assert lines[1:] == ["Title: PASS", "what", "a      b", "----  --", "x      1", "long  22", "power"]
+    assert lines[1:] == ["Title: PASS", "what", "a      b", "--------", "x      1", "long  22", "power"]
     assert "INFO" not in as_text(section("info"))
     with pytest.raises(ValueError, match="2 cells"):
         Table(("a", "b"), (("x",),))
