@@ -23,7 +23,7 @@ from benchmarks.peers.llama_cpp import LlamaCpp, Settings, gguf_files
 from build.recipe import load_recipe
 from pipelines.bench.figures import figures_of
 from pipelines.bench.measuring import Ask, Measurement, run_once
-from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, requests_needed
 from pipelines.bench.prompt_sets import PromptSet, draw_sets, names_of_sets
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.client import Client, CompletionRequest
@@ -85,12 +85,12 @@ class Measured:
         """
         for prompt_set in sets:
             for arm in list(self.asks):
-                if first := self.ask(Cell(prompt_set, ClosedLoop(1)), arm, 1):
+                if first := self.ask(Cell(prompt_set, 1), arm, 1):
                     times_s = tuple(each.e2e_latency_s for each in first.generations)
                     self.first_token_s[arm, prompt_set.name] = times_s
         for num_at_once in concurrency:
             for prompt_set in sets:
-                cell = Cell(prompt_set, ClosedLoop(num_at_once))
+                cell = Cell(prompt_set, num_at_once)
                 for repetition in range(-1, repetitions):
                     arms = list(self.asks)
                     begin = max(repetition, 0) % len(arms)
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     recipe, most = load_recipe(options.recipe), max(options.concurrency)
     files, interpreter = gguf_files(recipe), ensure_environment(LLAMA_CPP)
-    prompts, count = choose_prompts(options.prompts, options.recipe), ClosedLoop(most).num_requests
+    prompts, count = choose_prompts(options.prompts, options.recipe), requests_needed(most)
     names = names_of_sets(prompts, options.prompt_sets, is_quick=False)
     draw_sets(prompts, names, count)  # too few are an error before anything is started
     measured, versions = Measured(), set[str]()

@@ -18,7 +18,7 @@ from pipelines.atomic_file import write_whole
 from pipelines.bench.figures import figures_of
 from pipelines.bench.measuring import Measurement, measure, num_different_answers, streaming, warm_up
 from pipelines.bench.options import Size, make_parser, size_of
-from pipelines.bench.plan import ClosedLoop, Plan, describe
+from pipelines.bench.plan import Plan, describe, requests_needed
 from pipelines.bench.prompt_sets import draw_sets, make_prompt_sets, names_of_sets
 from pipelines.bench.report import Results, as_document, as_text
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         prompts = choose_prompts(options.prompts, options.recipe)
         names = names_of_sets(prompts, options.sets, is_quick=options.quick)
-        draw_sets(prompts, names, _prompts_needed(size))
+        draw_sets(prompts, names, requests_needed(max(size.concurrency)))
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
@@ -53,11 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_program(work, result={} if options.json else None)
 
 
-def _prompts_needed(size: Size) -> int:
-    """Return how many prompts each set must have."""
-    return ClosedLoop(max(size.concurrency)).num_requests
-
-
 def _bench(
     url: str,
     size: Size,
@@ -67,7 +62,9 @@ def _bench(
     command_line: list[str],
 ) -> Results:
     with Client.connect(url) as client:
-        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, _prompts_needed(size))
+        drawn = draw_sets(
+            fitting_prompts(prompts, client, size.max_tokens), names, requests_needed(max(size.concurrency))
+        )
         context = conditions(
             "pipelines.bench",
             command_line,

@@ -65,7 +65,7 @@ def warm_up(plan: Plan, ask: Ask) -> list[Measurement]:
     Raises:
         DraftproofError: A request failed.
     """
-    cells = [Cell(prompt_set, plan.busiest) for prompt_set in plan.prompt_sets]
+    cells = [Cell(prompt_set, max(plan.concurrency)) for prompt_set in plan.prompt_sets]
     # The target last, when its prompts are cached.
     return [
         [run_once(cell, arm, plan.max_tokens, ask) for arm in (*plan.arms[1:], TARGET_ALONE)][-1]
@@ -100,7 +100,7 @@ def run_once(cell: Cell, arm: Arm, max_tokens: int, ask: Ask, repetition: int = 
         asked = replace(request, max_tokens=max_tokens, num_draft_tokens=arm.num_draft_tokens)
         return ask(asked, arm.model)
 
-    pool = ThreadPoolExecutor(cell.load.num_at_once)
+    pool = ThreadPoolExecutor(cell.num_at_once)
     started_s = time.monotonic()
     try:
         generations = tuple(pool.map(answer, cell.first_requests))

@@ -159,7 +159,7 @@ def as_document(results: Results) -> dict[str, Any]:
 def _cell(figures: CellFigures) -> dict[str, Any]:
     return {
         "prompt_set": figures.cell.prompt_set.name,
-        "concurrency": figures.cell.load.num_at_once,
+        "concurrency": figures.cell.num_at_once,
         "arms": [_arm(entry) for entry in figures.arms],
         "adaptive_compared": [
             {

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.bench.blocks import Blocks, Interval
 from pipelines.bench.figures import figures_of, percentiles, spread
-from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Cell, ClosedLoop
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Cell
 from pipelines.bench.report import comparisons
 from pipelines.bench.reporting.section import joint_verdict
 from pipelines.bench.reporting.slo import Slo
@@ -83,7 +83,7 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 
 def test_figures_follow_their_formulas() -> None:
-    cell = Cell(CODE, ClosedLoop(1))
+    cell = Cell(CODE, 1)
     drafted = answer(
         ttft=0.5,
         e2e=1.5,
@@ -114,7 +114,7 @@ def test_figures_follow_their_formulas() -> None:
 
 
 def test_a_run_that_was_stopped_is_compared_where_every_arm_was_measured_twice() -> None:
-    whole, part = Cell(CODE, ClosedLoop(1)), Cell(CODE, ClosedLoop(2))
+    whole, part = Cell(CODE, 1), Cell(CODE, 2)
     measurements = [measured(whole, arm, repetition, 1.0) for repetition in range(2) for arm in ARMS]
     measurements.append(measured(whole, K2, 2, 9.0))
     measurements += [measured(part, arm, 0, 1.0) for arm in ARMS]
@@ -124,7 +124,7 @@ def test_a_run_that_was_stopped_is_compared_where_every_arm_was_measured_twice()
 
 def test_measurements_without_output_are_not_compared() -> None:
     with pytest.raises(VerificationError, match="cannot be compared"):
-        figures_of([measured(Cell(CODE, ClosedLoop(1)), K2, 0, 1.0, answer(0))], ARMS)
+        figures_of([measured(Cell(CODE, 1), K2, 0, 1.0, answer(0))], ARMS)
 
 
 @pytest.mark.parametrize(

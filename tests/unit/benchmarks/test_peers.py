@@ -20,7 +20,7 @@ from benchmarks.peers.llama_cpp import LlamaCpp, Settings, generation_of, gguf_f
 from build.recipe import load_recipe
 from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import PeerError
@@ -112,7 +112,7 @@ def test_arms_take_turns_and_one_that_breaks_is_left_out() -> None:
 
 
 def cell_figures(walls: dict[Arm, float], **answers: tuple[int, ...]) -> CellFigures:
-    cell = Cell(CODE, ClosedLoop(1))
+    cell = Cell(CODE, 1)
     given = [
         Measurement(
             *(cell, arm, repetition),
