@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.bench.blocks import METHOD, Interval
-from pipelines.bench.figures import ArmFigures, CellFigures, Percentiles, Spread
+from pipelines.bench.figures import (
+    ArmFigures,
+    CellFigures,
+    Percentiles,
+    Spread,
+    acceptance_rate,
+    mean_acceptance_length,
+)
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Plan
 from pipelines.bench.reporting.section import Verdict, joint_verdict
 
@@ -92,12 +99,12 @@ def as_text(results: Results) -> str:
 
 
 def _row(figures: CellFigures, entry: ArmFigures) -> str:
-    acceptance = entry.acceptance
+    generations = entry.generations
     return (
         f"{figures.cell!s:<28} {entry.arm!s:<12} {_spread(entry.output_tokens_per_s):>22} "
         f"{_interval(entry.ratio_to_target):>20} {_percentiles(entry.ttft_s, 1e3, 0):>13} "
         f"{_percentiles(entry.itl_s, 1e3, 1):>13} {_percentiles(entry.e2e_latency_s, 1, 2):>13} "
-        f"{_number(acceptance.acceptance_rate, 3):>8} {_number(acceptance.mean_acceptance_length, 2):>6}"
+        f"{_number(acceptance_rate(generations), 3):>8} {_number(mean_acceptance_length(generations), 2):>6}"
     )
 
 
@@ -174,7 +181,6 @@ def _cell(figures: CellFigures) -> dict[str, Any]:
 
 
 def _arm(entry: ArmFigures) -> dict[str, Any]:
-    acceptance = entry.acceptance
     return {
         "arm": str(entry.arm),
         "model": entry.arm.model,
@@ -186,8 +192,8 @@ def _arm(entry: ArmFigures) -> dict[str, Any]:
         "e2e_latency_s": asdict(entry.e2e_latency_s),
         "num_requests": len(entry.generations),
         "num_output_tokens": sum(generation.num_output_tokens for generation in entry.generations),
-        "acceptance_rate": acceptance.acceptance_rate,
-        "mean_acceptance_length": acceptance.mean_acceptance_length,
+        "acceptance_rate": acceptance_rate(entry.generations),
+        "mean_acceptance_length": mean_acceptance_length(entry.generations),
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.bench.blocks import Blocks, Interval
-from pipelines.bench.figures import pooled
+from pipelines.bench.figures import acceptance_rate
 from pipelines.bench.reporting.section import Table
 from pipelines.client import Chunk, Client, CompletionRequest, Generation
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
@@ -135,7 +135,7 @@ def _figures(kind: str, pairs: Sequence[Pair]) -> KindFigures:
         statistics.geometric_mean(alone),
         statistics.geometric_mean(both),
         Blocks({"alone": alone, "both": both}).ratio("both", "alone"),
-        pooled([pair.speculative for pair in pairs]).acceptance_rate,
+        acceptance_rate([pair.speculative for pair in pairs]),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipelines.bench.figures import pooled
+from pipelines.bench.figures import acceptance_rate
 from pipelines.bench.reporting.section import Table
 from pipelines.demo.__main__ import Shown
 from pipelines.demo.summary import KindFigures, figures_of
@@ -46,7 +46,7 @@ class Trial:
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted / drafted tokens of greedy answers; None if nothing was drafted."""
-        return pooled([pair.speculative for pair in self.shown.pairs if not pair.temperature]).acceptance_rate
+        return acceptance_rate([pair.speculative for pair in self.shown.pairs if not pair.temperature])
 
     @property
     def tokens_per_round(self) -> float:

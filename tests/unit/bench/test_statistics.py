@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.bench.blocks import Blocks, Interval
-from pipelines.bench.figures import figures_of, percentiles, spread
+from pipelines.bench.figures import acceptance_rate, figures_of, mean_acceptance_length, percentiles, spread
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Cell
 from pipelines.bench.report import comparisons
 from pipelines.bench.reporting.section import joint_verdict
@@ -108,9 +108,9 @@ def test_figures_follow_their_formulas() -> None:
     ttft, itl = figures.of(K2).ttft_s, figures.of(K2).itl_s
     assert ttft is not None and itl is not None
     assert (ttft.p50, itl.p50, figures.of(K2).e2e_latency_s.p99) == (0.5, 0.25, 1.5)
-    acceptance = figures.of(K2).acceptance
-    assert (acceptance.acceptance_rate, acceptance.mean_acceptance_length) == (3 / 8, 1.75)
-    assert figures.of(TARGET_ALONE).acceptance.acceptance_rate is None
+    generations = figures.of(K2).generations
+    assert (acceptance_rate(generations), mean_acceptance_length(generations)) == (3 / 8, 1.75)
+    assert acceptance_rate(figures.of(TARGET_ALONE).generations) is None
 
 
 def test_a_run_that_was_stopped_is_compared_where_every_arm_was_measured_twice() -> None:
