@@ -106,7 +106,7 @@ def conditions_line(about: dict[str, Any]) -> str:
         versions.insert(0, f"Triton {about['triton_version']}")
     parts = [f"recipe `{about['recipe']}`"] if "recipe" in about else []
     for role, engine in sorted(about.get("engines", {}).items(), reverse=True):
-        if engine:
+        if "num_parameters" in engine:
             size = f"{engine['num_parameters'] / 1e6:.1f} M"
             parts.append(f"{role} {size} parameters, {engine['quantization']}")
     parts += [
