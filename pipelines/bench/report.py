@@ -141,13 +141,10 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-_DIGITS = 5  # significant digits
-
-
 def as_document(results: Results) -> dict[str, Any]:
     """Return the results, ready for JSON."""
     plan = results.plan
-    document = {
+    return {
         "run_id": results.run_id,
         "max_tokens": plan.max_tokens,
         "repetitions": plan.repetitions,
@@ -159,8 +156,6 @@ def as_document(results: Results) -> dict[str, Any]:
         "was_stopped": results.was_stopped,
         "conditions": results.conditions,
     }
-    rounded: dict[str, Any] = _rounded(document)
-    return rounded
 
 
 def _cell(figures: CellFigures) -> dict[str, Any]:
@@ -195,13 +190,3 @@ def _arm(entry: ArmFigures) -> dict[str, Any]:
         "acceptance_rate": acceptance_rate(entry.generations),
         "mean_acceptance_length": mean_acceptance_length(entry.generations),
     }
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(entry) for entry in value]
-    return value
