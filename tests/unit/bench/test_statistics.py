@@ -12,7 +12,6 @@ from pipelines.bench.figures import acceptance_rate, figures_of, mean_acceptance
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Cell
 from pipelines.bench.report import comparisons
 from pipelines.bench.reporting.section import joint_verdict
-from pipelines.bench.reporting.slo import Slo
 from pipelines.errors import VerificationError
 from tests.unit.bench.answers import ARMS, CODE, K2, K4, answer, cells_with_ratios, measured
 
@@ -61,15 +60,6 @@ def test_more_arms_make_intervals_narrower_at_equal_noise() -> None:
         return statistics.fmean(widths)
 
     assert width(5) < 0.65 * width(2)
-
-
-def test_good_requests_keep_both_limits() -> None:
-    slo = Slo(ttft_s=1.0, itl_s=0.5)
-    assert slo.is_kept_by(1.0, 0.5)  # at the limits
-    assert not slo.is_kept_by(1.01, 0.5)
-    assert not slo.is_kept_by(1.0, 0.51)
-    assert slo.is_kept_by(0.9, None)  # one token: there is no ITL
-    assert not slo.is_kept_by(None, None)
 
 
 def test_percentiles_are_values_that_occurred() -> None:
