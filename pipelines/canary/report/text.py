@@ -13,11 +13,6 @@ from pipelines.canary.report.record import PROMOTING, Judgement, RolloutRecord, 
 
 _MOST_DIVERGENCES = 20
 _EXPECTED_OF = {"stable": "stable", "own_target": "the candidate's target alone", "itself": "its chunks"}
-_TERMS = (
-    "A candidate within all limits is ever rolled back with probability {alpha:.2%} at most, however often\n"
-    "it is judged; one that has reached a limit is promoted with probability {error:.1%} at most.\n"
-    "Each bound holds at all times together with confidence {confidence:.0%}."
-)
 
 
 def show_cycle(cycle: Cycle) -> None:
@@ -44,10 +39,8 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     if evidence["losses"]:
         yield from _titled("Candidate compared with the stable pair")
         yield from _metrics(evidence["losses"])
-        limits = evidence["limits"]
-        error = 1 - limits["confidence"]
-        yield _TERMS.format(alpha=limits["alpha"], confidence=limits["confidence"], error=error)
-        if not_judged := [name for name, value in limits.items() if value is None]:
+        unset = [name for name, value in evidence["limits"].items() if value is None]
+        if not_judged := [name for name in unset if name != "answers_repeated"]:
             yield f"Not judged, because the limits leave it out: {', '.join(not_judged)}."
     yield from _titled("Figures of each arm (times: p50/p90/p99 of requests of clients)")
     yield from _arms(report["arms"])
