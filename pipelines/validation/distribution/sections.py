@@ -151,7 +151,6 @@ def _table(candidate: SampleComparison, itself: SampleComparison) -> Table | Non
             "compared": f"token {test.position}",
             "prefixes": test.num_prefixes,
             "share tested": test.share_tested,
-            "no choice": test.share_certain,
             "merged as rare": test.merged_probability,
             "chi-square": test.statistic,
             "dof": test.dof,
