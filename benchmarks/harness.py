@@ -15,7 +15,6 @@ import numpy as np
 
 from pipelines.atomic_file import write_whole
 from pipelines.bench.blocks import CONFIDENCE, Interval
-from pipelines.client import Generation
 from pipelines.command_line.options import add_prompts_option
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
 
@@ -107,7 +106,7 @@ def conditions_line(about: dict[str, Any]) -> str:
         versions.insert(0, f"Triton {about['triton_version']}")
     parts = [f"recipe `{about['recipe']}`"] if "recipe" in about else []
     for role, engine in sorted(about.get("engines", {}).items(), reverse=True):
-        if engine:
+        if "num_parameters" in engine:
             size = f"{engine['num_parameters'] / 1e6:.1f} M"
             parts.append(f"{role} {size} parameters, {engine['quantization']}")
     parts += [
@@ -134,15 +133,3 @@ def interval_cell(interval: Interval, digits: int) -> str:
     """Return such as ``1.02 (0.98 to 1.05)``."""
     value, low, high = (f"{each:.{digits}f}" for each in (interval.value, interval.low, interval.high))
     return f"{value} ({low} to {high})"
-
-
-def generation_of(
-    ids: tuple[int, ...],
-    e2e_latency_s: float,
-    ttft_s: float | None = None,
-    *,
-    text: str = "",
-    finish_reason: str = "",
-) -> Generation:
-    """Return an answer of a server that does not say how it speculates."""
-    return Generation(text, ids, (), finish_reason, 0, 0, 0, (), ttft_s, e2e_latency_s)

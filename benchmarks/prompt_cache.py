@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.checkout import CheckoutCopy
 from benchmarks.draft_length.asking import Prompt, ask
 from benchmarks.harness import Result, interval_cell, markdown, median_interval, parser_of, run_benchmark, say
 from benchmarks.streams import Streamed
-from benchmarks.versions.version import ENGINES, Version
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import whole_number
 from pipelines.process import processes_with
@@ -58,7 +58,7 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
     prompts = {name: text[:length] for name, length in _LENGTHS.items()}
     with tempfile.TemporaryDirectory(prefix="prompt-cache-") as scratch:
         servers = {
-            name: Version.of_checkout(
+            name: CheckoutCopy.make(
                 Path(scratch) / name,
                 options.recipe,
                 max_seq_len=16_384,
@@ -68,7 +68,7 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
             for name, gigabytes in (("with", 8), ("without", 0))
         }
         for server in servers.values():
-            server.build(ENGINES)
+            server.build()
         asked = _asked_after_kills(servers["with"], prompts, options.restarts)
         starts = _start_times(servers["with"], options.restarts)
         pairs = _asked_in_turn(servers, text, options.pairs)
@@ -109,7 +109,7 @@ def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
 
 
 def _asked_after_kills(
-    server: Version, prompts: dict[str, str], num_restarts: int
+    server: CheckoutCopy, prompts: dict[str, str], num_restarts: int
 ) -> dict[str, list[Streamed]]:
     """Return the answers to each prompt: by a new server, and after each restart."""
     asked: dict[str, list[Streamed]] = {name: [] for name in prompts}
@@ -125,7 +125,7 @@ def _asked_after_kills(
     return asked
 
 
-def _start_times(server: Version, num_starts: int) -> dict[str, list[float]]:
+def _start_times(server: CheckoutCopy, num_starts: int) -> dict[str, list[float]]:
     """Return the seconds of starts with the cache as it is, and with more files in it, in turn."""
     folder = next(server.tree.glob(".run/*/prompt_cache"))
     seconds: dict[str, list[float]] = {"as_it_is": [], "more": []}
@@ -143,7 +143,9 @@ def _start_times(server: Version, num_starts: int) -> dict[str, list[float]]:
     return seconds
 
 
-def _asked_in_turn(servers: dict[str, Version], text: str, num_pairs: int) -> list[tuple[Streamed, Streamed]]:
+def _asked_in_turn(
+    servers: dict[str, CheckoutCopy], text: str, num_pairs: int
+) -> list[tuple[Streamed, Streamed]]:
     """Return answers to new prompts by the server with and by that without the cache."""
     order, pairs = random.Random(0), []
     written = next(servers["with"].tree.glob(".run/*/prompt_cache"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Mapping
@@ -28,7 +27,6 @@ class Streamed:
         num_cached: Those of them that were not computed.
         first_s: Seconds until the first chunk with text.
         decode_s: Seconds from it to the last one.
-        longest_pause_s: Longest time between two of them, in seconds.
     """
 
     text: str
@@ -38,7 +36,6 @@ class Streamed:
     num_cached: int
     first_s: float
     decode_s: float
-    longest_pause_s: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -87,7 +84,6 @@ def ask_stream(connection: HTTPConnection, path: str, body: Mapping[str, Any]) -
         counts.num_cached or 0,
         arrivals_s[0] - sent_at_s,
         arrivals_s[-1] - arrivals_s[0],
-        max((after - before for before, after in itertools.pairwise(arrivals_s)), default=0.0),
     )
 
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -89,18 +89,26 @@ def _told(raised: BaseException) -> DraftproofError:
     )
 
 
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Make SIGTERM interrupt the block like Ctrl-C, so that it can clean up."""
+def stopped_by_signals(
+    stop: Callable[[], object] = _interrupt, signals: Sequence[signal.Signals] = (signal.SIGTERM,)
+) -> Iterator[None]:
+    """Make SIGTERM interrupt the block like Ctrl-C, so that it can clean up.
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
+    Args:
+        stop: Called instead, at each signal.
+        signals: Other signals than SIGTERM.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals
         return
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.signal(number, lambda *_: stop()) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

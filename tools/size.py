@@ -46,7 +46,7 @@ PARTS = (
     Part("text", 1_435, ("pipelines/text/",)),
     Part("wire", 700, ("pipelines/wire/",)),
     # Above 2,600: several servers behind one door, with DNS, roll-outs and streams that go on elsewhere.
-    Part("router", 3_200, ("pipelines/router/", "pipelines/upstreams/")),
+    Part("router", 3_190, ("pipelines/router/", "pipelines/upstreams/")),
     # Above 2,700: KServe over HTTP and gRPC with every request checked, and the supervision of two processes.
     Part("triton", 3_370, ("pipelines/triton/", "model_repository/")),
     # Within 4,400: OpenAI's two APIs and Anthropic's, and calls of tools in seven styles.
@@ -56,14 +56,14 @@ PARTS = (
     # More than before buys ten kinds of questions, rounds that end in time, a verdict in a sentence with an
     # example and its command, and files for CI: `make verify-faults` lists what the judge sees with them.
     # So does the comparison with a checkpoint in float32.
-    Part("validation", 4_470, ("pipelines/validation/", "build/reference.py")),
+    Part("validation", 4_420, ("pipelines/validation/", "build/reference.py")),
     # Above 2,100: a judge of memory and processor time, which finds the leaks of the drills.
-    Part("canary", 2_300, ("pipelines/canary/",)),
-    Part("bench", 870, ("pipelines/bench/",)),
+    Part("canary", 2_290, ("pipelines/canary/",)),
+    Part("bench", 740, ("pipelines/bench/",)),
     # Above 1,600 by the files that a model serves, read once and checked by their format.
     Part("deploy", 1_720, ("pipelines/deploy/", "build/rendering/", "build/repository.py")),
     # Above 950: `try` with several drafts or none: a table, and the recipe of the fastest.
-    Part("command line", 1_250, ("pipelines/command_line/", "pipelines/demo/", "pipelines/__main__.py")),
+    Part("command line", 1_220, ("pipelines/command_line/", "pipelines/demo/", "pipelines/__main__.py")),
     # More than before buys installed packages (where they write, and which commit they are) and one function
     # that serves every HTTP application.
     Part("shared modules", 1_240, ("pipelines/",)),
@@ -85,7 +85,7 @@ PARTS = (
     ),
     # Above 1,700: which engines answer the same with speculation, the table of a page that others may repeat;
     # and ik_llama.cpp, which has no server.
-    Part("benchmarks", 1_950, ("benchmarks/",)),
+    Part("benchmarks", 1_260, ("benchmarks/",)),
     Part("docs generators", 370, ("docs/",)),
     # More than before buys the wheel of the server, programs beside the client in the small one, and the
     # configuration of the image.

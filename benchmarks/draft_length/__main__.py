@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checkout import CheckoutCopy
 from benchmarks.draft_length.asking import Prompt, ask_all, read_prompts
 from benchmarks.harness import (
     Result,
@@ -34,7 +35,6 @@ from benchmarks.harness import (
     say,
 )
 from benchmarks.streams import Streamed
-from benchmarks.versions.version import ENGINES, Version
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import whole_number
 from pipelines.program import EXIT_FAIL, EXIT_PASS
@@ -113,11 +113,11 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     sets = read_prompts()
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="draft-length-") as scratch:
-        versions = {
-            name: Version.of_checkout(Path(scratch) / name, options.recipe) for name in (CHOSEN, CONSTANT)
+        copies = {
+            name: CheckoutCopy.make(Path(scratch) / name, options.recipe) for name in (CHOSEN, CONSTANT)
         }
-        for version in versions.values():
-            version.build(ENGINES)
+        for copy in copies.values():
+            copy.build()
         with suppress(KeyboardInterrupt):  # what was measured until then is a result
             for setting in SETTINGS:
                 if options.at_once not in (None, setting.num_at_once):
@@ -127,8 +127,8 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
                     if setting.is_disturbed:
                         other_programs.enter_context(_busy_cores())
                     ports = {
-                        name: stack.enter_context(version.running()).ports.openai
-                        for name, version in versions.items()
+                        name: stack.enter_context(copy.running()).ports.openai
+                        for name, copy in copies.items()
                     }
                     other_programs.close()
                     arms = [Arm(f"alone, {name}", name, port, 0) for name, port in ports.items()]

@@ -31,11 +31,10 @@ from benchmarks.peers.figures import (
 from benchmarks.peers.llama_cpp import IK_SERVER, SERVER, LlamaCpp, Settings, gguf_files
 from build.recipe import load_recipe
 from pipelines.bench.figures import figures_of
-from pipelines.bench.measuring import Measurement, run_once
-from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop
+from pipelines.bench.measuring import Ask, Measurement, run_once
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, requests_needed
 from pipelines.bench.prompt_sets import PromptSet, draw_sets, names_of_sets
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
-from pipelines.bench.workers import Workers
 from pipelines.client import Client, CompletionRequest
 from pipelines.command_line.options import whole_number, whole_numbers
 from pipelines.command_line.prompt_choice import choose_prompts
@@ -63,14 +62,14 @@ class Measured:
     """What was measured.
 
     Attributes:
-        workers: Workers of each arm that has not failed.
+        asks: How each arm that has not failed is asked.
         measurements: All measurements, in chronological order.
         first_token_s: Arm and prompt set -> seconds from a prompt that is in no cache to its first token, for
             each of its prompts.
         failures: Arm of another engine that failed -> reason.
     """
 
-    workers: dict[Arm, Workers] = field(default_factory=dict)
+    asks: dict[Arm, Ask] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
     first_token_s: dict[tuple[Arm, str], tuple[float, ...]] = field(default_factory=dict)
     failures: dict[Arm, str] = field(default_factory=dict)
@@ -78,12 +77,12 @@ class Measured:
     def ask(self, cell: Cell, arm: Arm, max_tokens: int, repetition: int = -1) -> Measurement | None:
         """Measure an arm once; an arm of another engine that fails is dropped, with None."""
         try:
-            return run_once(cell, arm, max_tokens, self.workers[arm], repetition)
+            return run_once(cell, arm, max_tokens, self.asks[arm], repetition)
         except DraftproofError as error:
             if engine_of(arm) == OURS:
                 raise
             self.failures[arm] = str(error)
-            del self.workers[arm]
+            del self.asks[arm]
             return None
 
     def run(
@@ -99,15 +98,15 @@ class Measured:
             DraftproofError: Our own server failed, so that there is nothing to compare with.
         """
         for prompt_set in sets:
-            for arm in list(self.workers):
-                if first := self.ask(Cell(prompt_set, ClosedLoop(1)), arm, 1):
+            for arm in list(self.asks):
+                if first := self.ask(Cell(prompt_set, 1), arm, 1):
                     times_s = tuple(each.e2e_latency_s for each in first.generations)
                     self.first_token_s[arm, prompt_set.name] = times_s
         for num_at_once in concurrency:
             for prompt_set in sets:
-                cell = Cell(prompt_set, ClosedLoop(num_at_once))
+                cell = Cell(prompt_set, num_at_once)
                 for repetition in range(-1, repetitions):
-                    arms = list(self.workers)
+                    arms = list(self.asks)
                     begin = max(repetition, 0) % len(arms)
                     for arm in arms[begin:] + arms[:begin]:
                         entry = self.ask(cell, arm, max_tokens, repetition)
@@ -125,17 +124,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     recipe, most = load_recipe(options.recipe), max(options.concurrency)
     files, interpreters = gguf_files(recipe), {engine: ensure_environment(engine) for engine in PROGRAMS}
-    prompts, count = choose_prompts(options.prompts, options.recipe), ClosedLoop(most).num_requests
+    prompts, count = choose_prompts(options.prompts, options.recipe), requests_needed(most)
     names = names_of_sets(prompts, options.prompt_sets, is_quick=False)
     draw_sets(prompts, names, count)  # too few are an error before anything is started
     measured, versions = Measured(), dict[str, str]()
     with ExitStack() as stack:
         url = stack.enter_context(running_server("", options.recipe))
-        with Client.connect(url) as client:
-            directories, triton_version = engine_directories(client), client.server_version()
-            drawn = draw_sets(fitting_prompts(prompts, client, options.max_tokens), names, count)
-        ours = stack.enter_context(Workers.connect(url, most, streaming=False))
-        measured.workers |= {TARGET_ALONE: ours, ADAPTIVE: ours}
+        client = stack.enter_context(Client.connect(url))
+        directories = engine_directories(client)
+        drawn = draw_sets(fitting_prompts(prompts, client, options.max_tokens), names, count)
+        measured.asks |= {TARGET_ALONE: client.generate, ADAPTIVE: client.generate}
         engine = json.loads((directories["target"] / "engine.json").read_text(encoding="utf-8"))
         sizes = engine["num_threads"], most, recipe.serving.max_seq_len
         for arm in ARMS:
@@ -151,13 +149,13 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
                 measured.failures[arm] = str(error)
                 continue
             stack.enter_context(closing(server))
-            measured.workers[arm] = Workers([server.ask] * most)
+            measured.asks[arm] = server.ask
             versions[name] = server.version
         about = conditions(
             "benchmarks.peers",
             command_line,
             recipe=options.recipe,
-            triton_version=triton_version,
+            triton_version=client.server_version(),
             engines=engine_conditions(directories),
             prompts=drawn.document(),
             peers={name: {"title": _TITLES[name], "version": versions.get(name, "")} for name in PROGRAMS},
@@ -173,8 +171,8 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
 
 
 def _result(measured: Measured, options: argparse.Namespace, about: Mapping[str, object]) -> Result:
-    whole = [entry for entry in measured.measurements if entry.arm in measured.workers]
-    cells = figures_of(whole, tuple(measured.workers))
+    whole = [entry for entry in measured.measurements if entry.arm in measured.asks]
+    cells = figures_of(whole, tuple(measured.asks))
     failures = {name_of(arm): why for arm, why in measured.failures.items()}
     lines = [
         table(cells, _TITLES),

@@ -47,7 +47,7 @@ def documents(figures: CellFigures) -> list[dict[str, Any]]:
             "engine": engine_of(entry.arm),
             "num_draft_tokens": 0 if entry.arm == TARGET_ALONE else entry.arm.num_draft_tokens,
             "prompt_set": figures.cell.prompt_set.name,
-            "num_at_once": figures.cell.load.num_at_once,
+            "num_at_once": figures.cell.num_at_once,
             "output_tokens_per_s": asdict(entry.output_tokens_per_s),
             "ratio_to_alone": asdict(blocks.ratio(entry.arm, alone_of(entry.arm)))
             if alone_of(entry.arm) in arms
@@ -69,8 +69,8 @@ def table(cells: Sequence[CellFigures], titles: Mapping[str, str]) -> str:
     """
     sets = list(dict.fromkeys(figures.cell.prompt_set.name for figures in cells))
     rows = []
-    for load in sorted({figures.cell.load.num_at_once for figures in cells}):
-        of_load = {each.cell.prompt_set.name: each for each in cells if each.cell.load.num_at_once == load}
+    for load in sorted({figures.cell.num_at_once for figures in cells}):
+        of_load = {each.cell.prompt_set.name: each for each in cells if each.cell.num_at_once == load}
         for engine, title in titles.items():
             of_engine = [
                 (figures, entry)

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.atomic_file import write_whole
 from pipelines.bench.figures import figures_of
-from pipelines.bench.measuring import Measurement, measure, num_different_answers, warm_up
+from pipelines.bench.measuring import Measurement, measure, num_different_answers, streaming, warm_up
 from pipelines.bench.options import Size, make_parser, size_of
-from pipelines.bench.plan import ClosedLoop, Plan, describe
+from pipelines.bench.plan import Plan, describe, requests_needed
 from pipelines.bench.prompt_sets import draw_sets, make_prompt_sets, names_of_sets
 from pipelines.bench.report import Results, as_document, as_text
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
-from pipelines.bench.workers import Workers
 from pipelines.client import Client
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
@@ -38,10 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     size = size_of(options)
+    if not 0 <= options.temperature < math.inf:
+        parser.error(f"--temperature {options.temperature:g} is not a number of at least 0")
     try:
         prompts = choose_prompts(options.prompts, options.recipe)
         names = names_of_sets(prompts, options.sets, is_quick=options.quick)
-        draw_sets(prompts, names, _prompts_needed(size))
+        draw_sets(prompts, names, requests_needed(max(size.concurrency)))
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
@@ -54,11 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_program(work, result={} if options.json else None)
 
 
-def _prompts_needed(size: Size) -> int:
-    """Return how many prompts each set must have."""
-    return ClosedLoop(max(size.concurrency)).num_requests
-
-
 def _bench(
     url: str,
     size: Size,
@@ -68,7 +65,9 @@ def _bench(
     command_line: list[str],
 ) -> Results:
     with Client.connect(url) as client:
-        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, _prompts_needed(size))
+        drawn = draw_sets(
+            fitting_prompts(prompts, client, size.max_tokens), names, requests_needed(max(size.concurrency))
+        )
         context = conditions(
             "pipelines.bench",
             command_line,
@@ -78,26 +77,26 @@ def _bench(
             prompts=drawn.document(),
             temperature=options.temperature,
         )
-    for line in drawn.lines():
-        _report(line)
-    plan = Plan(
-        prompt_sets=make_prompt_sets(drawn, options.temperature),
-        concurrency=size.concurrency,
-        draft_lengths=size.draft_lengths,
-        max_tokens=size.max_tokens,
-        repetitions=options.repetitions,
-    )
-    measurements: list[Measurement] = []
-    was_stopped = False
-    with Workers.connect(url, max(size.concurrency), streaming=True) as workers:
+        for line in drawn.lines():
+            _report(line)
+        plan = Plan(
+            prompt_sets=make_prompt_sets(drawn, options.temperature),
+            concurrency=size.concurrency,
+            draft_lengths=size.draft_lengths,
+            max_tokens=size.max_tokens,
+            repetitions=options.repetitions,
+        )
+        ask = streaming(client)
         _report("warming up ...")
-        alone = warm_up(plan, workers)
+        alone = warm_up(plan, ask)
         _report(describe(plan))
         progress = TimeLeft(
             plan.num_requests, _report, lambda done: f"{done:.0f} of {plan.num_requests} requests"
         )
+        measurements: list[Measurement] = []
+        was_stopped = False
         try:
-            for measurement in measure(plan, workers):
+            for measurement in measure(plan, ask):
                 measurements.append(measurement)
                 progress.advance(len(measurement.generations))
         except KeyboardInterrupt:

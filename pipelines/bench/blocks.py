@@ -41,15 +41,11 @@ class Blocks(Generic[ArmT]):
 
     Args:
         speeds: Arm -> one positive speed per repetition; at least two arms and two repetitions.
-
-    Attributes:
-        degrees: Degrees of freedom of the noise.
     """
 
     def __init__(self, speeds: Mapping[ArmT, Sequence[float]]) -> None:
         logs = {arm: [math.log(speed) for speed in values] for arm, values in speeds.items()}
         self._means = {arm: statistics.fmean(values) for arm, values in logs.items()}
-        self._num_repetitions = len(next(iter(logs.values())))
         overall = statistics.fmean(self._means.values())
         block_means = [statistics.fmean(block) for block in zip(*logs.values(), strict=True)]
         residuals = [
@@ -57,30 +53,18 @@ class Blocks(Generic[ArmT]):
             for arm, values in logs.items()
             for value, block_mean in zip(values, block_means, strict=True)
         ]
-        self.degrees = (len(logs) - 1) * (self._num_repetitions - 1)
-        self._noise = math.sqrt(sum(residual**2 for residual in residuals) / self.degrees)
+        degrees = (len(logs) - 1) * (len(block_means) - 1)
+        noise = math.sqrt(sum(residual**2 for residual in residuals) / degrees)
+        at_confidence = float(student.ppf((1 + CONFIDENCE) / 2, degrees))
+        self._half_width = at_confidence * noise * math.sqrt(2 / len(block_means))  # of the log of a ratio
 
     def ratio(self, arm: ArmT, other: ArmT) -> Interval:
         """Return the ratio of the speed of ``arm`` to that of ``other``."""
         if arm == other:
             return Interval(1.0, 1.0, 1.0)
-        return _interval(self.log_ratio(arm, other), self.variance, self.degrees)
-
-    def log_ratio(self, arm: ArmT, other: ArmT) -> float:
-        """Return the logarithm of the ratio of the speed of ``arm`` to that of ``other``."""
-        return self._means[arm] - self._means[other]
-
-    @property
-    def variance(self) -> float:
-        """Return the variance of the logarithm of a ratio of two arms."""
-        return self._noise**2 * 2 / self._num_repetitions
+        ratio = self._means[arm] - self._means[other]
+        return Interval(*map(math.exp, (ratio, ratio - self._half_width, ratio + self._half_width)))
 
     def fastest(self, arms: Sequence[ArmT]) -> ArmT:
         """Return the arm with the greatest geometric mean."""
         return max(arms, key=lambda arm: self._means[arm])
-
-
-def _interval(log_ratio: float, variance: float, degrees: float) -> Interval:
-    half_width = float(student.ppf((1 + CONFIDENCE) / 2, degrees)) * math.sqrt(variance)
-    bounds = (log_ratio, log_ratio - half_width, log_ratio + half_width)
-    return Interval(*(math.exp(bound) for bound in bounds))

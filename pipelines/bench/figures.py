@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,51 +16,16 @@ from pipelines.errors import VerificationError
 _LEAST_REPETITIONS = 2  # fewer say nothing about the noise
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """Counts over all rounds.
-
-    Attributes:
-        num_rounds: Number of target passes; 0 for the target alone, which does not count them.
-        total_draft_tokens: Number of proposed draft tokens.
-        total_accepted_draft_tokens: Number of accepted draft tokens.
-        accepted_per_position: Entry i: number of rounds that accepted draft position i.
-        rounds_by_draft_length: Entry k: number of rounds that drafted k tokens.
-    """
-
-    num_rounds: int
-    total_draft_tokens: int
-    total_accepted_draft_tokens: int
-    accepted_per_position: tuple[int, ...]
-    rounds_by_draft_length: tuple[int, ...]
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted / drafted; None if nothing was drafted."""
-        return self.total_accepted_draft_tokens / self.total_draft_tokens if self.total_draft_tokens else None
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """1 + accepted / rounds; None if no round was counted."""
-        return 1 + self.total_accepted_draft_tokens / self.num_rounds if self.num_rounds else None
-
-    @property
-    def mean_draft_length(self) -> float | None:
-        """Drafted / rounds; None if no round was counted."""
-        return self.total_draft_tokens / self.num_rounds if self.num_rounds else None
+def acceptance_rate(generations: Sequence[Generation]) -> float | None:
+    """Return accepted / drafted tokens of all answers; None if nothing was drafted."""
+    drafted = sum(each.total_draft_tokens for each in generations)
+    return sum(each.total_accepted_draft_tokens for each in generations) / drafted if drafted else None
 
 
-def pooled(generations: Sequence[Generation]) -> Acceptance:
-    """Add up the counts of answers."""
-    per_position = itertools.zip_longest(*(each.accepted_per_position for each in generations), fillvalue=0)
-    lengths = Counter(length for each in generations for length in each.drafted_per_round)
-    return Acceptance(
-        num_rounds=sum(each.num_rounds for each in generations),
-        total_draft_tokens=sum(each.total_draft_tokens for each in generations),
-        total_accepted_draft_tokens=sum(each.total_accepted_draft_tokens for each in generations),
-        accepted_per_position=tuple(sum(position) for position in per_position),
-        rounds_by_draft_length=tuple(lengths[length] for length in range(max(lengths, default=-1) + 1)),
-    )
+def mean_acceptance_length(generations: Sequence[Generation]) -> float | None:
+    """Return 1 + accepted / rounds of all answers; None if no round was counted, as of the target alone."""
+    rounds = sum(each.num_rounds for each in generations)
+    return 1 + sum(each.total_accepted_draft_tokens for each in generations) / rounds if rounds else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +60,6 @@ class ArmFigures:
         ttft_s: Times to first token; None if all answers are empty.
         itl_s: Times per output token; None if no answer has two tokens.
         e2e_latency_s: End-to-end latencies.
-        acceptance: Counts over all requests.
     """
 
     arm: Arm
@@ -107,7 +69,6 @@ class ArmFigures:
     ttft_s: Percentiles | None
     itl_s: Percentiles | None
     e2e_latency_s: Percentiles
-    acceptance: Acceptance
 
 
 @dataclass(frozen=True)
@@ -193,5 +154,4 @@ def _arm_figures(arm: Arm, group: Sequence[Measurement], ratio: Interval) -> Arm
         ttft_s=percentiles(generation.ttft_s for generation in generations),
         itl_s=percentiles(generation.itl_s for generation in generations),
         e2e_latency_s=latency,
-        acceptance=pooled(generations),
     )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from pipelines.bench.plan import TARGET_ALONE, Arm, Cell, Plan
-from pipelines.bench.workers import Job, Workers
-from pipelines.client import Generation
+from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.errors import DraftproofError, ServerBusyError, VerificationError
+
+Ask = Callable[[CompletionRequest, str], Generation]
+"""Sends one request to one model and returns its answer; raises DraftproofError."""
+
+
+def streaming(client: Client) -> Ask:
+    """Return a function that asks for streams, so that first tokens are timed."""
+    return lambda request, model: client.stream(request, model).result()
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ _TOKENS_TO_READ = 4
 """Enough for the draft to read the prompt too: it does so after the first token."""
 
 
-def warm_up(plan: Plan, workers: Workers) -> list[Measurement]:
+def warm_up(plan: Plan, ask: Ask) -> list[Measurement]:
     """Run every arm once at the greatest load, so that engines, caches and prompts are warm for all.
 
     Returns:
@@ -57,15 +65,15 @@ def warm_up(plan: Plan, workers: Workers) -> list[Measurement]:
     Raises:
         DraftproofError: A request failed.
     """
-    cells = [Cell(prompt_set, plan.busiest) for prompt_set in plan.prompt_sets]
+    cells = [Cell(prompt_set, max(plan.concurrency)) for prompt_set in plan.prompt_sets]
     # The target last, when its prompts are cached.
     return [
-        [run_once(cell, arm, plan.max_tokens, workers) for arm in (*plan.arms[1:], TARGET_ALONE)][-1]
+        [run_once(cell, arm, plan.max_tokens, ask) for arm in (*plan.arms[1:], TARGET_ALONE)][-1]
         for cell in cells
     ]
 
 
-def measure(plan: Plan, workers: Workers) -> Iterator[Measurement]:
+def measure(plan: Plan, ask: Ask) -> Iterator[Measurement]:
     """Run the measurements of a plan one by one, after ``warm_up``.
 
     Within a repetition the arms take turns, starting with a different one each time.
@@ -75,34 +83,38 @@ def measure(plan: Plan, workers: Workers) -> Iterator[Measurement]:
     """
     for cell in plan.cells:
         for arm in plan.arms:  # other cells may have taken the places of these prompts in the caches
-            run_once(cell, arm, _TOKENS_TO_READ, workers)
+            run_once(cell, arm, _TOKENS_TO_READ, ask)
         for repetition, arm in plan.turns():
-            yield run_once(cell, arm, plan.max_tokens, workers, repetition)
+            yield run_once(cell, arm, plan.max_tokens, ask, repetition)
 
 
-def run_once(cell: Cell, arm: Arm, max_tokens: int, workers: Workers, repetition: int = -1) -> Measurement:
+def run_once(cell: Cell, arm: Arm, max_tokens: int, ask: Ask, repetition: int = -1) -> Measurement:
     """Send the first requests of a prompt set under a load.
 
     Raises:
         VerificationError: The server's queue was full.
         DraftproofError: Another request failed.
     """
-    jobs = [
-        Job(replace(request, max_tokens=max_tokens, num_draft_tokens=arm.num_draft_tokens), arm.model)
-        for request in cell.first_requests
-    ]
+
+    def answer(request: CompletionRequest) -> Generation:
+        asked = replace(request, max_tokens=max_tokens, num_draft_tokens=arm.num_draft_tokens)
+        return ask(asked, arm.model)
+
+    pool = ThreadPoolExecutor(cell.num_at_once)
     started_s = time.monotonic()
-    answers = workers.run(jobs, cell.load.num_at_once)
-    wall_s = time.monotonic() - started_s
-    for error in (answer for answer in answers if isinstance(answer, DraftproofError)):
+    try:
+        generations = tuple(pool.map(answer, cell.first_requests))
+    except DraftproofError as error:
+        pool.shutdown(cancel_futures=True)  # what still runs would disturb the next measurement
         if not isinstance(error, ServerBusyError):
-            raise error
+            raise
         raise VerificationError(
             f"the server refused a request of {arm} ({cell}), which improves the latency of others: {error}",
             "serve with a larger max_queue_size, or use lower --concurrency",
         ) from error
-    generations = tuple(answer for answer in answers if isinstance(answer, Generation))
-    return Measurement(cell, arm, repetition, generations, wall_s)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for no answer
+    return Measurement(cell, arm, repetition, generations, time.monotonic() - started_s)
 
 
 def num_different_answers(measurements: Sequence[Measurement]) -> int:

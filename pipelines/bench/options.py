@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,10 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--draft-lengths", type=whole_numbers(1), help=f"fixed draft lengths ({_defaults('draft_lengths')})"
     )
     parser.add_argument(
-        "--temperature",
-        type=_decimal(0.0),
-        default=0.0,
-        help="temperature of all requests (%(default)s)",
+        "--temperature", type=float, default=0.0, help="temperature of all requests (%(default)s)"
     )
     parser.add_argument(
         "--max-tokens", type=whole_number(2), help=f"most tokens per request ({_defaults('max_tokens')})"
@@ -91,16 +86,3 @@ def _defaults(name: str) -> str:
     values = (getattr(size, name) for size in (FULL, QUICK))
     lists = (value if isinstance(value, tuple) else (value,) for value in values)
     return " or ".join(",".join(map(str, each)) for each in lists)
-
-
-def _decimal(minimum: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and number >= minimum):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {minimum:g}")
-        return number
-
-    return read

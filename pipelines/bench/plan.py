@@ -40,39 +40,30 @@ def arms_with(draft_lengths: Sequence[int]) -> tuple[Arm, ...]:
 LEAST_REQUESTS = 4  # per measurement, so that no single prompt dominates it
 
 
-@dataclass(frozen=True)
-class ClosedLoop:
-    """A fixed number of concurrent requests; the next one starts when one is answered.
-
-    Attributes:
-        num_at_once: Number of concurrent requests.
-    """
-
-    num_at_once: int
-
-    @property
-    def num_requests(self) -> int:
-        """Number of requests of one measurement, at least two per worker."""
-        return max(LEAST_REQUESTS, 2 * self.num_at_once)
-
-    def __str__(self) -> str:
-        return f"{self.num_at_once} concurrent"
+def requests_needed(num_at_once: int) -> int:
+    """Return the number of requests of one measurement: at least two for each that runs."""
+    return max(LEAST_REQUESTS, 2 * num_at_once)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A prompt set under a load, in which arms are compared."""
+    """A prompt set under a load, in which arms are compared.
+
+    Attributes:
+        prompt_set: The prompts.
+        num_at_once: Number of concurrent requests; the next one starts when one is answered.
+    """
 
     prompt_set: PromptSet
-    load: ClosedLoop
+    num_at_once: int
 
     @property
     def first_requests(self) -> tuple[CompletionRequest, ...]:
         """Requests of one measurement."""
-        return self.prompt_set.requests[: self.load.num_requests]
+        return self.prompt_set.requests[: requests_needed(self.num_at_once)]
 
     def __str__(self) -> str:
-        return f"{self.prompt_set.name}, {self.load}"
+        return f"{self.prompt_set.name}, {self.num_at_once} concurrent"
 
 
 @dataclass(frozen=True)
@@ -99,21 +90,14 @@ class Plan:
         return arms_with(self.draft_lengths)
 
     @property
-    def busiest(self) -> ClosedLoop:
-        """Greatest load."""
-        return ClosedLoop(max(self.concurrency))
-
-    @property
     def cells(self) -> tuple[Cell, ...]:
         """All cells, ordered by prompt set."""
-        return tuple(
-            Cell(*pair) for pair in itertools.product(self.prompt_sets, map(ClosedLoop, self.concurrency))
-        )
+        return tuple(itertools.starmap(Cell, itertools.product(self.prompt_sets, self.concurrency)))
 
     @property
     def num_requests(self) -> int:
         """Number of requests of all measurements."""
-        return sum(cell.load.num_requests for cell in self.cells) * self.repetitions * len(self.arms)
+        return sum(len(cell.first_requests) for cell in self.cells) * self.repetitions * len(self.arms)
 
     def turns(self) -> Iterator[tuple[int, Arm]]:
         """Yield repetitions and arms of a cell; each repetition starts with a different arm."""

@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.bench.blocks import METHOD, Interval
-from pipelines.bench.figures import ArmFigures, CellFigures, Percentiles, Spread
+from pipelines.bench.figures import (
+    ArmFigures,
+    CellFigures,
+    Percentiles,
+    Spread,
+    acceptance_rate,
+    mean_acceptance_length,
+)
 from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Plan
 from pipelines.bench.reporting.section import Verdict, joint_verdict
 
@@ -92,12 +99,12 @@ def as_text(results: Results) -> str:
 
 
 def _row(figures: CellFigures, entry: ArmFigures) -> str:
-    acceptance = entry.acceptance
+    generations = entry.generations
     return (
         f"{figures.cell!s:<28} {entry.arm!s:<12} {_spread(entry.output_tokens_per_s):>22} "
         f"{_interval(entry.ratio_to_target):>20} {_percentiles(entry.ttft_s, 1e3, 0):>13} "
         f"{_percentiles(entry.itl_s, 1e3, 1):>13} {_percentiles(entry.e2e_latency_s, 1, 2):>13} "
-        f"{_number(acceptance.acceptance_rate, 3):>8} {_number(acceptance.mean_acceptance_length, 2):>6}"
+        f"{_number(acceptance_rate(generations), 3):>8} {_number(mean_acceptance_length(generations), 2):>6}"
     )
 
 
@@ -134,13 +141,10 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-_DIGITS = 5  # significant digits
-
-
 def as_document(results: Results) -> dict[str, Any]:
     """Return the results, ready for JSON."""
     plan = results.plan
-    document = {
+    return {
         "run_id": results.run_id,
         "max_tokens": plan.max_tokens,
         "repetitions": plan.repetitions,
@@ -152,14 +156,12 @@ def as_document(results: Results) -> dict[str, Any]:
         "was_stopped": results.was_stopped,
         "conditions": results.conditions,
     }
-    rounded: dict[str, Any] = _rounded(document)
-    return rounded
 
 
 def _cell(figures: CellFigures) -> dict[str, Any]:
     return {
         "prompt_set": figures.cell.prompt_set.name,
-        "concurrency": figures.cell.load.num_at_once,
+        "concurrency": figures.cell.num_at_once,
         "arms": [_arm(entry) for entry in figures.arms],
         "adaptive_compared": [
             {
@@ -174,7 +176,6 @@ def _cell(figures: CellFigures) -> dict[str, Any]:
 
 
 def _arm(entry: ArmFigures) -> dict[str, Any]:
-    acceptance = entry.acceptance
     return {
         "arm": str(entry.arm),
         "model": entry.arm.model,
@@ -186,19 +187,6 @@ def _arm(entry: ArmFigures) -> dict[str, Any]:
         "e2e_latency_s": asdict(entry.e2e_latency_s),
         "num_requests": len(entry.generations),
         "num_output_tokens": sum(generation.num_output_tokens for generation in entry.generations),
-        "acceptance_rate": acceptance.acceptance_rate,
-        "mean_acceptance_length": acceptance.mean_acceptance_length,
-        "mean_draft_length": acceptance.mean_draft_length,
-        "accepted_per_position": acceptance.accepted_per_position,
-        "rounds_by_draft_length": acceptance.rounds_by_draft_length,
+        "acceptance_rate": acceptance_rate(entry.generations),
+        "mean_acceptance_length": mean_acceptance_length(entry.generations),
     }
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(entry) for entry in value]
-    return value

@@ -43,27 +43,6 @@ def as_messages(prompts: Prompts, engine: Path) -> Prompts:
     return chat_prompts() if prompts.source == GENERAL else prompts.change(as_message)
 
 
-def check_chats(prompts: Prompts, engine: Path | None) -> None:
-    """Refuse conversations for a target without a chat template.
-
-    Args:
-        prompts: The prompts.
-        engine: Directory of the target's engine; None if it is not known, such as that of another server.
-
-    Raises:
-        ChatTemplateError: A prompt is a conversation, and there is no template for it.
-    """
-    chats = [prompt.prompt_id for prompt in prompts.all if prompt.messages]
-    if not chats or (engine is not None and ChatTemplate.is_in(engine)):
-        return
-    place = "the target's engine is not known here" if engine is None else "the target has none"
-    raise ChatTemplateError(
-        f"there is no chat template for {len(chats)} conversations of {prompts.source}, such as {chats[0]}: "
-        f"{place}",
-        "use an instruction-tuned target, or give texts as prompt, which the model continues",
-    )
-
-
 def render_chats(prompts: Prompts, engine: Path | None) -> Prompts:
     """Return prompts with the texts of conversations, which end with the beginning of an answer.
 
@@ -75,9 +54,16 @@ def render_chats(prompts: Prompts, engine: Path | None) -> Prompts:
         ChatTemplateError: There is no template for a conversation, or it does not render it.
         EngineLoadError: The file with the template is invalid.
     """
-    check_chats(prompts, engine)
-    if engine is None or not any(prompt.messages for prompt in prompts.all):
+    chats = [prompt.prompt_id for prompt in prompts.all if prompt.messages]
+    if not chats:
         return prompts
+    if engine is None or not ChatTemplate.is_in(engine):
+        place = "the target's engine is not known here" if engine is None else "the target has none"
+        raise ChatTemplateError(
+            f"there is no chat template for {len(chats)} conversations of {prompts.source}, such as "
+            f"{chats[0]}: {place}",
+            "use an instruction-tuned target, or give texts as prompt, which the model continues",
+        )
     with ChatRenderer(ChatTemplate.read(engine)) as renderer:
         return prompts.change(lambda prompt: _rendered(prompt, renderer) if prompt.messages else prompt)
 

@@ -86,12 +86,6 @@ class Prompts:
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
-    def of_largest_set(self) -> Prompts:
-        """Return the prompts of the largest set."""
-        kept = replace(self, sets=dict(itertools.islice(self.sets.items(), 1)))
-        unused = list(self.sets)[1:]
-        return kept.with_note(f"other sets are not used: {', '.join(unused)}") if unused else kept
-
     def keep(self, is_kept: Callable[[Prompt], bool]) -> Prompts:
         """Return the prompts for which a function is true."""
         sets = {name: tuple(filter(is_kept, prompts)) for name, prompts in self.sets.items()}

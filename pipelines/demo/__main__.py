@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -89,18 +88,14 @@ def demonstrate(recipe: str) -> Shown:
 
 @stopped_by_signals()
 def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: list[str]) -> Shown:
-    began_s = time.monotonic()
     Server.check_none_runs(run_directory(options.recipe))  # its repository is rendered again
     _say(f"1. Engines and model repository of recipe {options.recipe}")
     built = build_recipe("build.repository", options.recipe, report=lambda line: _say(f"   {line}"))
     directory = Path(built["model_repository"]).parent
-    built_s = time.monotonic()
     ports = Ports.free()
     _say(f"2. Triton on {HOST}, ports {ports.http} (HTTP), {ports.grpc} (gRPC), {ports.metrics} (metrics)")
     with Server.start(directory, ports) as server:
-        server.wait_ready()
-        ready_s = time.monotonic()
-        _say(f"   ready after {ready_s - built_s:.1f} s")
+        _say(f"   ready after {server.wait_ready():.1f} s")
         with known_key(directory), Client.connect(f"grpc://{HOST}:{ports.grpc}") as client:
             engine_dirs = engine_directories(client)
             asked = as_messages(prompts, engine_dirs["target"])
@@ -120,24 +115,13 @@ def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: li
             if chats := [name for name, of_set in used.sets.items() if of_set[0].messages]:
                 _say(f"   sent as messages, in the model's chat template: {', '.join(chats)}")
             pairs = converse(used, options.sampled, options.max_tokens, client, vocabulary)
-        answered_s = time.monotonic()
         _say("4. Stopping the server")
-    stopped_s = time.monotonic()
     (verdict, reason), figures = verdict_of(pairs), figures_of(pairs)
     closing = [f"{verdict.upper()}: {reason}"]
     if figures:
         _say(f"\n{table(figures)}")
         closing += [conclusion(figures)] if verdict == "pass" else []
-    document = {
-        **as_document(pairs),
-        "seconds": {
-            "build": round(built_s - began_s, 2),
-            "start": round(ready_s - built_s, 2),
-            "answers": round(answered_s - ready_s, 2),
-            "stop": round(stopped_s - answered_s, 2),
-        },
-        "conditions": context,
-    }
+    document = {**as_document(pairs), "conditions": context}
     return Shown(pairs, document, "\n".join(closing))
 
 

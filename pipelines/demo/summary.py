@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.bench.blocks import Blocks, Interval
-from pipelines.bench.figures import pooled
+from pipelines.bench.figures import acceptance_rate
+from pipelines.bench.reporting.section import Table
 from pipelines.client import Chunk, Client, CompletionRequest, Generation
 from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
@@ -134,7 +135,7 @@ def _figures(kind: str, pairs: Sequence[Pair]) -> KindFigures:
         statistics.geometric_mean(alone),
         statistics.geometric_mean(both),
         Blocks({"alone": alone, "both": both}).ratio("both", "alone"),
-        pooled([pair.speculative for pair in pairs]).acceptance_rate,
+        acceptance_rate([pair.speculative for pair in pairs]),
     )
 
 
@@ -144,21 +145,21 @@ def _speeds(generations: Iterable[Generation]) -> list[float]:
 
 def table(figures: Sequence[KindFigures]) -> str:
     """Format the figures as a table, and say below how many answers were slower."""
-    width = max(len(each.kind) for each in figures)
-    head = f"{'':<{width}}  target alone  with the draft  ratio (95 % interval)  acceptance rate"
-    lines = [head, "-" * len(head)]
-    for each in figures:
-        ratio = f"{each.ratio.value:.2f} ({each.ratio.low:.2f} to {each.ratio.high:.2f})"
-        rate = "-" if each.acceptance_rate is None else f"{each.acceptance_rate:.2f}"
-        lines.append(
-            f"{each.kind:<{width}}  {each.alone:>12.1f}  {each.with_draft:>14.1f}  {ratio:>21}  {rate:>15}"
+    columns = "", "target alone", "with the draft", "ratio (95 % interval)", "acceptance rate"
+    rows = tuple(
+        (
+            *(each.kind, f"{each.alone:.1f}", f"{each.with_draft:.1f}"),
+            f"{each.ratio.value:.2f} ({each.ratio.low:.2f} to {each.ratio.high:.2f})",
+            "-" if each.acceptance_rate is None else f"{each.acceptance_rate:.2f}",
         )
-    slower, answers = sum(each.slower for each in figures), sum(each.answers for each in figures)
-    lines.append(
-        "Tokens per second after the first token, one request at a time, geometric means of answers."
+        for each in figures
     )
-    lines.append(f"{slower} of {answers} answers were slower with the draft.")
-    return "\n".join(lines)
+    slower, answers = sum(each.slower for each in figures), sum(each.answers for each in figures)
+    said = (
+        "Tokens per second after the first token, one request at a time, geometric means of answers.",
+        f"{slower} of {answers} answers were slower with the draft.",
+    )
+    return "\n".join([*Table(columns, rows).lines(), *said])
 
 
 def conclusion(figures: Sequence[KindFigures]) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipelines.bench.figures import pooled
+from pipelines.bench.figures import acceptance_rate
+from pipelines.bench.reporting.section import Table
 from pipelines.demo.__main__ import Shown
 from pipelines.demo.summary import KindFigures, figures_of
 
@@ -45,7 +46,7 @@ class Trial:
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted / drafted tokens of greedy answers; None if nothing was drafted."""
-        return pooled([pair.speculative for pair in self.shown.pairs if not pair.temperature]).acceptance_rate
+        return acceptance_rate([pair.speculative for pair in self.shown.pairs if not pair.temperature])
 
     @property
     def tokens_per_round(self) -> float:
@@ -64,20 +65,16 @@ def fastest(trials: Sequence[Trial]) -> Trial:
 def table(trials: Sequence[Trial]) -> str:
     """Format what drafts gain by kind of text, what share is accepted, and what a round costs."""
     kinds = [each.kind for each in trials[0].figures]
-    width = max(len(trial.name) for trial in trials)
-    columns = [*kinds, "all", "accepted", "tokens a round", "cost of a round"]
-    head = "  ".join([" " * width, *columns])
-    lines = [head, "-" * len(head)]
+    rows = []
     for trial in trials:
         gains = {each.kind: f"{each.ratio.value:.2f}" for each in trial.figures}
-        rate, gain = trial.acceptance_rate, trial.gain
-        cells = [gains.get(kind, "-") for kind in kinds]
-        cells += [f"{gain:.2f}", "-" if rate is None else f"{rate:.2f}", f"{trial.tokens_per_round:.2f}"]
-        cells.append(f"{trial.tokens_per_round / gain:.2f}" if gain else "-")
-        padded = [f"{cell:>{len(column)}}" for cell, column in zip(cells, columns, strict=True)]
-        lines.append("  ".join([f"{trial.name:<{width}}", *padded]))
-    lines.append("Speed over that of the target alone, one request at a time, geometric means of answers.")
-    lines.append(
-        "A round is a pass of the target with its drafts; it costs so many tokens of the target alone."
+        rate, gain, tokens = trial.acceptance_rate, trial.gain, trial.tokens_per_round
+        shown = [f"{gain:.2f}", "-" if rate is None else f"{rate:.2f}", f"{tokens:.2f}"]
+        cost = f"{tokens / gain:.2f}" if gain else "-"
+        rows.append((trial.name, *(gains.get(kind, "-") for kind in kinds), *shown, cost))
+    columns = "", *kinds, "all", "accepted", "tokens a round", "cost of a round"
+    said = (
+        "Speed over that of the target alone, one request at a time, geometric means of answers.",
+        "A round is a pass of the target with its drafts; it costs so many tokens of the target alone.",
     )
-    return "\n".join(lines)
+    return "\n".join([*Table(columns, tuple(rows)).lines(), *said])

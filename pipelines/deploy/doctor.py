@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.available_resources import available_bytes, has_avx2_alone, processor_flags
+from pipelines.available_resources import available_bytes, processor_flags
 from pipelines.deploy.check import Check
 from pipelines.deploy.gpu_doctor import gpu_checks
 from pipelines.deploy.ports import Ports
@@ -88,8 +88,6 @@ def _processor() -> Check:
     value = f"{platform.machine()}, {cores} cores, {' '.join(present) or 'no AVX2'}, {model}"
     if platform.machine() != "x86_64" or "avx2" not in flags:
         return Check("Processor", value, "the embedded engines need x86-64 with AVX2", NEEDS_ENGINES)
-    if has_avx2_alone() and shutil.which("g++") is None:
-        return Check("Processor", value, "with AVX2 alone, engines are faster if they are built with g++")
     return Check("Processor", value)
 
 

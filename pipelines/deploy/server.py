@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
+from pipelines import configuration
 from pipelines.atomic_file import write_whole
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Endpoint, Ports
@@ -55,16 +56,11 @@ def run_directory(recipe: str, run: Path = RUN) -> Path:
     """
     if not (recipe.endswith((".yaml", ".yml")) or "/" in recipe):
         return run / recipe
-    import yaml
-
-    try:
-        name = yaml.safe_load(Path(recipe).read_text(encoding="utf-8"))["name"]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise RecipeError(
-            f"the recipe {recipe} cannot be read: {' '.join(str(error).split())}",
-            "use the name of a recipe, or the path of its YAML file, which has the key name",
-        ) from None
-    return run / str(name)
+    remedy = "use the name of a recipe, or the path of its YAML file, which has the key name"
+    document = configuration.load_yaml(Path(recipe), RecipeError, remedy)
+    if not isinstance(document, dict) or "name" not in document:
+        raise RecipeError(f"the recipe {recipe} has no name", remedy)
+    return run / str(document["name"])
 
 
 def lock_run_directory(directory: Path) -> None:

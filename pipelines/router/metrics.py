@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from prometheus_client import Counter, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -36,13 +36,14 @@ class ArmMetrics(Collector):
         self, table: Callable[[], ArmTable], is_out: Callable[[Arm], bool], num_lost: Callable[[], int]
     ) -> None:
         self._table, self._is_out, self._num_lost = table, is_out, num_lost
+        self._counted = registry = CollectorRegistry()
 
         def counter(name: str, words: str, *labels: str) -> Counter:
-            return Counter(f"draftproof_arm_{name}", words, ("arm", *labels), registry=None)
+            return Counter(f"draftproof_arm_{name}", words, ("arm", *labels), registry=registry)
 
         def seconds(name: str, words: str) -> Histogram:
             return Histogram(
-                f"draftproof_arm_{name}_seconds", words, ("arm",), buckets=_BUCKETS, registry=None
+                f"draftproof_arm_{name}_seconds", words, ("arm",), buckets=_BUCKETS, registry=registry
             )
 
         outcomes = "answered, error, or left if no arm is to blame"
@@ -76,15 +77,7 @@ class ArmMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        for counted in (
-            self._requests,
-            self._fallbacks,
-            self._faults,
-            self._replays,
-            self._ttft_s,
-            self._e2e_s,
-        ):
-            yield from counted.collect()
+        yield from self._counted.collect()
         table = self._table()
         words, labels = "Share of the requests that is routed to an arm", ("arm", "server")
         weight = GaugeMetricFamily(

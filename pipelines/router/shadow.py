@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from pipelines.router.arms import Arm, ArmTable, LiveArms, ShadowSetting
@@ -44,12 +44,6 @@ class Replayed(Protocol):
         """Return what the answer to a replay must equal; None if it need not equal anything."""
 
 
-@dataclass(frozen=True)
-class _Answered:
-    call: Replayed
-    observation: Observation
-
-
 class ShadowTraffic:
     """Replays requests in the background. Runs on a single event loop.
 
@@ -71,7 +65,7 @@ class ShadowTraffic:
         self._arms = arms
         self._begin = begin
         self._note = note
-        self._waiting: deque[_Answered] = deque()
+        self._waiting: deque[tuple[Replayed, Observation]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._begun_at_s = float("-inf")  # start of the latest replay
         self._timer: asyncio.TimerHandle | None = None
@@ -89,7 +83,7 @@ class ShadowTraffic:
         if setting is None or observation.overridden or observation.failure or not call.replay_arms:
             return
         if is_replayed(setting, table.salt, observation.request_id):
-            self._waiting.append(_Answered(call, observation))
+            self._waiting.append((call, observation))
             self._begin_replays()
 
     async def close(self) -> None:
@@ -118,7 +112,7 @@ class ShadowTraffic:
                 break
             self._begun_at_s = loop.time()
             self.num_begun += 1
-            task = loop.create_task(self._run(self._waiting.popleft()))
+            task = loop.create_task(self._run(*self._waiting.popleft()))
             self._running.add(task)
             task.add_done_callback(self._end)
         self._drop_until(limits.max_queue)
@@ -132,19 +126,19 @@ class ShadowTraffic:
         self._running.discard(task)
         self._begin_replays()
 
-    async def _run(self, answered: _Answered) -> None:
+    async def _run(self, call: Replayed, before: Observation) -> None:
         try:
-            await self._replay(answered)
+            await self._replay(call, before)
         except Exception:  # an error in one replay must not end the others
             _LOG.exception("a replay failed")
 
-    async def _replay(self, answered: _Answered) -> None:
-        table, before = self._arms.read(), answered.observation
+    async def _replay(self, call: Replayed, before: Observation) -> None:
+        table = self._arms.read()
         if not table.candidate or table.canary_id != before.canary_id:
             return
         numbers: dict[Arm, int] = {}
         begun: dict[Arm, Observation] = {}
-        for arm in answered.call.replay_arms:
+        for arm in call.replay_arms:
             numbers[arm], arrived_at_s = self._begin()
             begun[arm] = Observation(
                 canary_id=table.canary_id,
@@ -159,7 +153,7 @@ class ShadowTraffic:
             )
         seen: dict[Arm, Observation | None] = {}
         try:
-            repeated = await asyncio.gather(*(_repeat(answered.call, table, each) for each in begun.values()))
+            repeated = await asyncio.gather(*(_repeat(call, table, each) for each in begun.values()))
             seen.update(zip(begun, repeated, strict=True))
         finally:
             has_failed = any(each is not None and each.failure for each in seen.values())

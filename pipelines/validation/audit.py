@@ -62,8 +62,6 @@ class Judged:
         faults: Why the candidate fails; empty if it does not.
         doubts: Why it does not pass either.
         by_kind: Kind of difference -> the questions that have one.
-        num_questions: Number of questions that could be compared.
-        num_noise: Number of those at which the control differs from itself.
         figures: Figures for machines.
     """
 
@@ -71,8 +69,6 @@ class Judged:
     faults: tuple[str, ...]
     doubts: tuple[str, ...]
     by_kind: Mapping[str, tuple[int, ...]]
-    num_questions: int
-    num_noise: int
     figures: Mapping[str, Any]
 
     @property
@@ -157,7 +153,7 @@ def judge(
         "tie_rise_upper_bound": tie_rise,
     }
     found = {kind: tuple(numbers) for kind, numbers in by_kind.items()}
-    return Judged(name, tuple(faults), tuple(doubts), found, num, num_noise, figures)
+    return Judged(name, tuple(faults), tuple(doubts), found, figures)
 
 
 def _finite_size(difference: Difference | None) -> float | None:

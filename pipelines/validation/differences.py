@@ -141,10 +141,12 @@ def _short(text: str) -> str:
 
 def table_of(listed: Sequence[tuple[Difference, str]]) -> Table | None:
     """Show the first differences, each with its kind; None without differences."""
+    has_margins = any(difference.margin for difference, _ in listed)
     rows: list[dict[str, object]] = []
     for difference, kind in listed[:_NUM_LISTED]:
         margin = difference.margin or Margin(None, "-")
         known = margin.log_prob_difference
+        shown = margin.why_unknown if known is None else known
         rows.append(
             {
                 "prompt": difference.prompt_id,
@@ -152,7 +154,7 @@ def table_of(listed: Sequence[tuple[Difference, str]]) -> Table | None:
                 "position": difference.place,
                 "expected": _short(difference.expected),
                 "found": _short(difference.actual),
-                "margin": margin.why_unknown if known is None else known,
+                **({"margin": shown} if has_margins else {}),
             }
         )
     if num_more := len(listed) - len(rows):

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 LARGEST_ROUNDING = 1.0
 LEAST_MARGINS = 5
@@ -62,12 +62,8 @@ def chance_of_more(num: int, num_trials: int, num_own: int, num_own_trials: int)
         num_own: Number of events of the control.
         num_own_trials: Number of its trials.
     """
-    num_all = num + num_own
-    ways = (
-        math.comb(num_trials, each) * math.comb(num_own_trials, num_all - each)
-        for each in range(num, min(num_trials, num_all) + 1)
-    )
-    return sum(ways) / math.comb(num_trials + num_own_trials, num_all)
+    table = [[num, num_own], [num_trials - num, num_own_trials - num_own]]
+    return float(stats.fisher_exact(table, "greater").pvalue)
 
 
 def rate_difference_bounds(

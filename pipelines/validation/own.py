@@ -105,7 +105,7 @@ def prove_equality(
     """Compare answers token by token; arguments as of ``Timetable``."""
     timetable = Timetable(plan, size, ends_at_s, nonce)
     results = prove(plan, timetable, nonce, client, Stages(2 * timetable.num_most, ends_at_s))
-    return exact_sections(Proof(results, plan.max_rate, timetable.max_tokens, stop_error()), client)
+    return exact_sections(Proof(results, plan.max_rate, timetable.max_tokens, stop_error()))
 
 
 def _seconds_of_an_answer(

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from pipelines.atomic_file import write_whole
-from pipelines.bench.reporting.section import Section, Table, joint_verdict
+from pipelines.bench.reporting.section import Section, joint_verdict
 from pipelines.program import EXIT_CODES
 
 _WIDTH = 110
@@ -25,21 +25,8 @@ def as_text(section: Section) -> str:
     parts = [f"\n{section.title}{verdict}", *textwrap.wrap(section.summary, _WIDTH)]
     parts += section.example.splitlines()
     if section.table is not None and section.table.rows:
-        parts += _table_lines(section.table)
+        parts += section.table.lines()
     return "\n".join([*parts, *textwrap.wrap(section.power, _WIDTH)])
-
-
-def _table_lines(table: Table) -> list[str]:
-    """Render titles, a rule and the rows; the first column is left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-    lines = []
-    for row in (table.columns, ["-" * width for width in widths], *table.rows):
-        first, *others = (
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]).rstrip())
-    return lines
 
 
 def as_document(sections: Sequence[Section], conditions: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from pipelines.errors import DraftproofError, RequestCancelledError
+from pipelines.program import stopped_by_signals
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -101,7 +102,7 @@ def stopped_early(minutes: int | None) -> Iterator[float]:
     timer.daemon = True
     timer.start()
     try:
-        with _stopped_by_signals():
+        with stopped_by_signals(_stop_or_interrupt, (signal.SIGTERM, signal.SIGINT)):
             yield time.monotonic() + seconds
     finally:
         timer.cancel()
@@ -109,22 +110,7 @@ def stopped_early(minutes: int | None) -> Iterator[float]:
         _is_stopped.clear()
 
 
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread receives signals
-        return
-
-    def stop_or_interrupt(number: int, frame: object) -> None:
-        if _reason:
-            raise KeyboardInterrupt
-        stop("SIGTERM or Ctrl-C", "run it again")
-
-    previous = {
-        number: signal.signal(number, stop_or_interrupt) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _stop_or_interrupt() -> None:
+    if _reason:
+        raise KeyboardInterrupt
+    stop("SIGTERM or Ctrl-C", "run it again")

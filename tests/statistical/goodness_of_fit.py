@@ -52,6 +52,14 @@ def samples_needed(total_variation: float, dof: int, alpha: float, power: float)
     return math.ceil(noncentrality_needed(dof, alpha, power) / (2 * total_variation) ** 2)
 
 
+def detectable_total_variation(num_samples: float, dof: int, alpha: float, power: float) -> float:
+    """Compute the smallest total variation that is detected with at least ``power``.
+
+    A result above 1 means that so few samples detect no distribution with that power.
+    """
+    return 0.5 * math.sqrt(noncentrality_needed(dof, alpha, power) / num_samples)
+
+
 def power(num_samples: float, total_variation: float, dof: int, alpha: float) -> float:
     """Compute the least probability that a test at ``alpha`` rejects what is ``total_variation`` away."""
     noncentrality = num_samples * (2 * total_variation) ** 2

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.validation.distribution.chi_square import CellTest, detectable_total_variation
-from tests.statistical.goodness_of_fit import fit, power
+from pipelines.validation.distribution.chi_square import CellTest
+from tests.statistical.goodness_of_fit import detectable_total_variation, fit, power
 
 FAMILY_ALPHA = 1e-9
 NUM_TESTS = 40

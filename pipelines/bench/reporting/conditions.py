@@ -51,8 +51,8 @@ def engine_conditions(engine_dirs: Mapping[str, Path]) -> dict[str, Any]:
         engine_dirs: Role -> engine directory.
 
     Returns:
-        Role -> fingerprint and keys that determine speed; an empty entry for a directory that is not on this
-        machine.
+        Role -> fingerprint, and keys that determine speed where an engine of ours tells them; an empty entry
+        for a directory that is not on this machine.
     """
     keys = (
         *("quantization", "num_parameters", "weight_bytes_per_step"),
@@ -61,25 +61,9 @@ def engine_conditions(engine_dirs: Mapping[str, Path]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for role, directory in engine_dirs.items():
         document = _json(directory / "engine.json")
-        embedded = {"fingerprint": directory.name, **{key: document.get(key) for key in keys}}
-        found[role] = embedded if document else _tensorrt_llm_conditions(directory)
+        told = {key: document[key] for key in keys if key in document}
+        found[role] = {"fingerprint": directory.name, **told} if directory.is_dir() else {}
     return found
-
-
-def _tensorrt_llm_conditions(directory: Path) -> dict[str, Any]:
-    """Read the same from the ``config.json`` of ``trtllm-build``."""
-    document = _json(directory / "config.json")
-    network = document.get("pretrained_config", {})
-    if not network:
-        return {}
-    quantization = network.get("quantization", {})
-    return {
-        "fingerprint": directory.name,
-        "tensorrt_llm": document.get("version"),
-        "quantization": quantization.get("quant_algo"),
-        "kv_cache_dtype": quantization.get("kv_cache_quant_algo"),
-        "tp_size": network.get("mapping", {}).get("tp_size"),
-    }
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -45,6 +45,18 @@ class Table:
         titles = tuple(key.replace("_", " ") for key in records[0])
         return cls(titles, tuple(tuple(map(_cell, record.values())) for record in records))
 
+    def lines(self) -> list[str]:
+        """Render titles, a rule and the rows; the first column is left-aligned, the others right-aligned."""
+        widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        titles, *rows = (
+            "  ".join(
+                cell.rjust(width) if place else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in (self.columns, *self.rows)
+        )
+        return [titles, "-" * len(titles), *rows]
+
 
 def _cell(value: object) -> str:
     if isinstance(value, bool):

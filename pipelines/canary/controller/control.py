@@ -108,8 +108,8 @@ class Controller:
             order=order and order[1],
             result=result,
             analysis=evidence.analysis,
-            num_pairs=evidence.num_pairs.asked,
-            num_replays=evidence.num_pairs.replayed,
+            num_pairs=evidence.num_pairs,
+            num_replays=evidence.num_replays,
             idle_s=self._measure_idle_s(),
             down_s=down_s,
             has_restarted=has_restarted,
@@ -179,8 +179,8 @@ class Controller:
 
     def _measure_idle_s(self) -> float:
         """Return the time since the latest awaited pair; a pause or a new controller restarts it."""
-        now_s, position, num_pairs = self._clock(), self._progress.position, self._evidence.num_pairs
-        awaited = position.phase, num_awaited(position, num_pairs.asked, num_pairs.replayed)
+        now_s, position, evidence = self._clock(), self._progress.position, self._evidence
+        awaited = position.phase, num_awaited(position, evidence.num_pairs, evidence.num_replays)
         if awaited != self._awaited or position.paused_in or not position.is_judged:
             self._awaited, self._grew_at_s = awaited, now_s
         return now_s - self._grew_at_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pipelines.canary.controller.rollout import Progress, Rollout
 from pipelines.canary.controller.world import World
-from pipelines.canary.judge.pairing import NumPairs, count_pairs
+from pipelines.canary.judge.pairing import count_pairs
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.judge.verdict import Analysis, analyse
 from pipelines.errors import CanaryError
@@ -35,7 +35,8 @@ class Evidence:
 
     Attributes:
         analysis: Latest analysis; None without requests.
-        num_pairs: Pairs of candidate and stable pair in it.
+        num_pairs: Requests of clients in it that are compared with one of the stable pair.
+        num_replays: Replays in it, likewise.
         broken: Why requests cannot be read; "" if they can.
         not_sampled: Why the latest sample could not be taken; "" if it could.
 
@@ -54,7 +55,7 @@ class Evidence:
         clock: Callable[[], float],
     ) -> None:
         self.analysis: Analysis | None = None
-        self.num_pairs = NumPairs()
+        self.num_pairs = self.num_replays = 0
         self.broken = ""
         self.not_sampled = ""
         self._rollout = rollout
@@ -122,7 +123,7 @@ class Evidence:
         if known == self._analysed or not complete:
             return
         self.analysis = analyse(complete, rollout.limits, rollout.plan.slo, self._samples)
-        self.num_pairs = count_pairs(complete)
+        self.num_pairs, self.num_replays = count_pairs(complete)
         self._analysed = known
 
 

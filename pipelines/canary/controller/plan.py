@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from pipelines import configuration
-from pipelines.bench.reporting.slo import Slo
+from pipelines.canary.judge.limits import Slo
 from pipelines.errors import CanaryError
 from pipelines.router.arms import Bands, ShadowSetting
 

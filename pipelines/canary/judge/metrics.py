@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.e_values import FloatArray
-from pipelines.canary.judge.limits import Limit, Limits
+from pipelines.canary.judge.limits import Limit, Limits, Slo
 from pipelines.canary.judge.measures import (
     MeanDifference,
     MeanRatio,

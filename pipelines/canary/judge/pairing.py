@@ -39,25 +39,16 @@ class Pair:
     baseline: Observation
 
 
-@dataclass(frozen=True)
-class NumPairs:
-    """Numbers of pairs of candidate and stable pair.
+def count_pairs(requests: Sequence[Observation]) -> tuple[int, int]:
+    """Count the pairs of candidate and stable pair among requests in any order.
 
-    Attributes:
-        asked: Pairs of requests of clients, which are used to compare times; the request of the stable pair
-            may have been replayed.
-        replayed: Pairs of a replay and the request that it repeats.
+    Returns:
+        The number of pairs of requests of clients, which are used to compare times, and of a replay and the
+        request that it repeats. A request of the stable pair may be in one of each.
     """
-
-    asked: int = 0
-    replayed: int = 0
-
-
-def count_pairs(requests: Sequence[Observation]) -> NumPairs:
-    """Count the pairs of candidate and stable pair among requests in any order."""
     asked = pair_up([each for each in requests if not each.is_replay], "candidate", "stable")
     both = pair_up(requests, "candidate", "stable")
-    return NumPairs(len(asked), sum(pair.candidate.is_replay for pair in both))
+    return len(asked), sum(pair.candidate.is_replay for pair in both)
 
 
 def pair_up(requests: Sequence[Observation], candidate: Arm, baseline: Arm) -> list[Pair]:

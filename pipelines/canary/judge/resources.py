@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import httpx
 import numpy as np
+from scipy import stats
 
 from pipelines import configuration
 from pipelines.canary.judge.e_values import FloatArray, Side
@@ -138,7 +139,7 @@ class Growth:
             return None
         return self._grown(self.candidate) - max(0.0, self._grown(self.baseline))
 
-    def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
+    def log_evidence(self, side: Side, regression: float) -> float:
         """Return infinite evidence if the growth lies on that side, because it is not random."""
         estimate = self.estimate
         if estimate is None:
@@ -212,6 +213,4 @@ def _since_restart(samples: Sequence[Sample]) -> Sequence[Sample]:
 def _slope(times_s: FloatArray, values: FloatArray) -> float:
     """Compute the Theil-Sen slope, the median over all pairs of points, which is robust to outliers."""
     chosen = np.unique(np.linspace(0, len(values) - 1, _MOST_SAMPLES).astype(int))
-    times_s, values = times_s[chosen], values[chosen]
-    first, second = np.triu_indices(len(values), 1)
-    return float(np.median((values[second] - values[first]) / (times_s[second] - times_s[first])))
+    return float(stats.theilslopes(values[chosen], times_s[chosen]).slope)

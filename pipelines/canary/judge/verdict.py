@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.e_values import adjusted
-from pipelines.canary.judge.limits import Limits
+from pipelines.canary.judge.limits import Limits, Slo
 from pipelines.canary.judge.measures import Bounds, bounds
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.resources import Sample

@@ -95,19 +95,10 @@ def _figures(record: RolloutRecord, arm: Arm) -> dict[str, Any]:
         "draft_tokens_per_round": drafted / rounds if rounds else None,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        "acceptance_by_position": _acceptance_by_position(own),
         "ttft_ms": _percentiles([request.ttft_s for request in asked]),
         "itl_ms": _percentiles([request.itl_s for request in asked]),
         "e2e_latency_ms": _percentiles([request.e2e_latency_s for request in asked]),
     }
-
-
-def _acceptance_by_position(own: Sequence[Observation]) -> list[float]:
-    """Compute the share of rounds that accepted each position, of those that drafted it."""
-    drafted = np.array([num for each in own for num in each.drafted_per_round], np.int64)
-    accepted = np.array([num for each in own for num in each.accepted_per_round], np.int64)
-    most = int(drafted.max(initial=0))
-    return [float((accepted > position).sum() / (drafted > position).sum()) for position in range(most)]
 
 
 def _percentiles(times_s: Sequence[float | None]) -> list[float | None]:

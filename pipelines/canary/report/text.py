@@ -7,16 +7,12 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from pipelines.bench.reporting.section import Table
 from pipelines.canary.controller.control import Cycle
 from pipelines.canary.report.record import PROMOTING, Judgement, RolloutRecord, Transition
 
 _MOST_DIVERGENCES = 20
 _EXPECTED_OF = {"stable": "stable", "own_target": "the candidate's target alone", "itself": "its chunks"}
-_TERMS = (
-    "A candidate within all limits is ever rolled back with probability {alpha:.2%} at most, however often\n"
-    "it is judged; one that has reached a limit is promoted with probability {error:.1%} at most.\n"
-    "Each bound holds at all times together with confidence {confidence:.0%}."
-)
 
 
 def show_cycle(cycle: Cycle) -> None:
@@ -43,10 +39,8 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     if evidence["losses"]:
         yield from _titled("Candidate compared with the stable pair")
         yield from _metrics(evidence["losses"])
-        limits = evidence["limits"]
-        error = 1 - limits["confidence"]
-        yield _TERMS.format(alpha=limits["alpha"], confidence=limits["confidence"], error=error)
-        if not_judged := [name for name, value in limits.items() if value is None]:
+        unset = [name for name, value in evidence["limits"].items() if value is None]
+        if not_judged := [name for name in unset if name != "answers_repeated"]:
             yield f"Not judged, because the limits leave it out: {', '.join(not_judged)}."
     yield from _titled("Figures of each arm (times: p50/p90/p99 of requests of clients)")
     yield from _arms(report["arms"])
@@ -70,48 +64,40 @@ def _titled(title: str) -> Iterator[str]:
     yield from ("", title, "-" * len(title))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def _table(records: Sequence[dict[str, object]]) -> list[str]:
+    table = Table.of(records)
+    return table.lines() if table else []
 
 
 def _metrics(losses: Sequence[dict[str, Any]]) -> Iterator[str]:
-    columns = ("metric", "verdict", "trials", "observed", "between", "passes below", "fails above")
-    rows = [
-        (
-            each["loss"],
-            "needs review" if each["is_held"] else each["verdict"],
-            str(each["trials"]),
-            _number(each["estimate"], "{:+.2%}"),
-            f"{each['low']:+.2%} to {each['high']:+.2%}",
-            f"{each['pass_below']:+.2%}",
-            "any" if each["rollback_above"] is None else f"{each['rollback_above']:+.2%}",
-        )
-        for each in losses
-    ]
-    yield from _table(columns, rows)
+    yield from _table(
+        [
+            {
+                "metric": each["loss"],
+                "verdict": "needs review" if each["is_held"] else each["verdict"],
+                "trials": each["trials"],
+                "observed": _percent(each["estimate"]),
+                "between": f"{_percent(each['low'])} to {_percent(each['high'])}",
+                "passes below": _percent(each["pass_below"]),
+                "fails above": "any" if each["rollback_above"] is None else _percent(each["rollback_above"]),
+            }
+            for each in losses
+        ]
+    )
     yield from (f"{each['loss']}: {each['detail']}" for each in losses if each["detail"])
 
 
-def _arms(arms: dict[str, dict[str, Any]]) -> Iterator[str]:
-    counts = ("requests", "replays", "errors", "timeouts", "compared", "differ")
-    columns = ("arm", *counts, "drafted", "accepted", "length", "TTFT ms", "ITL ms", "end-to-end ms")
-    rows = [
-        (
-            arm,
-            *(str(figures[name]) for name in counts),
-            _number(figures["draft_tokens_per_round"], "{:.2f}"),
-            _number(figures["acceptance_rate"], "{:.3f}"),
-            _number(figures["mean_acceptance_length"], "{:.2f}"),
-            *(
-                "/".join(_number(value, "{:.1f}") for value in figures[name])
-                for name in ("ttft_ms", "itl_ms", "e2e_latency_ms")
-            ),
-        )
-        for arm, figures in arms.items()
-    ]
-    yield from _table(columns, rows)
+def _arms(arms: dict[str, dict[str, Any]]) -> list[str]:
+    names = next(iter(arms.values()))
+    return _table(
+        [{"figure": name, **{arm: _shown(figures[name]) for arm, figures in arms.items()}} for name in names]
+    )
+
+
+def _shown(figure: Any) -> object:
+    if isinstance(figure, list):  # percentiles
+        return "/".join("-" if each is None else f"{each:.1f}" for each in figure)
+    return figure
 
 
 def _divergence(number: int, found: dict[str, Any]) -> Iterator[str]:
@@ -123,5 +109,5 @@ def _divergence(number: int, found: dict[str, Any]) -> Iterator[str]:
         yield f"   {name}{value}: {found[f'{key}_text']!r}"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:+.2%}"

@@ -23,7 +23,6 @@ alternative).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,14 +128,6 @@ def critical_value(alpha: float, dof: int) -> float:
 def noncentrality_needed(dof: int, alpha: float, power: float) -> float:
     """Compute the noncentrality at which a test has ``power``, which must be above ``alpha``."""
     return float(special.chndtrinc(critical_value(alpha, dof), dof, 1.0 - power))
-
-
-def detectable_total_variation(num_samples: float, dof: int, alpha: float, power: float) -> float:
-    """Compute the smallest total variation that is detected with at least ``power``.
-
-    A result above 1 means that so few samples detect no distribution with that power.
-    """
-    return 0.5 * math.sqrt(noncentrality_needed(dof, alpha, power) / num_samples)
 
 
 def samples_in_comparison(num_first: int, num_second: int) -> float:

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from scipy import special
 
 from pipelines.bench.reporting.section import Section, Table, Verdict
-from pipelines.validation.distribution.chi_square import detectable_total_variation
 from pipelines.validation.distribution.drawing import Draws
 from pipelines.validation.distribution.sequence_tests import (
     PositionTest,
@@ -33,7 +32,6 @@ ALPHA = 1e-3
 """Probability that a correct server fails, over all tests of all rules. A release is judged by one run, so
 this is 1 run in 1,000; the sampler itself is tested at 1e-9, where samples are cheap."""
 CONFIDENCE = 0.95
-POWER = 0.99
 LIMIT = 0.1
 """Largest total variation per token that the bound may leave possible."""
 
@@ -130,7 +128,7 @@ def _judge(name: str, itself: SampleComparison | None, draws: Draws, limit: floa
         "against_target": _comparison_document(candidate),
         "target_against_itself": _comparison_document(itself),
     }
-    return Section(title, verdict, summary, _table(candidate, itself), _power(candidate), document)
+    return Section(title, verdict, summary, _table(candidate, itself), document=document)
 
 
 def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -> list[str]:
@@ -153,7 +151,6 @@ def _table(candidate: SampleComparison, itself: SampleComparison) -> Table | Non
             "compared": f"token {test.position}",
             "prefixes": test.num_prefixes,
             "share tested": test.share_tested,
-            "no choice": test.share_certain,
             "merged as rare": test.merged_probability,
             "chi-square": test.statistic,
             "dof": test.dof,
@@ -161,7 +158,6 @@ def _table(candidate: SampleComparison, itself: SampleComparison) -> Table | Non
             "p of A/A": control.p_value,
             "TV below": test.upper_bound(CONFIDENCE),
             "A/A below": control.upper_bound(CONFIDENCE),
-            "TV found": _detectable(test, candidate.alpha_each),
         }
         for test, control in zip(candidate.positions, itself.positions, strict=True)
     ]
@@ -170,31 +166,12 @@ def _table(candidate: SampleComparison, itself: SampleComparison) -> Table | Non
     return Table.of(rows)
 
 
-def _power(candidate: SampleComparison) -> str:
-    found = ", ".join(f"{_detectable(test, candidate.alpha_each):.3f}" for test in candidate.positions)
-    return (
-        f"At family-wise alpha {ALPHA:g} a mean total variation of {found} (tokens 1 to "
-        f"{len(candidate.positions)}) is detected with probability {POWER} or more, whatever its form; the "
-        "comparison of all tokens together adds to that."
-    )
-
-
-def _detectable(test: PositionTest, alpha: float) -> float:
-    if not test.dof:
-        return 1.0
-    return min(1.0, detectable_total_variation(test.num_samples, test.dof, alpha, POWER))
-
-
 def _comparison_document(comparison: SampleComparison) -> dict[str, object]:
     return {
         "p_value_of_all_tokens_together": comparison.discrepancy_p_value,
         "positions": [
             asdict(test)
-            | {
-                "p_value": test.p_value,
-                "total_variation_upper_bound": test.upper_bound(CONFIDENCE),
-                "total_variation_detectable": _detectable(test, comparison.alpha_each),
-            }
+            | {"p_value": test.p_value, "total_variation_upper_bound": test.upper_bound(CONFIDENCE)}
             for test in comparison.positions
         ],
     }

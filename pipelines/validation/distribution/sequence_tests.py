@@ -36,12 +36,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from pipelines.validation.distribution.chi_square import (
-    MIN_EXPECTED,
-    CellTest,
-    compare_samples,
-    noncentrality_needed,
-)
+from pipelines.validation.distribution.chi_square import CellTest, compare_samples, noncentrality_needed
 
 TokenSequence = tuple[int, ...]
 SamplePair = tuple[Sequence[TokenSequence], Sequence[TokenSequence]]
@@ -59,8 +54,6 @@ class PositionTest:
         num_samples: Number of samples of the tested prefixes, as in ``CellTest``.
         num_prefixes: Number of tested prefixes.
         share_tested: Share of all answers with a tested prefix.
-        share_certain: Share of all answers whose prefix is frequent enough, but is nearly always followed by
-            the same token, so that there is nothing to compare.
         merged_probability: Probability of the rare tokens that were merged into one cell, as a mean over
             tested prefixes.
     """
@@ -71,7 +64,6 @@ class PositionTest:
     num_samples: float
     num_prefixes: int
     share_tested: float
-    share_certain: float
     merged_probability: float
 
     @property
@@ -121,15 +113,12 @@ def compare_positions(pairs: Sequence[SamplePair]) -> tuple[PositionTest, ...]:
 
 def _compare_position(pairs: Sequence[SamplePair], position: int, num_answers: int) -> PositionTest:
     tested: list[tuple[CellTest, int]] = []
-    num_certain = 0
     for first, second in pairs:
         first_counts, second_counts = _next_tokens(first, position), _next_tokens(second, position)
         for prefix in first_counts.keys() & second_counts.keys():
-            test, size, smaller = _compare_prefix(first_counts[prefix], second_counts[prefix])
+            test, size = _compare_prefix(first_counts[prefix], second_counts[prefix])
             if test.dof:
                 tested.append((test, size))
-            elif smaller >= 2 * MIN_EXPECTED:  # room for two cells
-                num_certain += size
     num_samples = sum(test.num_samples for test, _ in tested)
     merged = sum(test.pooled_probability * test.num_samples for test, _ in tested)
     return PositionTest(
@@ -139,7 +128,6 @@ def _compare_position(pairs: Sequence[SamplePair], position: int, num_answers: i
         num_samples=num_samples,
         num_prefixes=len(tested),
         share_tested=sum(size for _, size in tested) / num_answers,
-        share_certain=num_certain / num_answers,
         merged_probability=merged / num_samples if tested else 0.0,
     )
 
@@ -152,11 +140,11 @@ def _next_tokens(sample: Sequence[TokenSequence], position: int) -> dict[TokenSe
     return counts
 
 
-def _compare_prefix(first: Counter[int], second: Counter[int]) -> tuple[CellTest, int, int]:
-    """Return the test, its number of answers, and the size of the smaller sample."""
+def _compare_prefix(first: Counter[int], second: Counter[int]) -> tuple[CellTest, int]:
+    """Return the test and its number of answers."""
     tokens = sorted(first.keys() | second.keys())
     ours, theirs = (np.array([sample[token] for token in tokens], np.int64) for sample in (first, second))
-    return compare_samples(ours, theirs), int((ours + theirs).sum()), int(min(ours.sum(), theirs.sum()))
+    return compare_samples(ours, theirs), int((ours + theirs).sum())
 
 
 _CHUNK = 1000  # permutations in memory

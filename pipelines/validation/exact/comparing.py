@@ -1,16 +1,11 @@
-"""Compare two answers to one request in all bits, and look up the margin of their first difference."""
+"""Compare two answers to one request in all bits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.client.connection import TARGET_ALONE
-from pipelines.errors import DraftproofError
-from pipelines.validation.differences import END, Difference, Margin, common_length
-from pipelines.validation.exact.sampling_kinds import MAX_LOG_PROBS
-from pipelines.validation.stopping import stoppable
+from pipelines.client import CompletionRequest, Generation
+from pipelines.validation.differences import END, Difference
 
 
 def first_difference(
@@ -76,33 +71,3 @@ def _demands(request: CompletionRequest, answer: Generation) -> Iterator[tuple[s
         ids = answer.output_ids
         due = _held(ids, ids if request.num_log_probs else ())
         yield "log probabilities of tokens", due, _held(answer.log_probs, answer.top_log_probs)
-
-
-def margin_of(request: CompletionRequest, expected: Generation, actual: Generation, client: Client) -> Margin:
-    """Ask the target alone again up to the first different token, and compare the two tokens there.
-
-    A margin tells a near tie from a wrong answer. The log probabilities come from the raw logits, so their
-    difference is the logit margin on that server, whatever its runtime.
-    """
-    place = common_length(expected.output_ids, actual.output_ids)
-    if place in (len(expected.output_ids), len(actual.output_ids)):
-        return Margin(None, "one answer had ended")
-    again = replace(
-        request,
-        max_tokens=place + 1,
-        min_tokens=min(request.min_tokens, place + 1),
-        num_log_probs=MAX_LOG_PROBS,
-    )
-    try:
-        answer = stoppable(client.generate)(again, TARGET_ALONE)
-    except DraftproofError as error:
-        return Margin(None, f"the target did not answer again: {error}")
-    if answer.output_ids != expected.output_ids[: place + 1]:
-        return Margin(None, "the target's answer was different this time")
-    if not answer.top_log_probs:
-        return Margin(None, "the server returns no log probabilities")
-    alternatives = dict(answer.top_log_probs[-1])
-    other = alternatives.get(actual.output_ids[place])
-    if other is None:
-        return Margin(None, f"the other token is not among the target's {len(alternatives)} likeliest")
-    return Margin(answer.log_probs[-1] - other)

@@ -7,10 +7,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pipelines.bench.reporting.section import Section, Table, Verdict
-from pipelines.client import Client, CompletionRequest, Generation
+from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import DraftproofError
 from pipelines.validation.differences import Difference, common_length, excerpt, table_of
-from pipelines.validation.exact.comparing import margin_of
 from pipelines.validation.exact.plan import NUM_COMBINATIONS
 from pipelines.validation.exact.proof import Finding, PassResult
 from pipelines.validation.exact.sampling_kinds import KINDS
@@ -21,17 +20,12 @@ DIFFERENCES = "Answers that differ"
 ALONE = "The target alone under load"
 PASSES = "Passes"
 
-_NUM_SHOWN = 20  # differences, whose margins the target is asked for
+_NUM_SHOWN = 20  # differences
 
 
-def exact_sections(proof: Proof, client: Client) -> list[Section]:
-    """Build all sections of the proof, with the verdict first.
-
-    Args:
-        proof: The proof.
-        client: Client of the server, which is asked for the margins of the first differences.
-    """
-    differences = [differences_section(proof.findings, client)] if proof.findings else []
+def exact_sections(proof: Proof) -> list[Section]:
+    """Build all sections of the proof, with the verdict first."""
+    differences = [differences_section(proof.findings)] if proof.findings else []
     return [equality_section(proof), *differences, alone_section(proof), passes_section(proof)]
 
 
@@ -47,8 +41,7 @@ def equality_section(proof: Proof) -> Section:
         summary += f"; however, {'; '.join(lacks)}" if lacks else ""
     detected = [
         f"{group['name']}, {group['prompts']} prompts: a fault that changes "
-        f"{group['detectable_rate_95']:.2%} of prompts would have been detected with 95%, one of "
-        f"{group['detectable_rate_99']:.2%} with 99%"
+        f"{group['detectable_rate_95']:.2%} of prompts would have been detected with 95%"
         for group in groups
     ]
     power = (
@@ -69,9 +62,9 @@ def equality_section(proof: Proof) -> Section:
     return Section(EQUALITY, proof.verdict, summary, Table.of(groups), power, document)
 
 
-def differences_section(findings: Sequence[Finding], client: Client) -> Section:
-    """Build the section with the first differences and the margins of their tokens."""
-    shown = [(_with_margin(finding, client), finding) for finding in findings[:_NUM_SHOWN]]
+def differences_section(findings: Sequence[Finding]) -> Section:
+    """Build the section with the first differences."""
+    shown = [(_with_text(finding), finding) for finding in findings[:_NUM_SHOWN]]
     documents = [
         {
             **asdict(difference),
@@ -82,15 +75,15 @@ def differences_section(findings: Sequence[Finding], client: Client) -> Section:
         for difference, finding in shown
     ]
     summary = (
-        f"The first {len(shown)} of {len(findings)}. A margin tells a near tie from a wrong answer. Request "
-        f"of the first: {documents[0]['parameters']:.400}; prompt {documents[0]['prompt']!r:.400}"
+        f"The first {len(shown)} of {len(findings)}. Request of the first: "
+        f"{documents[0]['parameters']:.400}; prompt {documents[0]['prompt']!r:.400}"
     )
     table = table_of([(difference, str(finding.asked)) for difference, finding in shown])
     return Section(DIFFERENCES, "info", summary, table, document={"differences": documents})
 
 
-def _with_margin(finding: Finding, client: Client) -> Difference:
-    """Return a difference, and if it is one of tokens, with its margin and the text around it."""
+def _with_text(finding: Finding) -> Difference:
+    """Return a difference, and if it is one of tokens, with the text around it."""
     found, expected, actual = finding.difference, finding.expected, finding.actual
     if isinstance(actual, DraftproofError) or not found.place.startswith("token"):
         return found
@@ -99,7 +92,6 @@ def _with_margin(finding: Finding, client: Client) -> Difference:
         found,
         expected=f"{found.expected} in {excerpt(expected.text, start)}",
         actual=f"{found.actual} in {excerpt(actual.text, start)}",
-        margin=margin_of(finding.question.request, expected, actual, client),
     )
 
 

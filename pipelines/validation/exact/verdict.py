@@ -47,7 +47,6 @@ def group_figures(name: str, results: Sequence[PassResult], max_rate: float) -> 
         "prompts_that_diverged": len(diverged),
         "rate_upper_bound_95": upper_bound(len(diverged), len(prompts), 0.95),
         "detectable_rate_95": upper_bound(0, len(prompts), 0.95),
-        "detectable_rate_99": upper_bound(0, len(prompts), 0.99),
         "prompts_still_needed": max(0, prompts_needed(max_rate, CONFIDENCE) - len(prompts)),
     }
 

@@ -59,7 +59,9 @@ class Run:
             check_paths(prompts.all, first.abilities, second.abilities, second.url)
             named_ids = first.abilities.named_ids and second.abilities.named_ids
             stages, began_s = Stages(None, self.ends_at_s), time.monotonic()
-            recorder = self._recorder(first, prompts, settings, 2, stages, named_ids=named_ids)
+            print(*prompts.lines(), sep="\n", flush=True)
+            size = self.size, settings, self.ends_at_s
+            recorder = Recorder(first, prompts, *size, 2, stages, named_ids=named_ids)
             given = first.abilities, settings.num_at_once, self.timeout_s, stages
             judged = Candidate(second, *given, named_ids=named_ids)
             for part in recorder.rounds():
@@ -71,8 +73,9 @@ class Run:
     def record_control(self, control: Endpoint, prompts: Prompts, settings: Settings) -> Baseline:
         """Record the answers of a control; errors are those of ``compare_servers``."""
         with closing(self._reach(control)) as server:
-            stages = Stages(None, self.ends_at_s)
-            recorder = self._recorder(server, prompts, settings, 1, stages, named_ids=True)
+            print(*prompts.lines(), sep="\n", flush=True)
+            size = self.size, settings, self.ends_at_s
+            recorder = Recorder(server, prompts, *size, 1, Stages(None, self.ends_at_s))
             for _ in recorder.rounds():
                 pass
             return recorder.baseline(self._conditions())
@@ -103,21 +106,6 @@ class Run:
     def _reach(self, endpoint: Endpoint) -> OpenAIServer:
         print(f"asking {endpoint.url} what it can tell", flush=True)
         return OpenAIServer(endpoint, self.timeout_s or _SILENCE_S)
-
-    def _recorder(
-        self,
-        control: OpenAIServer,
-        prompts: Prompts,
-        settings: Settings,
-        num_servers: int,
-        stages: Stages,
-        *,
-        named_ids: bool,
-    ) -> Recorder:
-        for line in prompts.lines():
-            print(line, flush=True)
-        size = self.size, settings, self.ends_at_s, num_servers
-        return Recorder(control, prompts, *size, stages, named_ids=named_ids)
 
     def _report(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import TARGET_ALONE, Arm, Cell, ClosedLoop, Plan, arms_with
+from pipelines.bench.plan import TARGET_ALONE, Arm, Cell, Plan, arms_with
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.client import CompletionRequest, Generation
 
@@ -41,7 +41,7 @@ def cells_with_ratios(ratios: dict[int, dict[Arm, float]], noise: float = 0.0) -
     """
     measurements = []
     for value, of_arms in ratios.items():
-        cell = Cell(CODE, ClosedLoop(value))
+        cell = Cell(CODE, value)
         for arm in ARMS:
             for repetition in range(3):
                 faster = 1 + noise * (repetition == 1 and arm == ARMS[-1])

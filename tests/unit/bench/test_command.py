@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from pipelines.bench import __main__ as command
+from pipelines.bench.measuring import Ask
 from pipelines.bench.options import FULL, QUICK, make_parser, size_of
 from pipelines.bench.prompt_sets import draw_sets, make_prompt_sets, names_of_sets
-from pipelines.bench.workers import Ask, Workers
 from pipelines.client import CompletionRequest, Generation
 from pipelines.command_line.general_prompts import general_prompts
 from pipelines.command_line.prompt_files import read_prompts
@@ -72,8 +72,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     def patch(ask: Ask) -> None:
         monkeypatch.setattr(command, "running_server", lambda url, recipe: nullcontext("grpc://127.0.0.1:1"))
         monkeypatch.setattr(command.Client, "connect", lambda url: ScriptedClient())
-        workers = lambda url, count, *, streaming: Workers([ask] * count)  # noqa: E731
-        monkeypatch.setattr(command.Workers, "connect", workers)
+        monkeypatch.setattr(command, "streaming", lambda client: ask)
 
     return patch
 

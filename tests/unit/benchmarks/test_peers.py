@@ -12,17 +12,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import generation_of
 from benchmarks.peers import __main__ as command
 from benchmarks.peers.__main__ import Measured
 from benchmarks.peers.figures import IK_LLAMA_CPP, LLAMA_CPP, documents, first_token_table, table
-from benchmarks.peers.llama_cpp import LlamaCpp, Settings, gguf_files
+from benchmarks.peers.llama_cpp import LlamaCpp, Settings, generation_of, gguf_files
 from build.recipe import load_recipe
 from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell
 from pipelines.bench.prompt_sets import PromptSet
-from pipelines.bench.workers import Workers
 from pipelines.client import CompletionRequest, Generation
 from pipelines.errors import PeerError
 from tests.support.tiny_engines import write_tokenizer
@@ -99,20 +97,20 @@ def test_arms_take_turns_and_one_that_breaks_is_left_out() -> None:
         return generation_of(request.prompt_ids, 0.5)
 
     arms = (TARGET_ALONE, ADAPTIVE, ALONE, SHORT)
-    measured = Measured({arm: Workers([partial(ask, arm)]) for arm in arms})
+    measured = Measured({arm: partial(ask, arm) for arm in arms})
     measured.run([CODE], [1], 9, 2)
     a, b, c, d = arms
     turns = [arm for arm, max_tokens in log if max_tokens == 9]
     assert [arm for arm, max_tokens in log if max_tokens == 1] == [a, b, c, d], "before caches are filled"
     assert turns == [a, b, c, d, a, b, c, b, c, a]
     assert measured.failures == {SHORT: "it broke"}
-    assert SHORT not in measured.workers
+    assert SHORT not in measured.asks
     assert measured.first_token_s == {(arm, "code"): (0.5,) * 4 for arm in arms}
     assert "| Ours | 0.50 s -> 0.50 s |" in first_token_table(measured.first_token_s, {"draftproof": "Ours"})
 
 
 def cell_figures(walls: dict[Arm, float], **answers: tuple[int, ...]) -> CellFigures:
-    cell = Cell(CODE, ClosedLoop(1))
+    cell = Cell(CODE, 1)
     given = [
         Measurement(
             *(cell, arm, repetition),
@@ -176,7 +174,7 @@ def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
     for name, stand_in in everything.items():
         monkeypatch.setattr(command, name, stand_in)
     monkeypatch.setattr(command.Client, "server_version", lambda client: "2.70")
-    monkeypatch.setattr(command.Workers, "connect", lambda url, count, *, streaming: Workers([ask] * count))
+    monkeypatch.setattr(command.Client, "generate", lambda client, request, model: ask(request, model))
     arguments = ["--concurrency", "1,2", "--repetitions", "2", "--prompts", str(prompts_in(tmp_path))]
     assert command.main(arguments) == exit_code
     output = capsys.readouterr().out

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.controller.plan import read_plan
 from pipelines.canary.controller.rollout import Rollout, from_text
-from pipelines.canary.judge.limits import Limits, read_limits
+from pipelines.canary.judge.limits import Limits, Slo, read_limits
 from pipelines.canary.judge.resources import Sample, Taken
 from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.router.observation import Observation

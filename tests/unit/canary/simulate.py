@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.bench.reporting.slo import Slo
-from pipelines.canary.judge.limits import Limits
+from pipelines.canary.judge.limits import Limits, Slo
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.verdict import judge
 from pipelines.program import Verdict

@@ -13,8 +13,7 @@ import pytest
 from scipy import stats
 
 from pipelines.bench.reporting.rates import upper_bound
-from pipelines.bench.reporting.slo import Slo
-from pipelines.canary.judge.limits import Limit, Limits
+from pipelines.canary.judge.limits import Limit, Limits, Slo
 from pipelines.canary.judge.verdict import Judged, analyse
 from pipelines.router.observation import Observation
 from tests.unit.canary.faults import DRILLS, NO_FAULT, Fault

@@ -14,7 +14,7 @@ from pipelines.canary.controller.plan import DEFAULT as PLAN_FILE
 from pipelines.canary.controller.plan import read_plan
 from pipelines.canary.judge.e_values import Side
 from pipelines.canary.judge.limits import DEFAULT as LIMITS_FILE
-from pipelines.canary.judge.limits import Limit, read_limits
+from pipelines.canary.judge.limits import Limit, Slo, read_limits
 from pipelines.canary.judge.metrics import metrics_of
 from pipelines.errors import CanaryError
 from tests.unit.canary.requests import LIMITS, SLO, request
@@ -117,3 +117,12 @@ def test_every_limit_that_is_read_gives_evidence(side: Side) -> None:
         least, most = metric.measure.regression_range
         for regression in (least + 1e-6, 0.5 * (least + most), most - 1e-6):
             assert not math.isnan(metric.measure.log_evidence(side, regression)), metric.name
+
+
+def test_good_requests_keep_both_limits() -> None:
+    slo = Slo(ttft_s=1.0, itl_s=0.5)
+    assert slo.is_kept_by(1.0, 0.5)  # at the limits
+    assert not slo.is_kept_by(1.01, 0.5)
+    assert not slo.is_kept_by(1.0, 0.51)
+    assert slo.is_kept_by(0.9, None)  # one token: there is no ITL
+    assert not slo.is_kept_by(None, None)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
-from pipelines.bench.workers import Job, Workers
-from pipelines.client import CompletionRequest
 from pipelines.client.generation import Generation, join_chunks
 from pipelines.client.refusals import refusal
 from pipelines.client.tensors import chunk_from_outputs
@@ -16,7 +12,6 @@ from pipelines.errors import (
     EngineFailedError,
     InternalError,
     InvalidRequestError,
-    ServerBusyError,
     ServerUnavailableError,
 )
 from pipelines.wire.chunk import Chunk, SpeculationCounts
@@ -101,34 +96,3 @@ def test_messages_without_a_class_are_sorted_by_triton_words() -> None:
 )
 def test_a_failure_of_the_server_is_no_invalid_request(message: str, kind: type[DraftproofError]) -> None:
     assert type(refusal(message)) is kind
-
-
-def test_workers_answer_all_jobs_in_order_and_never_more_at_once() -> None:
-    lock, running, most = threading.Lock(), 0, 0
-
-    def ask(request: CompletionRequest, model: str) -> Generation:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        threading.Event().wait(0.005)
-        with lock:
-            running -= 1
-        if request.max_tokens == 3:
-            raise ServerBusyError("full")
-        return Generation(request.prompt, (request.max_tokens,), (), "stop", 0, 0, 0, (), None, 1.0)
-
-    jobs = [Job(CompletionRequest("p", max_tokens=index), "generate") for index in range(12)]
-    answers = Workers([ask] * 4).run(jobs, 2)
-    assert most == 2
-    assert isinstance(answers[3], ServerBusyError)
-    others = [answer.output_ids for answer in answers if isinstance(answer, Generation)]
-    assert others == [(index,) for index in range(12) if index != 3]
-
-
-def test_a_defect_in_a_worker_is_raised_not_lost() -> None:
-    def broken(request: CompletionRequest, model: str) -> Generation:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        Workers([broken] * 2).run([Job(CompletionRequest("p"), "generate")] * 5, 2)

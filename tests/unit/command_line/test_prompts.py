@@ -71,7 +71,6 @@ def test_prompts_are_drawn_from_all_sets_in_turns() -> None:
     drawn = made(a=5, b=2).draw(5)
     assert [prompt.prompt_id for prompt in drawn.all] == ["a-0", "b-0", "a-1", "b-1", "a-2"]
     assert Counter(prompt.prompt_id[0] for prompt in made(a=5, b=2).draw(99).all) == {"a": 5, "b": 2}
-    assert list(made(a=5, b=2).of_largest_set().sets) == ["a"]
     with pytest.raises(InvalidRequestError, match=r"too few prompts, 8 are needed: made has 7; add"):
         made(a=5, b=2).draw(9, least=8)
 

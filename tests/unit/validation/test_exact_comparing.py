@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,26 +11,22 @@ import pytest
 
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.connection import ENSEMBLE, SPECULATIVE, TARGET_ALONE
-from pipelines.errors import ServerBusyError
 from pipelines.validation.exact.asking import PRIMING_TOKENS, ask_pass
-from pipelines.validation.exact.comparing import first_difference, margin_of
+from pipelines.validation.exact.comparing import first_difference
 from pipelines.validation.exact.plan import ADAPTIVE
 from pipelines.validation.exact.proof import prove
 from pipelines.validation.exact.sections import alone_section
 from pipelines.validation.exact.verdict import Proof
-from tests.unit.client.scripted_client import Change, ScriptedClient, honest
+from tests.unit.client.scripted_client import ScriptedClient, honest
 from tests.unit.validation.scripted_proof import (
     LIMITS,
     MAX_TOKENS,
     PLAN,
     PROMPTS,
-    RIGHT,
     by_default,
     change_of,
-    raising,
     run,
     schedule,
-    when,
     with_token,
 )
 
@@ -211,32 +206,3 @@ def test_seeds_that_the_server_drew_may_differ_and_unasked_log_probs_may_be_abse
     other = replace(drawn, seed=2)
     assert first_difference("p", drawn, other, replace(ASKED, seed=None, num_log_probs=None)) is None
     assert first_difference("p", drawn, other) is None
-
-
-def test_the_margin_is_the_difference_of_the_targets_log_probabilities() -> None:
-    request = replace(ASKED, max_tokens=8, min_tokens=8)
-    expected = honest(request, TARGET_ALONE)
-    client: Any = ScriptedClient()
-    found = margin_of(request, expected, with_token(5, expected.output_ids[5] + 3)(expected), client)
-    assert found.log_prob_difference == pytest.approx(3 / 7), found.why_unknown
-    ((model, asked, _),) = client.asked
-    assert (model, asked.max_tokens, asked.min_tokens, asked.num_log_probs) == (TARGET_ALONE, 6, 6, 20)
-
-
-@pytest.mark.parametrize(
-    ("change", "answer", "reason"),
-    [
-        (lambda given: replace(given, output_ids=given.output_ids[:2]), RIGHT, "one answer had ended"),
-        (lambda given: replace(given, output_ids=(*given.output_ids, 1)), RIGHT, "one answer had ended"),
-        (with_token(0, 1000), RIGHT, "20 likeliest"),
-        (with_token(0, 1000), lambda r, m, given: raising(ServerBusyError("x"))(given), "not answer again"),
-        (with_token(0, 1000), when(lambda r, m: True, output_ids=(7,)), "was different"),
-        (with_token(0, 1000), when(lambda r, m: True, top_log_probs=()), "no log prob"),
-    ],
-)
-def test_the_margin_says_why_it_is_not_known(
-    change: Callable[[Generation], Generation], answer: Change, reason: str
-) -> None:
-    client: Any = ScriptedClient(answer)
-    found = margin_of(ASKED, ANSWER, change(ANSWER), client)
-    assert found.log_prob_difference is None and reason in found.why_unknown

@@ -207,7 +207,6 @@ def test_the_power_of_a_group_is_that_of_its_prompts() -> None:
     group = figures(299)
     assert group["rate_upper_bound_95"] == pytest.approx(1 - 0.05 ** (1 / 299))
     assert group["detectable_rate_95"] == pytest.approx(group["rate_upper_bound_95"])
-    assert group["detectable_rate_99"] == pytest.approx(1 - 0.01 ** (1 / 299))
     assert (group["prompts_still_needed"], figures(298)["prompts_still_needed"]) == (0, 1)
     assert figures(0)["rate_upper_bound_95"] == 1.0
     (wrong, *_) = (each for each in run(change_of(with_token(3, 99))).passes if each.findings)

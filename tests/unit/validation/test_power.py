@@ -10,10 +10,10 @@ from pipelines.bench.reporting.rates import lower_bound, prompts_needed, upper_b
 from pipelines.validation.distribution.chi_square import (
     compare_samples,
     critical_value,
-    detectable_total_variation,
     noncentrality_needed,
     samples_in_comparison,
 )
+from tests.statistical.goodness_of_fit import detectable_total_variation
 
 
 @pytest.mark.parametrize("alpha", [0.05, 1e-9])

@@ -68,7 +68,7 @@ def test_verdicts_join_so_that_nothing_bad_and_nothing_at_all_passes(
 
 def test_a_section_is_printed_in_columns_with_its_power() -> None:
     lines = as_text(section("pass")).splitlines()
-    assert lines[1:] == ["Title: PASS", "what", "a      b", "----  --", "x      1", "long  22", "power"]
+    assert lines[1:] == ["Title: PASS", "what", "a      b", "--------", "x      1", "long  22", "power"]
     assert "INFO" not in as_text(section("info"))
     with pytest.raises(ValueError, match="2 cells"):
         Table(("a", "b"), (("x",),))
@@ -147,7 +147,6 @@ def test_the_sections_of_a_proof_that_fails_show_the_differences() -> None:
     num_all = parts[EQUALITY].document["answers_that_differ"]
     assert len(found) == 20 < num_all and f"The first 20 of {num_all}" in parts[DIFFERENCES].summary
     assert {(each["place"], each["actual"]) for each in found} == {("token 3", "99 in 'other'")}
-    assert all(each["margin"]["why_unknown"] or each["margin"]["log_prob_difference"] for each in found)
     lengths = [each["parameters"].split("num_draft_tokens=")[1:] for each in found]
     assert {length[0] for length, *_ in filter(None, lengths)} == {"1", "2"}, "each says which one was used"
 
