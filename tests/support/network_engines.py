@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.quality.engines import Logits, TokenIds, log_softmax, piece, step
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import NO_SLOT, Chunk
-from tests.support.compiled_networks import Logits, TokenIds, log_softmax, piece, step
 
 EXACT = 1e-4
 """Largest difference between float32 logits; those of our networks are at most about 130."""

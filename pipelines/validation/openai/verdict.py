@@ -97,7 +97,7 @@ def sentence(compared: Compared, seconds: float) -> str:
     verdict, counted = verdict_of(compared), tallies(compared.ways)
     nums = {each.kind: each.num for each in counted}
     num_plain = nums.pop(PLAIN, 0)
-    asked = f"{num_plain} plain answers and {sum(nums.values())} of {len(nums)} other kinds"
+    asked = f"{num_plain} plain answers and {sum(nums.values())} others of {len(nums)} kinds"
     if verdict == "pass":
         return f"no difference beyond the control's own in {asked}"
     blamed = [each for each in counted if each.suspect and (verdict != "fail" or each.way.judged.faults)]

@@ -9,6 +9,7 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
+from benchmarks.quality.engines import compile_network
 from build.checkpoints.tensor_file import Float32Array, Tensor
 from build.networks.source import open_network
 from build.openvino.decoder_graph import _clamped_swiglu
@@ -16,7 +17,6 @@ from build.openvino.operations import parameter
 from build.recipe import EngineRecipe
 from build.reference import load_reference
 from tests.golden.families import save_family, token_ids
-from tests.support.compiled_networks import compile_network
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import change_config, change_weights
 from tests.support.network_engines import EXACT, count_rows_differing, mean_kl, prompt_logits

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.quality.engines import Logits, attention_for, compile_network
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.config import parse_network_config
 from build.networks.network import Network, fit_vocabulary, shorten_head
@@ -30,7 +31,6 @@ from tests.golden.families import (
     token_ids,
 )
 from tests.golden.make import compute_family
-from tests.support.compiled_networks import Logits, attention_for, compile_network
 from tests.support.family_networks import FAMILY_CONFIGS
 from tests.support.hugging_face_checkpoints import change_weights
 from tests.support.network_engines import EXACT, count_rows_differing, greedy_tokens, mean_kl, prompt_logits

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.quality.engines import compile_network
 from build.checkpoints.tensor_file import Tensor
 from build.engines import build_engines, gains_from_own_products
 from build.memory import EngineMemory, num_parameters, plan_memory
@@ -20,7 +21,6 @@ from build.recipe import Recipe, Serving
 from pipelines.engine_memory import MAX_LOGGED_ROWS, read_sizes, states_bytes
 from pipelines.errors import CheckpointError, EngineBuildError, RecipeError
 from tests.golden.families import save_family
-from tests.support.compiled_networks import compile_network
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import (
     change_config,

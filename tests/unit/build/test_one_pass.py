@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.quality.engines import NUM_BLOCKS, compile_network
 from build.engines import build_engines
 from build.networks.source import open_network
 from build.own_pair import write_recipe
@@ -22,7 +23,6 @@ from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.request import GenerationRequest
 from pipelines.text.vocabulary import Vocabulary
-from tests.support.compiled_networks import NUM_BLOCKS, compile_network
 from tests.support.family_networks import save_model
 from tests.support.hugging_face_checkpoints import change_config, make_hugging_face, pair_recipe
 from tests.support.network_engines import EXACT

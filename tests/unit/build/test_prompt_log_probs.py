@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.quality.engines import compile_network
 from build.networks.source import open_network
 from pipelines.executor import request as request_module
 from pipelines.executor.engine import Engine
@@ -19,7 +20,6 @@ from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest
 from pipelines.text.vocabulary import Vocabulary
 from tests.golden.families import save_family
-from tests.support.compiled_networks import compile_network
 from tests.support.network_engines import prompt_logits
 
 TOLERANCE = 1e-4

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.quality.engines import compile_network
 from build.checkpoints.tensor_file import Float32Array, Tensor
 from build.engines import build_engines
 from build.networks.linear import Linear
@@ -22,7 +23,6 @@ from build.own_pair import write_recipe
 from build.recipe import load_recipe
 from pipelines.errors import CheckpointError
 from tests.golden.families import save_family, token_ids
-from tests.support.compiled_networks import compile_network
 from tests.support.hugging_face_checkpoints import change_weights, make_hugging_face
 from tests.support.network_engines import EXACT, count_rows_differing, mean_kl, prompt_logits
 from tests.support.quantized_checkpoints import (

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.quality.engines import BLOCKS, compile_network, log_softmax
 from build.checkpoints.settings import read_json
 from build.checkpoints.tensor_file import read_tensors, write_tensors
 from build.networks.network import Network
@@ -21,7 +22,6 @@ from pipelines.errors import CheckpointError
 from pipelines.validation.reference import divergence, judge
 from tests.golden.families import token_ids
 from tests.support.checkpoints import make_checkpoint
-from tests.support.compiled_networks import BLOCKS, compile_network, log_softmax
 from tests.support.family_networks import save_model
 from tests.support.network_engines import greedy_tokens, prompt_logits
 from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.quality.engines import BLOCKS, NUM_BLOCKS, compile_network, step
 from build.networks.network import Network
 from build.networks.source import open_network
 from pipelines.executor.loading import load_engine
 from pipelines.executor.step import Chunk
 from pipelines.manifest import EngineFiles
 from tests.golden.families import save_family, token_ids
-from tests.support.compiled_networks import BLOCKS, NUM_BLOCKS, compile_network, step
 from tests.support.compiler import needs_compiler
 from tests.support.network_engines import count_rows_differing, decoded_rows, prompt_logits
 from tests.support.tiny_engines import build_tiny_pair

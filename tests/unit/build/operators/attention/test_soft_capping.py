@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.quality.engines import compile_network
 from build.engines import build_engines
 from build.networks.source import open_network
 from build.own_pair import write_recipe
@@ -17,7 +18,6 @@ from build.preflight import check_recipe
 from build.recipe import load_recipe, parse_recipe
 from pipelines.errors import EngineBuildError, RecipeError
 from tests.golden.families import save_family
-from tests.support.compiled_networks import compile_network
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import make_hugging_face
 from tests.support.network_engines import count_rows_differing, decoded_rows

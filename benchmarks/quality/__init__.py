@@ -1,0 +1,1 @@
+"""Measures what quantization and arithmetic cost a model's predictions."""
