@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import re
 import socket
 import ssl
@@ -77,19 +78,16 @@ def metrics_page(read: Callable[[], Awaitable[bytes]]) -> Handler:
     Args:
         read: Returns the metrics as text.
     """
-    reading = asyncio.Lock()
-    page, allowed, asked_at_s = b"", float(_METRICS_AT_ONCE), time.monotonic()
+    reading: asyncio.Future[bytes] | None = None
+    began_s, allowed = -math.inf, 0.0
 
     async def answer(request: web.Request) -> web.Response:
-        nonlocal page, allowed, asked_at_s
-        async with reading:
-            now_s = time.monotonic()
-            allowed = min(_METRICS_AT_ONCE, allowed + (now_s - asked_at_s) * _METRICS_PER_S)
-            asked_at_s = now_s
-            if allowed >= 1 or not page:
-                allowed -= 1
-                page = b""  # no old page stands for one that cannot be read
-                page = await read()
+        nonlocal reading, began_s, allowed
+        now_s = time.monotonic()
+        allowed_now = min(_METRICS_AT_ONCE, allowed + (now_s - began_s) * _METRICS_PER_S)
+        if reading is None or (reading.done() and (allowed_now >= 1 or reading.exception())):
+            reading, began_s, allowed = asyncio.ensure_future(read()), now_s, max(allowed_now - 1, 0)
+        page = await asyncio.shield(reading)  # a client that leaves does not end it for the others
         return web.Response(body=page, headers=_METRICS_HEADERS)
 
     return answer

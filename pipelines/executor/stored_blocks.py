@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from pipelines.available_resources import available_cores
 from pipelines.executor.block_files import PAUSE_S, BlockFiles
 from pipelines.executor.engine import StepEngine
 from pipelines.executor.kv_cache import CachedBlock, KvCache
@@ -35,6 +35,7 @@ _PATIENCE_S, _PATIENT_SHARE = 0.25, 0.1
 # Of the time of all cores. A block of 16 tokens is computed in 100 ms or more and written in 0.5 ms of two
 # cores, so this is faster than prompts are computed.
 _WRITING_SHARE = 0.005
+_LONGEST_PAUSE_S = 1.0  # also after old files were deleted, which takes longer
 
 
 class StoredBlocks:
@@ -71,6 +72,7 @@ class StoredBlocks:
         described = {"format": _FORMAT, "kernels": engine.kernels, "block_bytes": engine.block_bytes}
         self._origin = bytes.fromhex(sha256_json({**origin, **described}))
         self._wanted: deque[CachedBlock] = deque(maxlen=_MOST_WANTED)
+        self._writing_share = _WRITING_SHARE * available_cores()
         self._is_writing = False
         self._slow_until_s = 0.0
         cache.on_full = self._want
@@ -99,13 +101,15 @@ class StoredBlocks:
 
     def _write(self, node: CachedBlock) -> None:
         content, name = self._engine.read_block(node.block), self._file_name(node.name)
-        loop, share = asyncio.get_running_loop(), _WRITING_SHARE * len(os.sched_getaffinity(0))
+        loop = asyncio.get_running_loop()
 
         def write() -> None:
             began_s = time.thread_time()
-            self._files.write(name, content, node.depth)
-            pause_s = (time.thread_time() - began_s) / share
-            _tell(loop, lambda: loop.call_later(pause_s, self._write_next))
+            try:
+                self._files.write(name, content, node.depth)
+            finally:
+                pause_s = min((time.thread_time() - began_s) / self._writing_share, _LONGEST_PAUSE_S)
+                _tell(loop, lambda: loop.call_later(pause_s, self._write_next))
 
         self._files.writer.submit(write)
 

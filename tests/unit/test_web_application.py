@@ -188,7 +188,7 @@ async def test_metrics_are_read_twice_a_second_or_ten_times_after_a_pause(
     """Twenty scrapes a second cost the two cores a sixth of a stream's speed."""
     now_s = 100.0
     monkeypatch.setattr("pipelines.web_application.time", Mock(monotonic=lambda: now_s))
-    read = AsyncMock(side_effect=[*(b"%d" % number for number in range(10)), OSError, b"last"])
+    read = AsyncMock(side_effect=[*map(b"%d".__mod__, range(10)), *[OSError] * 20, b"10", b"11"])
     application = web.Application()
     application.router.add_get("/metrics", metrics_page(read))
     async with TestClient(TestServer(application)) as client:
@@ -200,8 +200,29 @@ async def test_metrics_are_read_twice_a_second_or_ten_times_after_a_pause(
         assert [await ask() for _ in range(10)] == [(200, b"%d" % number) for number in range(10)]
         assert await asyncio.gather(*(ask() for _ in range(20))) == [(200, b"9")] * 20
         now_s += 0.6
-        assert (await ask())[0] == 500, "no old page stands for one that could not be read"
-        assert await ask() == await ask() == (200, b"last")
-        now_s += 0.4
-        assert await ask() == (200, b"last")
-    assert read.await_count == 12
+        for _ in range(20):
+            assert (await ask())[0] == 500, "no old page stands for one that could not be read"
+        assert await ask() == await ask() == (200, b"10")
+        now_s += 0.6
+        assert await ask() == (200, b"11"), "failures do not keep a page for longer"
+
+
+async def test_all_who_ask_for_metrics_during_a_reading_share_its_page_also_if_one_leaves() -> None:
+    """Eight scrapers of a server that answered after 2 s each waited for all before them."""
+    may_end = asyncio.Event()
+    num_readings = 0
+
+    async def read() -> bytes:
+        nonlocal num_readings
+        num_readings += 1
+        await may_end.wait()
+        return b"page"
+
+    answer = metrics_page(read)
+    asking = [asyncio.ensure_future(answer(Mock())) for _ in range(8)]
+    await asyncio.sleep(0.01)
+    asking.pop(0).cancel()
+    await asyncio.sleep(0.01)
+    may_end.set()
+    assert [reply.body for reply in await asyncio.gather(*asking)] == [b"page"] * 7
+    assert num_readings == 1

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import httpx
 import numpy as np
-from scipy import stats
 
 from pipelines import configuration
 from pipelines.canary.judge.e_values import FloatArray, Side
@@ -213,4 +212,6 @@ def _since_restart(samples: Sequence[Sample]) -> Sequence[Sample]:
 def _slope(times_s: FloatArray, values: FloatArray) -> float:
     """Compute the Theil-Sen slope, the median over all pairs of points, which is robust to outliers."""
     chosen = np.unique(np.linspace(0, len(values) - 1, _MOST_SAMPLES).astype(int))
-    return float(stats.theilslopes(values[chosen], times_s[chosen]).slope)
+    times_s, values = times_s[chosen], values[chosen]
+    first, second = np.triu_indices(len(values), 1)
+    return float(np.median((values[second] - values[first]) / (times_s[second] - times_s[first])))

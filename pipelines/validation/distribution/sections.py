@@ -134,7 +134,7 @@ def _judge(name: str, itself: SampleComparison | None, draws: Draws, limit: floa
 def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -> list[str]:
     untested = [str(test.position) for test in positions if not test.dof]
     if untested:
-        return [f"token {', '.join(untested)}: no prefix has enough answers to compare"]
+        return [f"token {', '.join(untested)}: no prefix has enough answers that differ"]
     if all(test.upper_bound(CONFIDENCE) <= limit for test in positions):
         return []
     growth = max(test.growth_needed(limit, CONFIDENCE, _PROBABILITY_OF_SUCCESS) for test in positions)
