@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--max-tokens", type=whole_number(8), default=48, help="tokens of an answer (%(default)s)"
     )
     parser.add_argument(
-        "--at-once", type=whole_number(1), metavar="N", help="only settings with N concurrent requests"
+        "--at-once", type=int, choices=(1, 4, 8), metavar="N", help="only settings with N concurrent requests"
     )
     return run_benchmark(parser, _compare, arguments)
 

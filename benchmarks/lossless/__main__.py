@@ -27,6 +27,7 @@ from pipelines.command_line.options import whole_number
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.running_server import local_server
 from pipelines.deploy.server import run_directory
+from pipelines.errors import PeerError
 from pipelines.validation.__main__ import main as verify
 from pipelines.validation.differences import common_length
 
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, command_line: list[str]) -> Result:
+    if ENGINES[-1] in options.only and not (options.genai and options.genai_draft):
+        raise PeerError(f"{ENGINES[-1]} needs --genai and --genai-draft", "or name the others with --only")
     about = conditions("benchmarks.lossless", command_line, recipe=options.recipe)
     new = {
         engine: _of_genai(options) if engine == ENGINES[-1] else _verified(engine, options)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.harness import Result, parser_of, run_benchmark, say
 from benchmarks.peers.environment import ensure_environment
@@ -53,7 +54,8 @@ _TITLES = {
 }
 _METHOD = (
     "greedy, not streamed; our server over gRPC, the others over HTTP; except for first tokens, prompts are "
-    "in the prefix caches of all; ik_llama.cpp answers one request after the other and has no speculation"
+    "in the prefix caches of all; ik_llama.cpp answers one request after the other, "
+    "without flash attention and speculation"
 )
 
 
@@ -90,7 +92,8 @@ class Measured:
     ) -> None:
         """Run all measurements.
 
-        Each arm first gives one token for each prompt, one after the other. Then it answers each set at each
+        Each arm first gives one token for each prompt, one after the other, with a salt: our arms have one
+        prompt cache, which outlives the server. Then it answers each set at each
         load once as a warm-up, which also fills prefix caches. Within a repetition, the arms run one after
         another, and each repetition begins with another arm.
 
@@ -99,7 +102,9 @@ class Measured:
         """
         for prompt_set in sets:
             for arm in list(self.asks):
-                if first := self.ask(Cell(prompt_set, 1), arm, 1):
+                salt = secrets.token_hex(8)
+                new = [replace(request, cache_salt=salt) for request in prompt_set.requests]
+                if first := self.ask(Cell(PromptSet(prompt_set.name, tuple(new)), 1), arm, 1):
                     times_s = tuple(each.e2e_latency_s for each in first.generations)
                     self.first_token_s[arm, prompt_set.name] = times_s
         for num_at_once in concurrency:
@@ -123,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
     recipe, most = load_recipe(options.recipe), max(options.concurrency)
-    files, interpreters = gguf_files(recipe), {engine: ensure_environment(engine) for engine in PROGRAMS}
+    files = gguf_files(recipe)
     prompts, count = choose_prompts(options.prompts, options.recipe), requests_needed(most)
     names = names_of_sets(prompts, options.prompt_sets, is_quick=False)
     draw_sets(prompts, names, count)  # too few are an error before anything is started
@@ -144,7 +149,7 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
             say(f"{name_of(arm)}: loading")
             try:
                 end_ids = tuple(engine["end_ids"])
-                server = LlamaCpp(interpreters[name], settings, end_ids, log, PROGRAMS[name])
+                server = LlamaCpp(ensure_environment(name), settings, end_ids, log, PROGRAMS[name])
             except DraftproofError as error:
                 measured.failures[arm] = str(error)
                 continue

@@ -42,6 +42,7 @@ class Generator:
         self._library = _ctypes_api._lib  # whose functions for states the package does not name
         self._library.llama_state_seq_get_size.restype = ctypes.c_size_t
         self._library.llama_state_seq_get_data.restype = ctypes.c_size_t
+        self._library.llama_state_seq_set_data.restype = ctypes.c_size_t
         self._states: dict[tuple[int, ...], bytes] = {}
 
     def answer(self, prompt: list[int], max_tokens: int) -> list[int]:
@@ -60,7 +61,9 @@ class Generator:
         self._context.kv_cache_clear()
         context = ctypes.c_void_p(self._context.ctx)
         if state := self._states.get(known):
-            self._library.llama_state_seq_set_data(context, state, ctypes.c_size_t(len(state)), 0, 0)
+            size = ctypes.c_size_t(len(state))
+            if self._library.llama_state_seq_set_data(context, state, size, 0, 0) != len(state):
+                raise RuntimeError("llama_state_seq_set_data did not bring a prompt back")
             return
         size = self._context._n_ubatch
         for begin in range(0, len(known), size):

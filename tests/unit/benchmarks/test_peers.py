@@ -146,11 +146,12 @@ def test_ratios_are_taken_within_a_repetition_and_answers_compared_with_the_engi
 
 
 @pytest.mark.parametrize(
-    ("is_right", "target", "exit_code"), [(False, "t.gguf", 1), (True, "broken.gguf", 3), (True, "t.gguf", 0)]
+    ("is_right", "broken", "exit_code"),
+    [(False, (), 1), (True, (LLAMA_CPP, IK_LLAMA_CPP), 3), (True, (IK_LLAMA_CPP,), 3), (True, (), 0)],
 )
 def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
     is_right: bool,
-    target: str,
+    broken: tuple[str, ...],
     exit_code: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,8 +163,8 @@ def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
     write_tokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "engine.json").write_text('{"num_threads": 2, "end_ids": [99]}')
     everything: dict[str, Any] = {
-        "ensure_environment": lambda name: Path(sys.executable),
-        "gguf_files": lambda recipe: {"target": target, "draft": "d.gguf"},
+        "ensure_environment": lambda name: Path("/bin/false" if name in broken else sys.executable),
+        "gguf_files": lambda recipe: {"target": "t.gguf", "draft": "d.gguf"},
         "running_server": lambda url, recipe: nullcontext("grpc://127.0.0.1:1"),
         "run_directory": lambda recipe: tmp_path,
         "engine_directories": lambda client: {"target": tmp_path},
@@ -179,12 +180,18 @@ def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
     assert command.main(arguments) == exit_code
     output = capsys.readouterr().out
     printed = json.loads(output.splitlines()[-1])
-    others = {f"llama-cpp {way}" for way in ("target alone", "K=2", "K=4")} | {"ik-llama-cpp target alone"}
-    broken = others if "broken" in target else set()
-    assert set(printed["not_measured"]) == broken
+    others = {
+        LLAMA_CPP: {f"llama-cpp {way}" for way in ("target alone", "K=2", "K=4")},
+        IK_LLAMA_CPP: {"ik-llama-cpp target alone"},
+    }
+    assert set(printed["not_measured"]) == set().union(*(others[name] for name in broken))
     different = {each["arm"]: each["num_different"] for each in printed["arms"]}
     assert (different["draftproof adaptive"] > 0) != is_right
-    assert printed["conditions"]["peers"][IK_LLAMA_CPP]["version"] == ("" if broken else "1.0")
+    assert {each["arm"] for each in printed["arms"]} >= set().union(
+        *(arms for name, arms in others.items() if name not in broken)
+    )
+    for name, about in printed["conditions"]["peers"].items():
+        assert about["version"] == ("" if name in broken else "1.0")
     assert "| Concurrent | Engine | prompts | Answers" in output
 
 

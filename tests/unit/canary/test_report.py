@@ -100,7 +100,8 @@ def test_the_report_has_decisions_figures_and_differences() -> None:
     assert candidate["differ"] == candidate["errors"] == 1
     assert [each["to_phase"] for each in found["transitions"]] == ["rolling_back"]
     assert found["conditions"] == {"num_cores": 2}
-    for line in ("answers ", "acceptance_rate ", "The first of 2 answers that differ"):
+    assert candidate["acceptance_rate"] == pytest.approx(0.7487, abs=1e-4)
+    for line in ("answers ", "mean_acceptance_length ", "The first of 2 answers that differ"):
         assert f"\n{line}" in text
     assert "1. from token 9 on; prompt: " in text
     assert "2. finish_reason; prompt: ''\n   the candidate's target alone (length): 'one'\n" in text
